@@ -152,20 +152,12 @@ def _row(results: Results, point: Mapping[str, Any]) -> dict[str, str]:
         row["ε at δ"] = (
             f"{epsilon_figure(first['epsilon'])} at {delta_figure(first['delta'])}" if private else "none"
         )
-        row["gradients"] = _count(first.get("gradient_evaluations"))
-        row["sent by a silo (MB)"] = _megabytes(first.get("bytes_sent"))
+        row["gradients"] = f"{first['gradient_evaluations']:,}"
+        row["sent by a silo (MB)"] = f"{first['bytes_sent'] / 1e6:.3g}"
         told = [cell["fraction_clipped"] for cell in cells if cell["fraction_clipped"] is not None]
         row["clipped (%)"] = f"{100.0 * statistics.fmean(told):.2f}" if told else "not told"
         row["seconds, all seeds"] = f"{sum(cell['wall_seconds'] for cell in cells):.1f}"
     return row
-
-
-def _count(value: int | None) -> str:
-    return "not kept" if value is None else f"{value:,}"
-
-
-def _megabytes(value: int | None) -> str:
-    return "not kept" if value is None else f"{value / 1e6:.3g}"
 
 
 def _markdown(results: Results) -> str:
