@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedpriv.core.errors import InputError, suggestion
+from fedpriv.core.extensions import load_extensions
 
 _WIDE = 160  # of piped output, which has no width
 
@@ -86,6 +87,8 @@ def list_what(what: str | None) -> None:
     """Print the scenarios, algorithms, mechanisms, data sets and models, or one kind of them."""
     if what is not None and what not in KINDS:
         raise InputError(f"fedpriv list {what}: known are {', '.join(KINDS)}{suggestion(what, KINDS)}")
+    if what != "scenarios":
+        load_extensions()
     for kind in KINDS if what is None else [what]:
         print_rich(kind, [Column("name"), Column("what it is", wrap=True)], KINDS[kind]())
 
@@ -134,18 +137,14 @@ def _title(path: Path) -> str:
 
 
 def _algorithms() -> Lines:
-    from fedpriv.core.extensions import load_extensions
     from fedpriv.papers.table import ALGORITHMS
 
-    load_extensions()
     return [(name, f"{row.title} ({row.source})") for name, row in ALGORITHMS.items()]
 
 
 def _mechanisms() -> Lines:
-    from fedpriv.core.extensions import load_extensions
     from fedpriv.noise.registry import ADDED, CHOSEN, MECHANISMS
 
-    load_extensions()
     ones = {kind: (getdoc(kind) or "").splitlines()[0] for kind in (*MECHANISMS.values(), *ADDED.values())}
     return [
         (kind.name, words if kind in (*CHOSEN, *ADDED.values()) else f"{words} (of one algorithm)")
@@ -154,11 +153,9 @@ def _mechanisms() -> Lines:
 
 
 def _data() -> Lines:
-    from fedpriv.core.extensions import load_extensions
     from fedpriv.data.fetch import COMPUTED, ORIGINS
     from fedpriv.data.named import added
 
-    load_extensions()
     return [
         *((name, "fetched once, verified on every use") for name in ORIGINS),
         *((name, "computed, needs no file") for name in COMPUTED),
@@ -168,10 +165,8 @@ def _data() -> Lines:
 
 
 def _models() -> Lines:
-    from fedpriv.core.extensions import load_extensions
     from fedpriv.loss.models import MODELS
 
-    load_extensions()
     return [
         (name, f"{'regression' if row.regression else 'classes'}; keys: {_keys(row.settings.model_fields)}")
         for name, row in MODELS.items()

@@ -11,19 +11,14 @@ import typer
 from fedpriv.cli.compare import compare
 from fedpriv.cli.options import (
     Delta,
-    Epochs,
     Federation,
-    Groups,
     Json,
     MechanismName,
     Options,
-    Relation,
+    Participation,
     Rounds,
     RunDir,
-    Sampling,
     Target,
-    UnitKind,
-    UnitRecords,
     grouped,
     mechanism_options,
 )
@@ -179,17 +174,13 @@ def selection(
 @app.command()
 @grouped
 def convert(
+    *,
     target: Target,
-    relation: Relation = "replace-one",
+    order: Participation,
     multiplier: Annotated[
         float | None, typer.Option(help="Noise std over clip, of records that --sampling draws in secret.")
     ] = None,
-    sampling: Sampling = "fixed",
     rounds: Annotated[int | None, typer.Option(min=1, help="T, with --multiplier.")] = None,
-    epochs: Epochs = 1,
-    groups: Groups = 1,
-    unit: UnitKind = "record",
-    records: UnitRecords = 1,
     as_json: Json = False,
 ) -> None:
     """Turn one guarantee into all others: give exactly one of --mu, --zcdp, or --epsilon with --delta.
@@ -207,11 +198,8 @@ def convert(
     """
     from fedpriv.accounting.guarantees import GaussianDP
 
-    federation = Federation(
-        relation=relation, epochs=epochs, sampling=sampling, groups=groups, unit=unit, records=records
-    )
-    guarantee = GaussianDP(target.in_mu) if multiplier is None else guarantee_of(federation, multiplier, rounds)
-    show(federation.claim(guarantee).conversions(target.at), as_json)
+    guarantee = GaussianDP(target.in_mu) if multiplier is None else guarantee_of(order, multiplier, rounds)
+    show(order.claim(guarantee).conversions(target.at), as_json)
 
 
 @app.command()

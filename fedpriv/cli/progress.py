@@ -41,8 +41,7 @@ class Current:
 
     @staticmethod
     def of(place: int, point: Point) -> "Current":
-        values = [f"{key.rpartition('.')[2]} {value}" for key, value in point.swept.items()]
-        return Current(place, ", ".join([*values, f"seed {point.cell.seed}"]), privacy_words(point.cell))
+        return Current(place, _words(point), privacy_words(point.cell))
 
     def heard(self, t: int, metrics: Mapping[str, float]) -> None:
         """Take an evaluation after round t: the sparkline is of the accuracy, of the loss where there is none."""

@@ -14,7 +14,7 @@ from fedpriv.core.figures import caveats, epsilon_figure, lower_figure, upper_fi
 
 if TYPE_CHECKING:
     from fedpriv.accounting.guarantees import Guarantee
-    from fedpriv.cli.options import Federation
+    from fedpriv.cli.options import Federation, Participation
     from fedpriv.rounds.setting import Cost, Setting
 
 
@@ -34,14 +34,14 @@ def aim(mu: float, delta: float, federation: "Federation") -> dict[str, Any]:
     return {"delta": delta, "epsilon_at_most": epsilon, "relation": claim.relation, "unit": claim.unit.words}
 
 
-def guarantee_of(federation: "Federation", multiplier: float, rounds: int | None) -> "Guarantee":
+def guarantee_of(order: "Participation", multiplier: float, rounds: int | None) -> "Guarantee":
     """The guarantee of `multiplier` clips of noise for records that take part in secret among `rounds` rounds."""
     from fedpriv.accounting.gaussian import relation_named
     from fedpriv.participation.secret import SecretOrder
 
     if rounds is None:
         raise InputError(f"multiplier = {multiplier}: say in how many --rounds records take part")
-    setting = federation.setting(rounds)
+    setting = order.setting(rounds)
     if not isinstance(setting.participation, SecretOrder):
         raise InputError(
             f"sampling = {setting.sampling!r}: a multiplier says something of records that take part in secret, "
