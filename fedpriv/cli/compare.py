@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedpriv.cli.options import Federation, Json, Rounds, Target
+from fedpriv.cli.options import Federation, Json, Rounds, Target, validated
 from fedpriv.cli.shown import aim, cost_facts, print_table, setting_facts, show
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import upper_figure
@@ -144,19 +144,12 @@ def _asked(algorithm: str | None, settings: list[str], setting: "Setting") -> tu
 
 def _settings(row: "Algorithm", assignments: list[str]) -> "NoiseSettings":
     """Read the row's own keys, those of its scale 1 where they are not given; InputError if it takes no noise."""
-    from pydantic import ValidationError
-
     from fedpriv.papers.base import UNITS, NoiseSettings
-    from fedpriv.scenario.messages import explain
-    from fedpriv.scenario.published import parsed_assignment
 
     if row.published is None or not issubclass(row.settings, NoiseSettings):
         raise InputError(f"--algorithm {row.name}: noise cannot be fitted to what it publishes")
     units = {name: 1.0 for name in UNITS if name in row.settings.model_fields}
-    try:
-        return row.settings.model_validate(units | dict(map(parsed_assignment, assignments)))
-    except ValidationError as error:
-        raise InputError(f"--set {explain(error, row.settings)}") from None
+    return validated(row.settings, assignments, units)
 
 
 def _times(table: "Table", workload: "Workload", dimension: int) -> list[float | None]:

@@ -95,22 +95,18 @@ def list_what(what: str | None) -> None:
 
 def show_run(folder: Path) -> None:
     """Print what ran, what it guarantees, and what came out."""
-    from fedpriv.show.summary import how_measured, privacy_lines, what_differs, what_is_missing
+    from fedpriv.show.summary import how_measured, privacy_lines, warnings_of
     from fedpriv.show.table import tables_of
     from fedpriv.study.results import check_claims, read_claims
 
     results = read_claims(folder)
     print_plain(results.title or results.name, bold=True)
     for table in tables_of(results):
-        first = f"{table.header[0]} \\ {table.across}" if table.across else table.header[0]
-        columns = [
-            Column(name, right=place >= table.labels) for place, name in enumerate([first, *table.header[1:]])
-        ]
+        columns = [Column(name, right=place >= table.labels) for place, name in enumerate(table.heads)]
         print_rich(table.caption, columns, table.body)
-    loud = [line.replace("**", "") for line in (what_differs(results), what_is_missing(results))]
+    loud = [line.replace("**", "") for line in warnings_of(results)]
     for line in (*loud, how_measured(results), *privacy_lines(results)):
-        if line:
-            print_plain(line)
+        print_plain(line)
     print_plain(f"results: {folder}")
     check_claims(folder, results)
 

@@ -3,22 +3,26 @@
 A dataclass whose fields are options is a group of them: `grouped` makes a command of a function that takes one.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from fedpriv.core.errors import InputError
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from fedpriv.accounting.guarantees import Guarantee
-    from fedpriv.noise.registry import MechanismOptions
     from fedpriv.rounds.claim import PrivacyClaim
     from fedpriv.rounds.setting import Setting
+
+
+M = TypeVar("M", bound="BaseModel")
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -261,14 +265,14 @@ class AuditRequest:
     as_json: Json = False
 
 
-def mechanism_options(assignments: list[str] | None) -> "MechanismOptions":
+def validated(model: type[M], assignments: Sequence[str], defaults: Mapping[str, Any] | None = None) -> M:
+    """Make a model of KEY=VALUE assignments over its `defaults`; InputError names the key that it refuses."""
     from pydantic import ValidationError
 
-    from fedpriv.noise.registry import MechanismOptions
     from fedpriv.scenario.messages import explain
     from fedpriv.scenario.published import parsed_assignment
 
     try:
-        return MechanismOptions.model_validate(dict(map(parsed_assignment, assignments or [])))
+        return model.model_validate({**(defaults or {}), **dict(map(parsed_assignment, assignments))})
     except ValidationError as error:
-        raise InputError(f"--set {explain(error, MechanismOptions)}") from None
+        raise InputError(f"--set {explain(error, model)}") from None

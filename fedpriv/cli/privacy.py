@@ -20,7 +20,7 @@ from fedpriv.cli.options import (
     RunDir,
     Target,
     grouped,
-    mechanism_options,
+    validated,
 )
 from fedpriv.cli.shown import cost_facts, guarantee_of, print_table, setting_facts, show
 from fedpriv.cli.theorem import theorem
@@ -29,6 +29,7 @@ from fedpriv.core.figures import lower_figure, upper_figure
 
 if TYPE_CHECKING:
     from fedpriv.accounting.guarantees import Guarantee
+    from fedpriv.noise.mechanism import Mechanism
     from fedpriv.rounds.claim import PrivacyClaim
     from fedpriv.rounds.entries import LedgerEntry
     from fedpriv.rounds.ledger import ReleaseStream
@@ -224,7 +225,7 @@ def noise(
     from fedpriv.accounting.guarantees import GaussianDP
 
     setting, mu = federation.setting(rounds), target.in_mu
-    chosen = setting.mechanism(mechanism, mechanism_options(options))
+    chosen = _mechanism(setting, mechanism, options)
     cost = setting.cost(chosen, mu, target.at)
     claim = federation.claim(setting.spent(chosen, cost.std) if setting.secret else GaussianDP(mu))
     _show_cost(mechanism, setting, cost, claim, target.at, as_json)
@@ -249,9 +250,15 @@ def spent(
         fedpriv privacy spent --rounds 600 --std 1446.4 --clip 118.1
     """
     setting = federation.setting(rounds)
-    chosen = setting.mechanism(mechanism, mechanism_options(options))
+    chosen = _mechanism(setting, mechanism, options)
     cost, claim = setting.cost_of_std(chosen, std), federation.claim(setting.spent(chosen, std))
     _show_cost(mechanism, setting, cost, claim, Target(delta=delta).at, as_json)
+
+
+def _mechanism(setting: "Setting", name: str, options: list[str] | None) -> "Mechanism":
+    from fedpriv.noise.registry import MechanismOptions
+
+    return setting.mechanism(name, validated(MechanismOptions, options or []))
 
 
 def _show_cost(

@@ -17,8 +17,18 @@ from fedpriv.noise.registry import CHOSEN
 from fedpriv.rounds.claim import figure_words
 from fedpriv.rounds.ledger import from_data
 from fedpriv.rounds.setting import Setting, Table
-from fedpriv.show.looks import MOST_SERIES, Look, key_names, layout_of, level_look, nth_look, shade
-from fedpriv.show.scale import Scale, scale_of, wide
+from fedpriv.show.looks import (
+    MOST_SERIES,
+    Look,
+    Scale,
+    key_names,
+    layout_of,
+    level_look,
+    nth_look,
+    scale_of,
+    shade,
+    wide,
+)
 from fedpriv.show.statement import StoredAudit
 from fedpriv.show.summary import (
     Metric,

@@ -7,7 +7,7 @@ Source: https://www.researchobject.org/ro-crate/specification/1.1/ .
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedpriv.core.errors import InputError, suggestion
 from fedpriv.core.files import write_json
@@ -125,22 +125,15 @@ def _link(entity: Entity) -> dict[str, str]:
     return {"@id": str(entity["@id"])}
 
 
-class Export(NamedTuple):
-    """A form of a run."""
-
-    file: str
-    made: Callable[[Path], Any]
-    """From the run's folder to plain data."""
-
-
 def _events(folder: Path) -> list[dict[str, Any]]:
     return [events_of(entry) for entry in read_ledger(folder)]
 
 
-EXPORTS = {
-    "dp-accounting": Export("dp-events.json", _events),
-    "ro-crate": Export(METADATA, crate_of),
+EXPORTS: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "dp-accounting": ("dp-events.json", _events),
+    "ro-crate": (METADATA, crate_of),
 }
+"""The file of each form, and the function that makes plain data from a run's folder."""
 
 
 def export(folder: Path, form: str) -> Path:
@@ -150,6 +143,6 @@ def export(folder: Path, form: str) -> Path:
     """
     if form not in EXPORTS:
         raise InputError(f"--as {form}: known forms are {', '.join(EXPORTS)}{suggestion(form, EXPORTS)}")
-    chosen = EXPORTS[form]
-    write_json(folder / chosen.file, chosen.made(folder))
-    return folder / chosen.file
+    name, made = EXPORTS[form]
+    write_json(folder / name, made(folder))
+    return folder / name

@@ -16,7 +16,7 @@ from fedpriv.rounds.claim import GUESSES
 from fedpriv.scenario.published import dotted
 from fedpriv.show.charts import charts_of
 from fedpriv.show.statement import NOT_PROTECTED, statements, stored_audit
-from fedpriv.show.summary import caveats_of, how_measured, state_of, value_text, what_differs, what_is_missing
+from fedpriv.show.summary import caveats_of, how_measured, state_of, value_text, warnings_of
 from fedpriv.show.svg import legend_key, svg, wide_first
 from fedpriv.show.table import tables_of
 from fedpriv.show.verdict import RUNS, holders, repeated, verdict
@@ -92,7 +92,7 @@ def page_of(folder: Path, results: Results, version: str = "", *, live: bool = F
         run_counts=RUNS,
         glossary=GLOSSARY,
         state=state_of(results),
-        missing=" ".join(filter(None, [what_differs(results), what_is_missing(results)])).replace("**", ""),
+        missing=" ".join(warnings_of(results)).replace("**", ""),
         measured=how_measured(results),
         facts=_facts(results),
         statements=said,
@@ -179,8 +179,7 @@ _PIECE = """\
 {% for table in tables %}
 {% if table.caption %}<p>{{ table.caption }}</p>{% endif %}
 <table>
-<thead><tr>{% for head in table.header %}<th>{{ head }}\
-{% if loop.first and table.across %} \\ {{ table.across }}{% endif %}</th>{% endfor %}</tr></thead>
+<thead><tr>{% for head in table.heads %}<th>{{ head }}</th>{% endfor %}</tr></thead>
 <tbody>
 {% for row in table.body %}
 <tr>{% for value in row %}<td>{{ value }}</td>{% endfor %}</tr>

@@ -222,22 +222,19 @@ def published_metrics(results: Results) -> list[Metric]:
     return [metric for metric in metrics_of(results) if metric.key in results.published.table.shown]
 
 
-def what_is_missing(results: Results) -> str:
-    """Which cells have no result, in bold Markdown; nothing if all have."""
-    if not (loud := incomplete(results)):
-        return ""
-    texts = []
-    for point, seeds in missing(results):
-        these = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
-        texts.append(", ".join(filter(None, [point_text(results, point), these])))
-    more = f"; and {len(texts) - _LISTED} more points" if len(texts) > _LISTED else ""
-    return f"**{loud}.** Missing: {'; '.join(texts[:_LISTED])}{more}."
-
-
-def what_differs(results: Results) -> str:
-    """Which cells claim what was not released, in bold Markdown; nothing if none does."""
-    loud = differing(results)
-    return f"**{loud}.** Figures of privacy are those of the ledger here." if loud else ""
+def warnings_of(results: Results) -> list[str]:
+    """Which cells claim what was not released, and which have no result, in bold Markdown; none of a whole run."""
+    found = []
+    if loud := differing(results):
+        found.append(f"**{loud}.** Figures of privacy are those of the ledger here.")
+    if loud := incomplete(results):
+        texts = []
+        for point, seeds in missing(results):
+            these = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+            texts.append(", ".join(filter(None, [point_text(results, point), these])))
+        more = f"; and {len(texts) - _LISTED} more points" if len(texts) > _LISTED else ""
+        found.append(f"**{loud}.** Missing: {'; '.join(texts[:_LISTED])}{more}.")
+    return found
 
 
 def how_measured(results: Results) -> str:

@@ -29,8 +29,7 @@ from fedpriv.show.summary import (
     silo_metrics,
     state_of,
     value_text,
-    what_differs,
-    what_is_missing,
+    warnings_of,
 )
 from fedpriv.study.results import Results, read_claims
 
@@ -51,6 +50,12 @@ class Table:
     labels: int
     across: str = ""
     """What the headers of the figures are values of."""
+
+    @property
+    def heads(self) -> list[str]:
+        """The header, with what is across beside its first name."""
+        first, *others = self.header
+        return [f"{first} \\ {self.across}" if self.across else first, *others]
 
 
 def render(results: Results, style: Style) -> str:
@@ -164,16 +169,14 @@ def _markdown(results: Results) -> str:
     blocks = [f"## {results.title or results.name}"]
     for table in tables_of(results):
         blocks += [f"**{table.caption}**", _aligned(table)] if table.caption else [_aligned(table)]
-    loud = (what_differs(results), what_is_missing(results))
-    blocks += [line for line in (*loud, how_measured(results)) if line]
-    return "\n\n".join([*blocks, *privacy_lines(results)]).replace("<", "&lt;") + "\n"
+    blocks += [*warnings_of(results), how_measured(results), *privacy_lines(results)]
+    return "\n\n".join(blocks).replace("<", "&lt;") + "\n"
 
 
 def _aligned(table: Table) -> str:
     """A Markdown table whose columns also line up as plain text: labels to the left, figures to the right."""
-    corner = [f"{table.header[0]} \\ {table.across}"] if table.across else table.header[:1]
     columns = []
-    for place, (head, *body) in enumerate(zip([*corner, *table.header[1:]], *table.body, strict=True)):
+    for place, (head, *body) in enumerate(zip(table.heads, *table.body, strict=True)):
         width = max(3, len(head), *map(len, body))
         rule, side = ("-" * width, "<") if place < table.labels else ("-" * (width - 1) + ":", ">")
         columns.append([f"{text:{side}{width}}" for text in (head, rule, *body)])
