@@ -1,6 +1,7 @@
-"""A run's cells summed up: means and spreads over seeds at every sweep point, beside what was published.
+"""A run's cells summed up: means and spreads over seeds at every sweep point, and the lines that stand under them.
 
-What stands under a table: what is missing, how it was measured, what is protected, how settings were chosen.
+Tables, charts, pages and the terminal take their metrics, points and names from here, and so the lines that say
+what is missing, how it was measured, what is protected, and how settings were chosen.
 """
 
 import itertools

@@ -79,7 +79,7 @@ def _whom(results: Results) -> str:
 
 def _how_good(results: Results) -> str:
     metric = next((each for each in metrics_of(results) if each.key == "test_accuracy"), metrics_of(results)[0])
-    private = [point for point in points(results) if _has_cells(results, point)]
+    private = [point for point in points(results) if cells_at(results, point)]
     best = _best(results, private, metric)
     text = f"Best: {metric.title.removesuffix(' (%)')} {_shown(results, best, metric)}{_at(results, best)}."
     strengths = {strength for point in private if (strength := _strength(results, point)) is not None}
@@ -189,10 +189,6 @@ def repeated(results: Results) -> list[list[str]]:
         [upper_figure(mu), *(epsilon_figure(epsilon_of(compose([mu] * runs), delta)) for runs in RUNS)]
         for mu, delta in shown
     ]
-
-
-def _has_cells(results: Results, point: Mapping[str, Any]) -> bool:
-    return bool(cells_at(results, point))
 
 
 def _best(results: Results, among: Sequence[Mapping[str, Any]], metric: Metric) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ from fedpriv.core.figures import (
     upper_percent,
     upper_range,
 )
-from fedpriv.rounds.claim import PrivacyClaim, epsilons_of_several, evaluation_words, words_of_several
+from fedpriv.rounds.claim import PrivacyClaim, Style, epsilons_of_several, evaluation_words
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.show.charts import charts_of
 from fedpriv.show.statement import statements
@@ -98,11 +99,11 @@ def texts_of(results: Results, mu: float, delta: float) -> Iterator[str]:
     """Every style in which a run's privacy is printed."""
     guarantee = GaussianDP(mu)
     (said,) = statements(results)
-    yield PrivacyClaim(guarantee, "zero-out").sentence("line", delta)
+    claim = PrivacyClaim(guarantee, "zero-out")
+    yield from (claim.sentence(style, delta) for style in get_args(Style))
     yield from privacy_lines(results)
     yield verdict(results)
     yield render(results, "markdown")
-    yield words_of_several(guarantee, delta)
     yield evaluation_words(results.cells[0]["evaluation"], delta)
     yield words(ApproximateGDP(mu, delta / 3))
     yield str(LifetimeBudget(mu / 2.0).refusal([], ApproximateGDP(mu)))
