@@ -154,11 +154,9 @@ def _settings(row: "Algorithm", assignments: list[str]) -> "NoiseSettings":
 
 def _times(table: "Table", workload: "Workload", dimension: int) -> list[float | None]:
     """Measure the seconds per round of every line's noise; None where that is not measured."""
-    if not dimension:
-        return [None] * len(table.lines)
     from fedpriv.rounds.setting import seconds_per_round
 
-    return [seconds_per_round(line.mechanism, workload, dimension) for line in table.lines]
+    return [seconds_per_round(each.mechanism, workload, dimension) if dimension else None for each in table.lines]
 
 
 def _facts(line: "Line", seconds: float | None) -> dict[str, Any]:
@@ -178,7 +176,8 @@ def _facts(line: "Line", seconds: float | None) -> dict[str, Any]:
 def _text(table: "Table", seconds: list[float | None], dimension: int) -> list[tuple[str, ...]]:
     """Write the table's lines with the same columns: those of an algorithm's output only where it has one."""
     output = table.least.output is not None
-    header = ["mechanism", "noise std", "rms error", "last round", "in the mean", *_published_header(output)]
+    published = ["output", "queries", "output/least", "queries/least"] if output else ["in sums", "/least"]
+    header = ["mechanism", "noise std", "rms error", "last round", "in the mean", *published]
     lines = [(*header, *(["ms"] if dimension else []), "memory", "sensitivity")]
     for line, took in zip(table.lines, seconds, strict=True):
         cost = line.cost
@@ -199,10 +198,6 @@ def _text(table: "Table", seconds: list[float | None], dimension: int) -> list[t
     least = _published(table.least, None)
     lines.append(("least", *["-"] * 4, *least, *["-"] * (2 + bool(dimension))))
     return lines
-
-
-def _published_header(output: bool) -> list[str]:
-    return ["output", "queries", "output/least", "queries/least"] if output else ["in sums", "/least"]
 
 
 def _published(values: "Published", ratio: "Published | None") -> list[str]:

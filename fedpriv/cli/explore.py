@@ -1,7 +1,7 @@
 """`fedpriv list`, `show` and `compare`: tables and sentences as wide as the terminal, with no number cut."""
 
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from inspect import getdoc
@@ -41,7 +41,7 @@ def print_plain(line: str, *, bold: bool = False) -> None:
 def print_rich(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """Print a table as wide as the terminal, or a block for each row where its figures do not fit."""
     console = _console()
-    widths = [max(map(len, [column.name, *cells])) for column, cells in _with_cells(columns, rows)]
+    widths = [max(len(text) for text in (each.name, *(row[n] for row in rows))) for n, each in enumerate(columns)]
     least = sum(12 if column.wrap else width for column, width in zip(columns, widths, strict=True))
     if least + 2 * len(columns) > console.width:
         print_blocks(caption, columns, rows)
@@ -74,10 +74,6 @@ def print_blocks(caption: str, columns: Sequence[Column], rows: Sequence[Sequenc
                 apart = "\n    " if width + len(text) + 4 > console.width else "  "
                 console.print(Text(f"  {column.name:{width}}{apart}{text}"))
         console.print()
-
-
-def _with_cells(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[tuple[Column, list[str]]]:
-    return [(column, [row[place] for row in rows]) for place, column in enumerate(columns)]
 
 
 Lines = list[tuple[str, str]]
@@ -125,11 +121,8 @@ def compare_runs(first: Path, second: Path) -> None:
 def _scenarios() -> Lines:
     from fedpriv.core.files import shipped
 
-    return [(name, _title(path)) for name, path in shipped().items()]
-
-
-def _title(path: Path) -> str:
-    return str(tomllib.loads(path.read_text(encoding="utf-8")).get("title", ""))
+    trees = {name: tomllib.loads(path.read_text(encoding="utf-8")) for name, path in shipped().items()}
+    return [(name, str(tree.get("title", ""))) for name, tree in trees.items()]
 
 
 def _algorithms() -> Lines:
@@ -163,14 +156,9 @@ def _data() -> Lines:
 def _models() -> Lines:
     from fedpriv.loss.models import MODELS
 
-    return [
-        (name, f"{'regression' if row.regression else 'classes'}; keys: {_keys(row.settings.model_fields)}")
-        for name, row in MODELS.items()
-    ]
-
-
-def _keys(fields: Mapping[str, object]) -> str:
-    return ", ".join(fields) or "none"
+    keys = {name: ", ".join(row.settings.model_fields) or "none" for name, row in MODELS.items()}
+    kinds = {name: "regression" if row.regression else "classes" for name, row in MODELS.items()}
+    return [(name, f"{kinds[name]}; keys: {keys[name]}") for name in MODELS]
 
 
 KINDS: dict[str, Callable[[], Lines]] = {

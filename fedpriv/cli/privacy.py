@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from fedpriv.noise.mechanism import Mechanism
     from fedpriv.rounds.claim import PrivacyClaim
     from fedpriv.rounds.entries import LedgerEntry
-    from fedpriv.rounds.ledger import ReleaseStream
     from fedpriv.rounds.setting import Cost, Setting
 
 
@@ -95,43 +94,31 @@ def _ledger_lines(entry: "LedgerEntry") -> list[tuple[str, ...]]:
     is one of test records, which are other records.
     """
     from fedpriv.rounds.claim import price_words
+    from fedpriv.rounds.ledger import ROUNDS
 
     point = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in entry.point.items()) or "-"
     claimed = price_words(entry.claimed_mu, entry.claimed_epsilon)
     of_tests = "none" if entry.claimed_of_tests is None else upper_figure(entry.claimed_of_tests, 6)
-    streams = [(stream, _released_by(stream), claimed) for stream in entry.streams]
-    streams += [(stream, f"{stream.owner}, test records", of_tests) for stream in entry.tests]
+    steps = [(each, "" if each.step == ROUNDS else f", {each.step}", claimed) for each in entry.streams]
+    steps += [(each, ", test records", of_tests) for each in entry.tests]
     return [
         (
             str(entry.cell),
             point,
             str(entry.seed),
             entry.trust,
-            owner,
+            f"{stream.owner}{step}",
             type(stream.mechanism).__name__,
             str(stream.schedule.rounds),
             upper_figure(max(stream.clips), 5),
             lower_figure(stream.std, 5),
             stream.relation,
-            _stream_price(stream, entry.delta),
+            "∞" if (one := stream.guarantee) is None else price_words(one.mu, one.epsilon_of(entry.delta)),
             price,
             "ok" if entry.agrees else "DIFFERS",
         )
-        for stream, owner, price in streams
+        for stream, step, price in steps
     ]
-
-
-def _released_by(stream: "ReleaseStream") -> str:
-    from fedpriv.rounds.ledger import ROUNDS
-
-    return stream.owner if stream.step == ROUNDS else f"{stream.owner}, {stream.step}"
-
-
-def _stream_price(stream: "ReleaseStream", delta: float) -> str:
-    from fedpriv.rounds.claim import price_words
-
-    guarantee = stream.guarantee
-    return "∞" if guarantee is None else price_words(guarantee.mu, guarantee.epsilon_of(delta))
 
 
 @app.command()

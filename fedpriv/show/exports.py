@@ -125,12 +125,8 @@ def _link(entity: Entity) -> dict[str, str]:
     return {"@id": str(entity["@id"])}
 
 
-def _events(folder: Path) -> list[dict[str, Any]]:
-    return [events_of(entry) for entry in read_ledger(folder)]
-
-
 EXPORTS: dict[str, tuple[str, Callable[[Path], Any]]] = {
-    "dp-accounting": ("dp-events.json", _events),
+    "dp-accounting": ("dp-events.json", lambda folder: list(map(events_of, read_ledger(folder)))),
     "ro-crate": (METADATA, crate_of),
 }
 """The file of each form, and the function that makes plain data from a run's folder."""

@@ -94,15 +94,11 @@ def scaling_lines(results: Results, scaling: Growth) -> list[list[str]]:
     sizes = results.axes[scaling.along]
     rows = [["", *(f"n = {value_text(size)}" for size in sizes), "rounds ~ n^", "theory", "gradients ~ n^"]]
     for name, needs in needed(results, scaling).items():
-        entries = [_entry(need) for need in needs.values()]
+        entries = ["not reached" if need.rounds is None else f"{need.rounds:g}" for need in needs.values()]
         exponents = [_exponent(fit(needs, what)) for what in ("rounds", "gradients")]
         theory = scaling.theory.get(name)
         rows.append([name, *entries, exponents[0], "" if theory is None else f"{theory:g}", exponents[1]])
     return rows
-
-
-def _entry(need: Needed) -> str:
-    return "not reached" if need.rounds is None else f"{need.rounds:g}"
 
 
 def _exponent(found: Fit | None) -> str:

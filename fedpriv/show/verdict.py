@@ -150,10 +150,11 @@ def holders(results: Results) -> list[Holder]:
 
 
 def _holders(name: str, cells: Sequence[Mapping[str, Any]]) -> list[Holder]:
-    trust, each = trust_named(name), _per_silo(cells)
+    trust = trust_named(name)
+    shares = [round(cell["records"] / cell["silos"]) for cell in cells if "records" in cell]
+    own = f"its own records ({count_range(shares)} on average)" if shares else "its own records"
     released = all(cell["noise"] == "release" for cell in cells)
     key = "the key of its noise" if released else "noise from the scenario's seed"
-    own = f"its own records{each}"
     if all("clients" in cell for cell in cells):
         return [
             Holder(f"each client ({name})", "its own records", "the model of the rounds in which it takes part"),
@@ -173,11 +174,6 @@ def _holders(name: str, cells: Sequence[Mapping[str, Any]]) -> list[Holder]:
         Holder(f"the server ({name})", server, seen),
         Holder("everyone else", "nothing", "the models that are published"),
     ]
-
-
-def _per_silo(cells: Sequence[Mapping[str, Any]]) -> str:
-    shares = [round(cell["records"] / cell["silos"]) for cell in cells if "records" in cell]
-    return f" ({count_range(shares)} on average)" if shares else ""
 
 
 def repeated(results: Results) -> list[list[str]]:
