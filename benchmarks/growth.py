@@ -4,6 +4,8 @@ Each point is a process of its own (benchmarks/growth_point.py).  Writes runs/gr
 slopes of log-log lines: 1 is linear.  M x d values are drawn as noise in every round, so that the time for one
 step of one client should not depend on M, and grow linearly with d.  On a machine that others use the seconds of
 the processor say more than those of the clock.
+
+python -m benchmarks.growth docs/benchmarks.md    # draws the points of a table that was printed before
 """
 
 import itertools
@@ -24,6 +26,7 @@ from fedpriv.show.plots import draw
 _ROOT = Path(__file__).resolve().parents[1]
 _OUT = _ROOT / "runs"
 _SILOS = (10, 100, 1_000, 10_000)
+_SOFTMAX = 7_850  # parameters where M grows
 _HIDDEN = (1, 13, 126, 1_258, 12_579)  # widths w of a perceptron 784 - w - 10 with d = 795 w + 10
 _STEPS = {"vectorized": 60_000, "inprocess": 12_000}
 _VALUES = 6 * 10**8  # the most noise, in values, that a point with growing d draws
@@ -88,6 +91,21 @@ def run() -> None:
         step = f"{last.processor / before.processor:.1f} x time, {last.memory / before.memory:.1f} x memory"
         print(f"| {engine} | {' | '.join(f'{one:.2f}' for one in slopes)} | {step} |")
     print("\ntarget: 1 for time, at most 1 for memory; at most 10 x from d = 10^6 to 10^7 (once 17 and 31 x time)")
+    _draw(grown)
+
+
+def redraw(table: Path) -> None:
+    """Draw the points of a file that has the printed table among its lines."""
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.read_text("utf-8").splitlines()]
+    grown: dict[str, tuple[list[Point], list[Point]]] = {engine: ([], []) for engine in _STEPS}
+    for engine, *figures in (row for row in rows if row and row[0] in _STEPS and len(row) in (7, 8)):
+        silos, dimension, clock, processor, _, memory, *_ = (float(text.replace(",", "")) for text in figures)
+        point = Point(int(silos), int(dimension), clock / 1e6, processor / 1e6, int(memory * 1e6), 0.0)
+        grown[engine][0 if dimension == _SOFTMAX else 1].append(point)
+    _draw(grown)
+
+
+def _draw(grown: Mapping[str, tuple[list[Point], list[Point]]]) -> None:
     for path in draw(_charts(grown), _OUT, "growth"):
         print(f"\n{path.relative_to(_ROOT)}", end="")
     print()
@@ -118,3 +136,7 @@ def _charts(grown: Mapping[str, tuple[list[Point], list[Point]]]) -> list[Chart]
         ]
         charts.append(Chart("growth", fixed, x, y, [Panel("", series)], log_x=True, log_y=True))
     return charts
+
+
+if __name__ == "__main__":
+    redraw(Path(sys.argv[1]))

@@ -60,7 +60,7 @@ def _chart(paper: Mapping[float, float], ours: Mapping[str, tuple[Mapping[float,
     known = {mu: published.value("test_accuracy", {"privacy.rho": mu, "federation.silos": 100}) for mu in paper}
     printed = [Mark(mu, value) for mu, value in known.items() if value is not None]
     measured = [Mark(mu, value) for mu, value in paper.items()]
-    series = [Series("the paper's settings, measured", shade(5), measured, published=printed)]
+    series = [Series("the paper's settings, measured", replace(shade(5), dash=3), measured, published=printed)]
     for place, (features, (private, limit)) in enumerate(ours.items()):
         look = nth_look(place)
         ends = [Mark(mu, limit) for mu in (min(private), max(private))]

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from fedpriv.cli import reference
 from fedpriv.data.schema import Column, TableSchema
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.scenario.schema import Cell
@@ -19,6 +18,16 @@ from tests.doc_pages import ROOT
 from tests.show.browser import CHROMIUM, look_at
 
 DOCS = ROOT / "docs"
+
+
+@pytest.fixture(scope="module")
+def hooks() -> Any:
+    spec = importlib.util.spec_from_file_location("hooks", DOCS / "hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def menu() -> list[str]:
@@ -36,8 +45,8 @@ def rows(text: str, heading: str) -> list[str]:
     return re.findall(r"^\| `(.+?)` \|", below, flags=re.MULTILINE)
 
 
-def test_the_reference_lists_every_key_of_every_section() -> None:
-    text = reference.scenario_reference()
+def test_the_reference_lists_every_key_of_every_section(hooks: Any) -> None:
+    text = hooks.scenario_reference()
     for name, field in Cell.model_fields.items():
         section: Any = field.annotation
         if hasattr(section, "model_fields"):
@@ -52,15 +61,15 @@ def test_the_reference_lists_every_key_of_every_section() -> None:
     assert "a number above 0, below 1 | `1e-05` |" in delta
 
 
-def test_the_reference_lists_every_algorithm_with_its_keys() -> None:
-    text = reference.algorithms_reference()
+def test_the_reference_lists_every_algorithm_with_its_keys(hooks: Any) -> None:
+    text = hooks.algorithms_reference()
     for name, row in ALGORITHMS.items():
         assert rows(text, f"{row.title}: `{name}`") == list(row.settings.model_fields)
         assert row.source in text
 
 
-def test_the_reference_lists_commands_with_options_and_arguments() -> None:
-    text = reference.commands_reference()
+def test_the_reference_lists_commands_with_options_and_arguments(hooks: Any) -> None:
+    text = hooks.commands_reference()
     shown = ("run", "table", "plot", "report", "audit", "silo run", "silo init", "privacy compare", "data fetch")
     for name in shown:
         assert f"### fedpriv {name}\n" in text
@@ -68,26 +77,15 @@ def test_the_reference_lists_commands_with_options_and_arguments() -> None:
     assert "| `RUN_DIR` | A folder that `fedpriv run` wrote. |" in text
 
 
-def hooks() -> Any:
-    spec = importlib.util.spec_from_file_location("hooks", DOCS / "hooks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_marks_in_pages_are_replaced_and_unknown_ones_refused() -> None:
-    replace = hooks().on_page_markdown
-    assert (
-        replace("a\n<!-- generated: algorithms -->\nb", page=None) == f"a\n{reference.algorithms_reference()}\nb"
-    )
+def test_marks_in_pages_are_replaced_and_unknown_ones_refused(hooks: Any) -> None:
+    replace = hooks.on_page_markdown
+    assert replace("a\n<!-- generated: algorithms -->\nb", page=None) == f"a\n{hooks.algorithms_reference()}\nb"
     with pytest.raises(KeyError, match="nothing"):
         replace("<!-- generated: nothing -->")
     marks = {
         name for path in DOCS.glob("*.md") for name in re.findall(r"<!-- generated: (.+) -->", path.read_text())
     }
-    assert marks == set(hooks().GENERATED)
+    assert marks == set(hooks.GENERATED)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="mkdocs is not installed (extra: docs)")
@@ -137,6 +135,6 @@ def test_the_version_is_the_same_wherever_it_stands() -> None:
     assert re.findall(r"^## (\S+)", changes, flags=re.MULTILINE)[:2] == ["Unreleased", version]
 
 
-def test_what_tells_the_tests_what_not_to_run_is_not_shown() -> None:
-    shown = hooks().on_page_markdown("<!-- long: an hour -->\n```sh\nmake run    # network: fetches\n```\n")
+def test_what_tells_the_tests_what_not_to_run_is_not_shown(hooks: Any) -> None:
+    shown = hooks.on_page_markdown("<!-- long: an hour -->\n```sh\nmake run    # network: fetches\n```\n")
     assert shown == "```sh\nmake run    # fetches\n```\n"

@@ -18,11 +18,10 @@ from fedpriv.rounds.outcome import WithMetrics
 from fedpriv.rounds.task import ModelInputs, public_task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
-from fedpriv.show.page import write_report
+from fedpriv.show.page import fragment_of, write_report
 from fedpriv.show.plots import plot_run, svgs_of
 from fedpriv.show.summary import metrics_in
 from fedpriv.show.table import STYLES, Style, render
-from fedpriv.show.verdict import fragment_of
 from fedpriv.study.results import read_claims, read_history
 
 
@@ -76,10 +75,10 @@ class CellResults(WithMetrics):
     rounds: int
     metrics: Mapping[str, float]
     """On the test set at the end: "test_loss", "test_accuracy" (a share), and what else the objective knows."""
-    gradient_evaluations: int | None
-    """Gradients of single records, of all silos; None in results that are older than this figure."""
-    bytes_sent: int | None
-    """By each silo, in all rounds; None in results that are older than this figure."""
+    gradient_evaluations: int
+    """Gradients of single records, of all silos."""
+    bytes_sent: int
+    """By each silo, in all rounds."""
     fraction_clipped: float | None
     """Share of the increments that were clipped; None where silos do not tell."""
     wall_seconds: float
@@ -233,16 +232,12 @@ def results_of(path: Path, module: nn.Module | None = None) -> RunResults:
 def _cell(
     folder: Path, record: Mapping[str, Any], history: tuple[Evaluation, ...], module: nn.Module | None
 ) -> CellResults:
-    privacy = {name: record[name] for name in Privacy.__dataclass_fields__}
-    own = ("point", "seed", "silos", "rounds", "fraction_clipped", "wall_seconds")
+    own = ("point", "seed", "silos", "rounds", "gradient_evaluations", "bytes_sent", "fraction_clipped")
     return CellResults(
-        **{name: record[name] for name in own},
+        **{name: record[name] for name in (*own, "wall_seconds", "scenario")},
         metrics=metrics_in(record),
-        gradient_evaluations=record.get("gradient_evaluations"),
-        bytes_sent=record.get("bytes_sent"),
-        privacy=Privacy(**privacy),
+        privacy=Privacy(**{name: record[name] for name in Privacy.__dataclass_fields__}),
         history=history,
-        scenario=record["scenario"],
         model_file=folder / record["model"],
         module=module,
     )

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fedpriv.cli.data import app as data_app
-from fedpriv.cli.options import Display, Imports, Overrides, RunDir, SweepOverrides, TuneRequest, grouped
+from fedpriv.cli.options import AuditRequest, Display, Imports, RunDir, SweepOverrides, TuneRequest, grouped
 from fedpriv.cli.privacy import app as privacy_app
 from fedpriv.cli.silo import app as silo_app
 from fedpriv.cli.silo import superlink, supernode
@@ -264,33 +264,18 @@ def report(
 
 
 @app.command()
-def audit(
-    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario; its first cell is audited.")],
-    imports: Imports = None,
-    overrides: Overrides = None,
-    mu: Annotated[float, typer.Option(help="The claim: the scenario is recalibrated to it.")] = 1.0,
-    trials: Annotated[
-        int, typer.Option(help="Canaries, a quarter of them in the round where they weigh most.")
-    ] = 16_384,
-    confidence: Annotated[float, typer.Option(help="Of the lower bound that is shown.")] = 0.99,
-    seed: Annotated[int, typer.Option(help="Of the coins; the noise is the operating system's.")] = 0,
-    store: Annotated[
-        Path | None, typer.Option(metavar="RUN_DIR", help="Keep the outcome with this run; its report shows it.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
-) -> None:
+@grouped
+def audit(request: AuditRequest) -> None:
     """Try to refute the privacy claim with canaries; exit code 0 if it stands, 3 if it is refuted.
 
     Example: fedpriv audit scenarios/quickstart.toml --set algorithm.trust=trusted
     """
     from fedpriv.core.files import scenario_file
 
-    scenario_file(scenario)
+    scenario_file(request.scenario)
     from fedpriv.cli.audit import audit_scenario
-    from fedpriv.core.extensions import import_files
 
-    import_files(imports or [])
-    audit_scenario(scenario, overrides or [], mu, trials, confidence, seed, as_json=as_json, store=store)
+    audit_scenario(request)
 
 
 @app.command()

@@ -6,14 +6,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
 
 from fedpriv.audit.audit import Audit, audit
 from fedpriv.audit.families import AuditRefutedError
+from fedpriv.cli.options import AuditRequest
 from fedpriv.core.errors import InputError
+from fedpriv.core.extensions import import_files
 from fedpriv.core.figures import epsilon_words, lower_figure, upper_figure
 from fedpriv.noise.trust import trust_named
 from fedpriv.scenario.load import load_scenario
@@ -22,33 +23,22 @@ from fedpriv.show.statement import check_audited, power_words, store_audit
 _LINE_EVERY = 5.0  # seconds, where there is no terminal to draw a bar on
 
 
-def audit_scenario(
-    path: Path,
-    overrides: list[str],
-    mu: float,
-    trials: int,
-    confidence: float,
-    seed: int,
-    *,
-    as_json: bool,
-    store: Path | None = None,
-) -> None:
-    """Audit the first cell of a scenario; `store` is the run whose report is to show it."""
-    point = load_scenario(path, overrides).points[0]
-    if store is not None:
-        if point.cell.schedule.secret:
+def audit_scenario(asked: AuditRequest) -> None:
+    """Audit the first cell of a scenario."""
+    import_files(asked.imports or [])
+    cell = load_scenario(asked.scenario, asked.overrides or []).points[0].cell
+    if asked.store is not None:
+        if cell.schedule.secret:
             raise InputError(
                 "--store: a report draws the claim of an audit as a mu, and secret rounds have none; leave it out"
             )
-        check_audited(store, point.cell.canonical())
+        check_audited(asked.store, cell.canonical())
     with _progress() as progress:
-        outcome = audit(point.cell, mu, trials, confidence, seed, progress)
-    if store is not None:
-        store_audit(store, {**dataclasses.asdict(outcome), "stands": outcome.stands})
-    if as_json:
-        sys.stdout.write(json.dumps({**dataclasses.asdict(outcome), "stands": outcome.stands}) + "\n")
-    else:
-        sys.stdout.write(_report(outcome))
+        outcome = audit(cell, asked.mu, asked.trials, asked.confidence, asked.seed, progress)
+    told = {**dataclasses.asdict(outcome), "stands": outcome.stands}
+    if asked.store is not None:
+        store_audit(asked.store, told)
+    sys.stdout.write(json.dumps(told) + "\n" if asked.as_json else _report(outcome))
     if not outcome.stands:
         raise AuditRefutedError(
             f"the claim μ = {upper_figure(outcome.claimed_mu)} is refuted: {outcome.statistic} shows "

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedpriv.cli.options import Federation, Json, Rounds, Target
-from fedpriv.cli.shown import aim, cost_facts, guarantee_facts, print_table, setting_facts, show
+from fedpriv.cli.options import Federation, Json, Rounds, Target, validated
+from fedpriv.cli.shown import aim, cost_facts, print_table, setting_facts, show
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import upper_figure
 
@@ -75,7 +75,7 @@ def compare(
             raise InputError(f"--sampling {setting.sampling}: is compared without --algorithm and --plot")
         _amplified(setting, federation.unit, mu, target.at, aim(mu, target.at, federation), as_json)
         return
-    claim = guarantee_facts(federation.claim(GaussianDP(mu)), target.at)
+    claim = federation.claim(GaussianDP(mu)).conversions(target.at)
     if algorithm is None and settings:
         raise InputError("--set: its keys are an algorithm's: give --algorithm, too")
     if algorithm is not None and setting.decay != 1.0:
@@ -144,28 +144,19 @@ def _asked(algorithm: str | None, settings: list[str], setting: "Setting") -> tu
 
 def _settings(row: "Algorithm", assignments: list[str]) -> "NoiseSettings":
     """Read the row's own keys, those of its scale 1 where they are not given; InputError if it takes no noise."""
-    from pydantic import ValidationError
-
     from fedpriv.papers.base import UNITS, NoiseSettings
-    from fedpriv.scenario.messages import explain
-    from fedpriv.scenario.published import parsed_assignment
 
     if row.published is None or not issubclass(row.settings, NoiseSettings):
         raise InputError(f"--algorithm {row.name}: noise cannot be fitted to what it publishes")
     units = {name: 1.0 for name in UNITS if name in row.settings.model_fields}
-    try:
-        return row.settings.model_validate(units | dict(map(parsed_assignment, assignments)))
-    except ValidationError as error:
-        raise InputError(f"--set {explain(error, row.settings)}") from None
+    return validated(row.settings, assignments, units)
 
 
 def _times(table: "Table", workload: "Workload", dimension: int) -> list[float | None]:
     """Measure the seconds per round of every line's noise; None where that is not measured."""
-    if not dimension:
-        return [None] * len(table.lines)
     from fedpriv.rounds.setting import seconds_per_round
 
-    return [seconds_per_round(line.mechanism, workload, dimension) for line in table.lines]
+    return [seconds_per_round(each.mechanism, workload, dimension) if dimension else None for each in table.lines]
 
 
 def _facts(line: "Line", seconds: float | None) -> dict[str, Any]:
@@ -185,7 +176,8 @@ def _facts(line: "Line", seconds: float | None) -> dict[str, Any]:
 def _text(table: "Table", seconds: list[float | None], dimension: int) -> list[tuple[str, ...]]:
     """Write the table's lines with the same columns: those of an algorithm's output only where it has one."""
     output = table.least.output is not None
-    header = ["mechanism", "noise std", "rms error", "last round", "in the mean", *_published_header(output)]
+    published = ["output", "queries", "output/least", "queries/least"] if output else ["in sums", "/least"]
+    header = ["mechanism", "noise std", "rms error", "last round", "in the mean", *published]
     lines = [(*header, *(["ms"] if dimension else []), "memory", "sensitivity")]
     for line, took in zip(table.lines, seconds, strict=True):
         cost = line.cost
@@ -206,10 +198,6 @@ def _text(table: "Table", seconds: list[float | None], dimension: int) -> list[t
     least = _published(table.least, None)
     lines.append(("least", *["-"] * 4, *least, *["-"] * (2 + bool(dimension))))
     return lines
-
-
-def _published_header(output: bool) -> list[str]:
-    return ["output", "queries", "output/least", "queries/least"] if output else ["in sums", "/least"]
 
 
 def _published(values: "Published", ratio: "Published | None") -> list[str]:

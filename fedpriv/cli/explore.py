@@ -1,7 +1,7 @@
 """`fedpriv list`, `show` and `compare`: tables and sentences as wide as the terminal, with no number cut."""
 
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from inspect import getdoc
@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedpriv.core.errors import InputError, suggestion
+from fedpriv.core.extensions import load_extensions
 
 _WIDE = 160  # of piped output, which has no width
 
@@ -40,7 +41,7 @@ def print_plain(line: str, *, bold: bool = False) -> None:
 def print_rich(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """Print a table as wide as the terminal, or a block for each row where its figures do not fit."""
     console = _console()
-    widths = [max(map(len, [column.name, *cells])) for column, cells in _with_cells(columns, rows)]
+    widths = [max(len(text) for text in (each.name, *(row[n] for row in rows))) for n, each in enumerate(columns)]
     least = sum(12 if column.wrap else width for column, width in zip(columns, widths, strict=True))
     if least + 2 * len(columns) > console.width:
         print_blocks(caption, columns, rows)
@@ -75,10 +76,6 @@ def print_blocks(caption: str, columns: Sequence[Column], rows: Sequence[Sequenc
         console.print()
 
 
-def _with_cells(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[tuple[Column, list[str]]]:
-    return [(column, [row[place] for row in rows]) for place, column in enumerate(columns)]
-
-
 Lines = list[tuple[str, str]]
 
 
@@ -86,35 +83,33 @@ def list_what(what: str | None) -> None:
     """Print the scenarios, algorithms, mechanisms, data sets and models, or one kind of them."""
     if what is not None and what not in KINDS:
         raise InputError(f"fedpriv list {what}: known are {', '.join(KINDS)}{suggestion(what, KINDS)}")
+    if what != "scenarios":
+        load_extensions()
     for kind in KINDS if what is None else [what]:
         print_rich(kind, [Column("name"), Column("what it is", wrap=True)], KINDS[kind]())
 
 
 def show_run(folder: Path) -> None:
     """Print what ran, what it guarantees, and what came out."""
-    from fedpriv.show.summary import how_measured, privacy_lines, what_differs, what_is_missing
+    from fedpriv.show.summary import how_measured, privacy_lines, warnings_of
     from fedpriv.show.table import tables_of
     from fedpriv.study.results import check_claims, read_claims
 
     results = read_claims(folder)
     print_plain(results.title or results.name, bold=True)
     for table in tables_of(results):
-        first = f"{table.header[0]} \\ {table.across}" if table.across else table.header[0]
-        columns = [
-            Column(name, right=place >= table.labels) for place, name in enumerate([first, *table.header[1:]])
-        ]
+        columns = [Column(name, right=place >= table.labels) for place, name in enumerate(table.heads)]
         print_rich(table.caption, columns, table.body)
-    loud = [line.replace("**", "") for line in (what_differs(results), what_is_missing(results))]
+    loud = [line.replace("**", "") for line in warnings_of(results)]
     for line in (*loud, how_measured(results), *privacy_lines(results)):
-        if line:
-            print_plain(line)
+        print_plain(line)
     print_plain(f"results: {folder}")
     check_claims(folder, results)
 
 
 def compare_runs(first: Path, second: Path) -> None:
     """Print what two runs have in common, seed by seed, and where their settings differ."""
-    from fedpriv.show.verdict import compared
+    from fedpriv.show.comparison import compared
 
     found = compared(first, second)
     for key, one, other in found.settings:
@@ -126,26 +121,19 @@ def compare_runs(first: Path, second: Path) -> None:
 def _scenarios() -> Lines:
     from fedpriv.core.files import shipped
 
-    return [(name, _title(path)) for name, path in shipped().items()]
-
-
-def _title(path: Path) -> str:
-    return str(tomllib.loads(path.read_text(encoding="utf-8")).get("title", ""))
+    trees = {name: tomllib.loads(path.read_text(encoding="utf-8")) for name, path in shipped().items()}
+    return [(name, str(tree.get("title", ""))) for name, tree in trees.items()]
 
 
 def _algorithms() -> Lines:
-    from fedpriv.core.extensions import load_extensions
     from fedpriv.papers.table import ALGORITHMS
 
-    load_extensions()
     return [(name, f"{row.title} ({row.source})") for name, row in ALGORITHMS.items()]
 
 
 def _mechanisms() -> Lines:
-    from fedpriv.core.extensions import load_extensions
     from fedpriv.noise.registry import ADDED, CHOSEN, MECHANISMS
 
-    load_extensions()
     ones = {kind: (getdoc(kind) or "").splitlines()[0] for kind in (*MECHANISMS.values(), *ADDED.values())}
     return [
         (kind.name, words if kind in (*CHOSEN, *ADDED.values()) else f"{words} (of one algorithm)")
@@ -154,11 +142,9 @@ def _mechanisms() -> Lines:
 
 
 def _data() -> Lines:
-    from fedpriv.core.extensions import load_extensions
     from fedpriv.data.fetch import COMPUTED, ORIGINS
     from fedpriv.data.named import added
 
-    load_extensions()
     return [
         *((name, "fetched once, verified on every use") for name in ORIGINS),
         *((name, "computed, needs no file") for name in COMPUTED),
@@ -168,18 +154,11 @@ def _data() -> Lines:
 
 
 def _models() -> Lines:
-    from fedpriv.core.extensions import load_extensions
     from fedpriv.loss.models import MODELS
 
-    load_extensions()
-    return [
-        (name, f"{'regression' if row.regression else 'classes'}; keys: {_keys(row.settings.model_fields)}")
-        for name, row in MODELS.items()
-    ]
-
-
-def _keys(fields: Mapping[str, object]) -> str:
-    return ", ".join(fields) or "none"
+    keys = {name: ", ".join(row.settings.model_fields) or "none" for name, row in MODELS.items()}
+    kinds = {name: "regression" if row.regression else "classes" for name, row in MODELS.items()}
+    return [(name, f"{kinds[name]}; keys: {keys[name]}") for name in MODELS]
 
 
 KINDS: dict[str, Callable[[], Lines]] = {

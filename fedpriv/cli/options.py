@@ -3,22 +3,26 @@
 A dataclass whose fields are options is a group of them: `grouped` makes a command of a function that takes one.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from fedpriv.core.errors import InputError
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from fedpriv.accounting.guarantees import Guarantee
-    from fedpriv.noise.registry import MechanismOptions
     from fedpriv.rounds.claim import PrivacyClaim
     from fedpriv.rounds.setting import Setting
+
+
+M = TypeVar("M", bound="BaseModel")
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -72,23 +76,6 @@ SweepOverrides = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
 Delta = Annotated[float | None, typer.Option(help="δ, at which ε is given and printed.  [default: 1e-5]")]
 Rounds = Annotated[int, typer.Option(min=1, help="T, how many noisy running sums are released.")]
-Relation = Annotated[
-    str, typer.Option(help="Neighbouring data sets: replace-one (a record is exchanged) or zero-out.")
-]
-Epochs = Annotated[int, typer.Option(min=1, help="Passes over the records.")]
-Sampling = Annotated[
-    str,
-    typer.Option(help="fixed: the same order every epoch; allocation or poisson: drawn by the silos in secret."),
-]
-Groups = Annotated[
-    int, typer.Option(min=1, help="Public groups of records, for secret sampling with correlated noise.")
-]
-UnitKind = Annotated[
-    str, typer.Option("--unit", help="Whose contribution is clipped and protected: record, user or client.")
-]
-UnitRecords = Annotated[
-    int, typer.Option("--records", min=1, help="The most records of one user or client in a round.")
-]
 MechanismName = Annotated[str, typer.Option("--mechanism", help="Such as independent, tree or banded.")]
 Options = Annotated[
     list[str] | None,
@@ -121,8 +108,45 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Federation:
-    """Equal silos, the sums that they release, and the unit that is protected: a `Setting` without its rounds."""
+class Participation:
+    """Who is protected against which neighbours, and when records take part."""
+
+    relation: Annotated[
+        str, typer.Option(help="Neighbouring data sets: replace-one (a record is exchanged) or zero-out.")
+    ] = "replace-one"
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the records.")] = 1
+    sampling: Annotated[
+        str,
+        typer.Option(
+            help="fixed: the same order every epoch; allocation or poisson: drawn by the silos in secret."
+        ),
+    ] = "fixed"
+    groups: Annotated[
+        int, typer.Option(min=1, help="Public groups of records, for secret sampling with correlated noise.")
+    ] = 1
+    unit: Annotated[
+        str, typer.Option(help="Whose contribution is clipped and protected: record, user or client.")
+    ] = "record"
+    records: Annotated[int, typer.Option(min=1, help="The most records of one user or client in a round.")] = 1
+
+    def setting(self, rounds: int) -> "Setting":
+        from fedpriv.rounds.setting import Setting
+
+        of_sums = {name: value for name, value in vars(self).items() if name not in ("unit", "records")}
+        return Setting(rounds, **of_sums)
+
+    def claim(self, guarantee: "Guarantee") -> "PrivacyClaim[Guarantee]":
+        """`guarantee` of the unit, under the relation."""
+        from fedpriv.accounting.gaussian import relation_named
+        from fedpriv.noise.trust import unit_named
+        from fedpriv.rounds.claim import PrivacyClaim
+
+        return PrivacyClaim(guarantee, relation_named(self.relation), unit_named(self.unit, self.records))
+
+
+@dataclass(frozen=True)
+class Federation(Participation):
+    """Equal silos too, and the sums that they release: a `Setting` without its rounds."""
 
     decay: Annotated[
         float, typer.Option(help="What a running sum keeps per round: 1 prefix sums, 0 none, 1 - α momentum.")
@@ -141,38 +165,10 @@ class Federation:
             "secure-aggregation: each silo a share."
         ),
     ] = "untrusted"
-    relation: Relation = "replace-one"
-    epochs: Epochs = 1
     max_participations: Annotated[
-        int | None,
-        typer.Option(
-            "--max-participations",
-            "--times",
-            min=1,
-            help="Instead of --epochs: a record takes part at most so often…",
-        ),
+        int | None, typer.Option(min=1, help="Instead of --epochs: a record takes part at most so often…")
     ] = None
-    min_separation: Annotated[
-        int, typer.Option("--min-separation", "--separation", min=1, help="… in any rounds at least so far apart.")
-    ] = 1
-    sampling: Sampling = "fixed"
-    groups: Groups = 1
-    unit: UnitKind = "record"
-    records: UnitRecords = 1
-
-    def setting(self, rounds: int) -> "Setting":
-        from fedpriv.rounds.setting import Setting
-
-        of_sums = {name: value for name, value in vars(self).items() if name not in ("unit", "records")}
-        return Setting(rounds, **of_sums)
-
-    def claim(self, guarantee: "Guarantee") -> "PrivacyClaim[Guarantee]":
-        """`guarantee` of the unit, under the relation."""
-        from fedpriv.accounting.gaussian import relation_named
-        from fedpriv.noise.trust import unit_named
-        from fedpriv.rounds.claim import PrivacyClaim
-
-        return PrivacyClaim(guarantee, relation_named(self.relation), unit_named(self.unit, self.records))
+    min_separation: Annotated[int, typer.Option(min=1, help="… in any rounds at least so far apart.")] = 1
 
 
 @dataclass(frozen=True)
@@ -250,14 +246,33 @@ class TuneRequest:
     imports: Imports = None
 
 
-def mechanism_options(assignments: list[str] | None) -> "MechanismOptions":
+@dataclass(frozen=True)
+class AuditRequest:
+    """All that `fedpriv audit` is asked for."""
+
+    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario; its first cell is audited.")]
+    imports: Imports = None
+    overrides: Overrides = None
+    mu: Annotated[float, typer.Option(help="The claim: the scenario is recalibrated to it.")] = 1.0
+    trials: Annotated[
+        int, typer.Option(help="Canaries, a quarter of them in the round where they weigh most.")
+    ] = 16_384
+    confidence: Annotated[float, typer.Option(help="Of the lower bound that is shown.")] = 0.99
+    seed: Annotated[int, typer.Option(help="Of the coins; the noise is the operating system's.")] = 0
+    store: Annotated[
+        Path | None, typer.Option(metavar="RUN_DIR", help="Keep the outcome with this run; its report shows it.")
+    ] = None
+    as_json: Json = False
+
+
+def validated(model: type[M], assignments: Sequence[str], defaults: Mapping[str, Any] | None = None) -> M:
+    """Make a model of KEY=VALUE assignments over its `defaults`; InputError names the key that it refuses."""
     from pydantic import ValidationError
 
-    from fedpriv.noise.registry import MechanismOptions
     from fedpriv.scenario.messages import explain
     from fedpriv.scenario.published import parsed_assignment
 
     try:
-        return MechanismOptions.model_validate(dict(map(parsed_assignment, assignments or [])))
+        return model.model_validate({**(defaults or {}), **dict(map(parsed_assignment, assignments))})
     except ValidationError as error:
-        raise InputError(f"--set {explain(error, MechanismOptions)}") from None
+        raise InputError(f"--set {explain(error, model)}") from None

@@ -11,32 +11,27 @@ import typer
 from fedpriv.cli.compare import compare
 from fedpriv.cli.options import (
     Delta,
-    Epochs,
     Federation,
-    Groups,
     Json,
     MechanismName,
     Options,
-    Relation,
+    Participation,
     Rounds,
     RunDir,
-    Sampling,
     Target,
-    UnitKind,
-    UnitRecords,
     grouped,
-    mechanism_options,
+    validated,
 )
-from fedpriv.cli.shown import cost_facts, guarantee_facts, guarantee_of, print_table, setting_facts, show
+from fedpriv.cli.shown import cost_facts, guarantee_of, print_table, setting_facts, show
 from fedpriv.cli.theorem import theorem
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.figures import lower_figure, upper_figure
 
 if TYPE_CHECKING:
     from fedpriv.accounting.guarantees import Guarantee
+    from fedpriv.noise.mechanism import Mechanism
     from fedpriv.rounds.claim import PrivacyClaim
     from fedpriv.rounds.entries import LedgerEntry
-    from fedpriv.rounds.ledger import ReleaseStream
     from fedpriv.rounds.setting import Cost, Setting
 
 
@@ -98,47 +93,32 @@ def _ledger_lines(entry: "LedgerEntry") -> list[tuple[str, ...]]:
     A first step is composed with the rounds, in the claim of both.  Streams of evaluations come last: their claim
     is one of test records, which are other records.
     """
+    from fedpriv.rounds.claim import price_words
+    from fedpriv.rounds.ledger import ROUNDS
+
     point = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in entry.point.items()) or "-"
-    claimed = _price(entry.claimed_mu, entry.claimed_epsilon)
+    claimed = price_words(entry.claimed_mu, entry.claimed_epsilon)
     of_tests = "none" if entry.claimed_of_tests is None else upper_figure(entry.claimed_of_tests, 6)
-    streams = [(stream, _released_by(stream), claimed) for stream in entry.streams]
-    streams += [(stream, f"{stream.owner}, test records", of_tests) for stream in entry.tests]
+    steps = [(each, "" if each.step == ROUNDS else f", {each.step}", claimed) for each in entry.streams]
+    steps += [(each, ", test records", of_tests) for each in entry.tests]
     return [
         (
             str(entry.cell),
             point,
             str(entry.seed),
             entry.trust,
-            owner,
+            f"{stream.owner}{step}",
             type(stream.mechanism).__name__,
             str(stream.schedule.rounds),
             upper_figure(max(stream.clips), 5),
             lower_figure(stream.std, 5),
             stream.relation,
-            _stream_price(stream, entry.delta),
+            "∞" if (one := stream.guarantee) is None else price_words(one.mu, one.epsilon_of(entry.delta)),
             price,
             "ok" if entry.agrees else "DIFFERS",
         )
-        for stream, owner, price in streams
+        for stream, step, price in steps
     ]
-
-
-def _released_by(stream: "ReleaseStream") -> str:
-    from fedpriv.rounds.ledger import ROUNDS
-
-    return stream.owner if stream.step == ROUNDS else f"{stream.owner}, {stream.step}"
-
-
-def _stream_price(stream: "ReleaseStream", delta: float) -> str:
-    guarantee = stream.guarantee
-    return "∞" if guarantee is None else _price(guarantee.mu, guarantee.epsilon_of(delta))
-
-
-def _price(mu: float | None, epsilon: float | None) -> str:
-    """Write μ, or ε (at the cell's δ) where there is no μ."""
-    if mu is not None:
-        return upper_figure(mu, 6)
-    return "none" if epsilon is None else f"ε = {upper_figure(epsilon, 6)}"
 
 
 @app.command()
@@ -182,17 +162,13 @@ def selection(
 @app.command()
 @grouped
 def convert(
+    *,
     target: Target,
-    relation: Relation = "replace-one",
+    order: Participation,
     multiplier: Annotated[
         float | None, typer.Option(help="Noise std over clip, of records that --sampling draws in secret.")
     ] = None,
-    sampling: Sampling = "fixed",
     rounds: Annotated[int | None, typer.Option(min=1, help="T, with --multiplier.")] = None,
-    epochs: Epochs = 1,
-    groups: Groups = 1,
-    unit: UnitKind = "record",
-    records: UnitRecords = 1,
     as_json: Json = False,
 ) -> None:
     """Turn one guarantee into all others: give exactly one of --mu, --zcdp, or --epsilon with --delta.
@@ -210,11 +186,8 @@ def convert(
     """
     from fedpriv.accounting.guarantees import GaussianDP
 
-    federation = Federation(
-        relation=relation, epochs=epochs, sampling=sampling, groups=groups, unit=unit, records=records
-    )
-    guarantee = GaussianDP(target.in_mu) if multiplier is None else guarantee_of(federation, multiplier, rounds)
-    show(guarantee_facts(federation.claim(guarantee), target.at), as_json)
+    guarantee = GaussianDP(target.in_mu) if multiplier is None else guarantee_of(order, multiplier, rounds)
+    show(order.claim(guarantee).conversions(target.at), as_json)
 
 
 @app.command()
@@ -239,7 +212,7 @@ def noise(
     from fedpriv.accounting.guarantees import GaussianDP
 
     setting, mu = federation.setting(rounds), target.in_mu
-    chosen = setting.mechanism(mechanism, mechanism_options(options))
+    chosen = _mechanism(setting, mechanism, options)
     cost = setting.cost(chosen, mu, target.at)
     claim = federation.claim(setting.spent(chosen, cost.std) if setting.secret else GaussianDP(mu))
     _show_cost(mechanism, setting, cost, claim, target.at, as_json)
@@ -264,9 +237,15 @@ def spent(
         fedpriv privacy spent --rounds 600 --std 1446.4 --clip 118.1
     """
     setting = federation.setting(rounds)
-    chosen = setting.mechanism(mechanism, mechanism_options(options))
+    chosen = _mechanism(setting, mechanism, options)
     cost, claim = setting.cost_of_std(chosen, std), federation.claim(setting.spent(chosen, std))
     _show_cost(mechanism, setting, cost, claim, Target(delta=delta).at, as_json)
+
+
+def _mechanism(setting: "Setting", name: str, options: list[str] | None) -> "Mechanism":
+    from fedpriv.noise.registry import MechanismOptions
+
+    return setting.mechanism(name, validated(MechanismOptions, options or []))
 
 
 def _show_cost(
@@ -278,4 +257,4 @@ def _show_cost(
     as_json: bool,
 ) -> None:
     about = {"mechanism": mechanism, **setting_facts(setting, claim.unit.name)}
-    show({**about, **cost_facts(cost), **guarantee_facts(claim, delta)}, as_json)
+    show({**about, **cost_facts(cost), **claim.conversions(delta)}, as_json)

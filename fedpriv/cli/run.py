@@ -13,7 +13,7 @@ from types import FrameType
 
 from fedpriv.cli.explore import show_run
 from fedpriv.cli.options import Display
-from fedpriv.cli.progress import JsonLines, Progress
+from fedpriv.cli.progress import JsonLines, MLflow, Progress, TensorBoard
 from fedpriv.core.errors import FedprivError, InputError, RunError
 from fedpriv.core.extensions import import_files
 from fedpriv.engines.table import engine_row
@@ -23,7 +23,6 @@ from fedpriv.show.page import page_of, write_report
 from fedpriv.show.table import write_table
 from fedpriv.study.results import read_claims
 from fedpriv.study.sweep import RunOptions, run_sweep
-from fedpriv.study.trackers import MLflow, TensorBoard
 
 _REFRESH_SECONDS = 1.0
 _LAST_LOOK_SECONDS = 3.0

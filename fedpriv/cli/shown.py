@@ -14,8 +14,7 @@ from fedpriv.core.figures import caveats, epsilon_figure, lower_figure, upper_fi
 
 if TYPE_CHECKING:
     from fedpriv.accounting.guarantees import Guarantee
-    from fedpriv.cli.options import Federation
-    from fedpriv.rounds.claim import PrivacyClaim
+    from fedpriv.cli.options import Federation, Participation
     from fedpriv.rounds.setting import Cost, Setting
 
 
@@ -31,18 +30,18 @@ def aim(mu: float, delta: float, federation: "Federation") -> dict[str, Any]:
     """The aim of calibrations whose guarantees are curves: the ε that μ gives at δ."""
     from fedpriv.accounting.guarantees import GaussianDP
 
-    claim = federation.claim(GaussianDP(mu))
-    return {"delta": delta, "epsilon_at_most": claim.guarantee.epsilon_of(delta), **_about(claim)}
+    claim, epsilon = federation.claim(GaussianDP(mu)), GaussianDP(mu).epsilon_of(delta)
+    return {"delta": delta, "epsilon_at_most": epsilon, "relation": claim.relation, "unit": claim.unit.words}
 
 
-def guarantee_of(federation: "Federation", multiplier: float, rounds: int | None) -> "Guarantee":
+def guarantee_of(order: "Participation", multiplier: float, rounds: int | None) -> "Guarantee":
     """The guarantee of `multiplier` clips of noise for records that take part in secret among `rounds` rounds."""
     from fedpriv.accounting.gaussian import relation_named
     from fedpriv.participation.secret import SecretOrder
 
     if rounds is None:
         raise InputError(f"multiplier = {multiplier}: say in how many --rounds records take part")
-    setting = federation.setting(rounds)
+    setting = order.setting(rounds)
     if not isinstance(setting.participation, SecretOrder):
         raise InputError(
             f"sampling = {setting.sampling!r}: a multiplier says something of records that take part in secret, "
@@ -75,15 +74,6 @@ def cost_facts(cost: "Cost") -> dict[str, Any]:
         "memory_vectors": cost.memory,
         **{f"sensitivity_{name}": value for name, value in cost.sensitivity._asdict().items()},
     }
-
-
-def guarantee_facts(claim: "PrivacyClaim[Guarantee]", delta: float) -> dict[str, Any]:
-    """The guarantee in every form that it has, ε at `delta`, and what it is about."""
-    return {**claim.guarantee.conversions(delta), **_about(claim)}
-
-
-def _about(claim: "PrivacyClaim[Guarantee]") -> dict[str, Any]:
-    return {"relation": claim.relation, "unit": claim.unit.words}
 
 
 _LABELS = {

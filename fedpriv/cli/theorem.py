@@ -44,10 +44,10 @@ def theorem(
     """
     from fedpriv.rounds.fitted import fitted_scenario
     from fedpriv.scenario.load import load_scenario
-    from fedpriv.study.theorems import beside_theorems, first_seeds
+    from fedpriv.study.theorems import beside_theorems
 
     loaded, _ = fitted_scenario(load_scenario(scenario, overrides or []), {})
-    points = [beside_theorems(point, gap, run) for point in first_seeds(loaded.points)]
+    points = [beside_theorems(point, gap, run) for point in loaded.points[:: len(loaded.seeds)]]
     if not any(point["theorems"] or point["bound"] for point in points):
         names = ", ".join(sorted({point["algorithm"] for point in points}))
         raise InputError(f"{scenario}: no theorem with explicit numbers is known for {names}")

@@ -6,7 +6,7 @@ which is within a relative 1e-16 of it: the noise of μ = 0.1 is not called 0.10
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
 TOO_LARGE = 20.0
@@ -58,6 +58,18 @@ def _rounded(value: float, digits: int, direction: str) -> str:
 def counted(number: int, noun: str) -> str:
     """ "1 release", "600 releases"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def count_range(counts: Iterable[int]) -> str:
+    """One whole number, or the smallest and the largest of several: "1,000", "1 to 10"."""
+    found = list(counts)
+    return _range(f"{min(found):,}", f"{max(found):,}")
+
+
+def with_spread(mean: float, spread: float | None, digits: int, *, signed: bool = False) -> str:
+    """A measured figure with so many decimals, and how far it spreads where that is known: "70.0 ± 1.0"."""
+    text = f"{mean:+z.{digits}f}" if signed else f"{mean:.{digits}f}"
+    return text if spread is None else f"{text} ± {spread:.{digits}f}"
 
 
 def best_guess(mu: float) -> float:

@@ -1,21 +1,24 @@
-"""What a run claims: computed from its releases, when it is written and whenever it is shown.
+"""The claim of a run: computed from its releases when it is written and whenever it is shown, and put into words.
 
 A number without its neighbouring relation and its unit says nothing; they travel together in a `PrivacyClaim`.
-Beside the claim itself: group privacy, of several records of one person; the claim of test records, which silos
-evaluate on; and a first step that a run uses and has not taken: it is charged, and every view of the run says so.
+Tables, pages, charts and the terminal take its figures from `facts` and its words from here: `sentence` of one
+claim, `sentence_of_cells` of several that are alike, `figure_words` of a cell of results.json, which has the facts
+of its claim.  Of more than one claim are the words of several records of one person, of the test records that
+silos evaluate on, and of a first step that a run uses and has not taken, but is charged for.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Generic
+from typing import Any, Generic, Literal
 
 from fedpriv.accounting.curves import mu_together
 from fedpriv.accounting.gaussian import Relation, compose, epsilon_of, moved_by
 from fedpriv.accounting.guarantees import GaussianDP, Guarantee, Promise, mus_of, weakest
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import (
+    best_guess,
     counted,
     delta_figure,
     epsilon_figure,
@@ -23,10 +26,11 @@ from fedpriv.core.figures import (
     epsilon_words,
     lower_range,
     upper_figure,
+    upper_percent,
     upper_range,
 )
 from fedpriv.noise.diagonal import IndependentGaussian
-from fedpriv.noise.trust import RECORD, Unit
+from fedpriv.noise.trust import RECORD, Unit, trust_named
 from fedpriv.participation.orders import Schedule
 from fedpriv.rounds.ledger import FIRST_STEP, ReleaseStream, as_data, from_data
 
@@ -37,6 +41,10 @@ REAL = "in real arithmetic"
 SIZES = (2, 8)
 _NOTHING = 1e-9
 """Relative: by less than this μ by counting and the charged one are the same."""
+
+
+Style = Literal["line", "figures", "arithmetic", "counted", "several"]
+"""For whom and how much; the figures alone; for which arithmetic they hold; exact counting; several records."""
 
 
 @dataclass(frozen=True)
@@ -71,25 +79,107 @@ class PrivacyClaim(Generic[Promise]):
             "unit": self.unit.words,
         }
 
-    def sentence(self, delta: float, alike: Sequence[Mapping[str, Any]] = (), among: str = "") -> str:
-        """The claim as a person reads it: for whom, `among` whom, and how much is protected.
+    def conversions(self, delta: float) -> dict[str, Any]:
+        """The guarantee in every form that it has, ε at `delta`, and what it is about."""
+        return {**self.guarantee.conversions(delta), "relation": self.relation, "unit": self.unit.words}
 
-        `alike` are facts of claims that differ from this one in their figures only: all of them are told at once.
-        """
-        told = alike or [self.facts(delta)]
-        shown = {name: texts for name in _FIGURES if (texts := _range(name, told))}
-        whom = [self.unit.words, f"{self.relation} neighbours", *([among] if among else [])]
-        attained = all(facts.get("attained") for facts in told)
-        return f"{', '.join(whom)}: {self.guarantee.words({**shown, 'delta': delta_figure(delta)}, attained)}"
+    def sentence(self, style: Style, delta: float) -> str:
+        """One thing that the claim says at δ as a person reads it; nothing where it has nothing of the kind."""
+        return _SENTENCES[style](self, delta)
+
+
+def sentence_of_cells(cells: Sequence[Mapping[str, Any]]) -> str:
+    """The claim of cells of results.json that differ in its figures only: for whom, against whom, and how much."""
+    first = cells[0]
+    server = trust_named(first["trust"]).title
+    claim = claim_of_data(first["releases"])
+    if claim is None or first["epsilon"] is None:
+        return f"Privacy: none, {server}: the run adds no noise."
+    seeded = " (seeded, not for release)" if first["noise"] == "simulation" else ""
+    up_to = "" if first.get("holds") in (None, REAL) else f", {EXACT}"
+    line = _line(claim, cells, first["delta"], f", {server}")
+    return f"Privacy: {line}; {first['noise']} noise{seeded}{up_to}."
 
 
 _FIGURES = ("mu", "zcdp", "epsilon", "epsilon_paper", "counted_mu")
 
 
-def _range(name: str, facts: Sequence[Mapping[str, Any]]) -> str:
-    """A figure of several claims, rounded up; nothing where none has it."""
-    values = [value for each in facts if (value := each.get(name)) is not None]
-    return "" if not values else epsilon_range(values) if name == "epsilon" else upper_range(values)
+def _line(claim: PrivacyClaim[Guarantee], told: Sequence[Mapping[str, Any]], delta: float, server: str) -> str:
+    """Say for whom, against which `server`, and how much of each figure, or from how much to how much."""
+    values = {name: [facts[name] for facts in told if facts.get(name) is not None] for name in _FIGURES}
+    ranges = {name: epsilon_range if name == "epsilon" else upper_range for name in _FIGURES}
+    shown = {name: ranges[name](known) for name, known in values.items() if known}
+    attained = all(facts.get("attained") for facts in told)
+    said = claim.guarantee.words({**shown, "delta": delta_figure(delta)}, attained)
+    return f"{claim.unit.words}, {claim.relation} neighbours{server}: {said}"
+
+
+def figure_words(facts: Mapping[str, Any]) -> str:
+    """The figures of a claim, as facts with their δ, in one line: "μ = 4, ε = 4.378 at δ = 1e-05"."""
+    pair = epsilon_words(facts["epsilon"], facts["delta"])
+    return pair if facts["mu"] is None else f"μ = {upper_figure(facts['mu'])}, {pair}"
+
+
+GUESSES = ((0.6, "strong"), (0.75, "moderate"), (0.95, "weak"), (1.0, "next to no"))
+"""Up to which probability of guessing a record rightly protection is called what."""
+
+
+def protection_word(mu: float) -> str:
+    """A word for μ, by how often the best guess about one record is right."""
+    guess = best_guess(mu)
+    return next(word for most, word in GUESSES if guess <= most)
+
+
+def guess_sentence(unit: str, mus: Sequence[float]) -> str:
+    """How often an attacker is right about `unit`, at the smallest and the largest μ."""
+    said = dict.fromkeys(
+        f"{upper_percent(best_guess(mu))} (μ = {upper_figure(mu)}: {protection_word(mu)} protection)"
+        for mu in (min(mus), max(mus))
+    )
+    return (
+        f"An attacker who knows everything else and decides between two equally likely cases of {unit} is right "
+        f"with probability at most {' to '.join(said)}."
+    )
+
+
+_INTEGERS = (
+    "Records enter as integers of bounded size and the noise is a discrete Gaussian, sampled exactly: the figures "
+    f"hold for the arithmetic of the program itself, {EXACT}."
+)
+_FLOATS = (
+    "The noise is Gaussian in real arithmetic. What was written comes from floating-point numbers, whose lowest "
+    "bits can tell more."
+)
+
+
+def _of_several(claim: PrivacyClaim[Guarantee], delta: float) -> str:
+    return words_of_several(claim.guarantee, delta) if claim.unit.name == RECORD.name else ""
+
+
+def _counted(claim: PrivacyClaim[Guarantee], delta: float) -> str:
+    charged, fewer = claim.guarantee.mu, claim.counted
+    if charged is None or fewer is None:
+        return ""
+    return (
+        f"Charged is μ = {upper_figure(charged)}, by the paper's constants, which add more noise than that needs: "
+        f"by exact counting μ is at most {upper_figure(fewer)}, {epsilon_words(epsilon_of(fewer, delta), delta)}."
+    )
+
+
+def price_words(mu: float | None, epsilon: float | None) -> str:
+    """Write μ, or ε (at the cell's δ) where there is no μ."""
+    if mu is not None:
+        return upper_figure(mu, 6)
+    return "none" if epsilon is None else f"ε = {upper_figure(epsilon, 6)}"
+
+
+_SENTENCES: dict[Style, Callable[[PrivacyClaim[Guarantee], float], str]] = {
+    "line": lambda claim, delta: _line(claim, [claim.facts(delta)], delta, ""),
+    "figures": lambda claim, delta: figure_words({**claim.facts(delta), "delta": delta}),
+    "arithmetic": lambda claim, _: _INTEGERS if claim.exact else _FLOATS,
+    "counted": _counted,
+    "several": _of_several,
+}
 
 
 def claim_of(streams: Sequence[ReleaseStream]) -> PrivacyClaim[Guarantee] | None:

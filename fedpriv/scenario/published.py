@@ -37,6 +37,14 @@ def look_up(tree: Mapping[str, Any], dotted: str) -> Any:
     return node
 
 
+def dotted(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Nested keys as dotted ones, with their values."""
+    found: list[tuple[str, Any]] = []
+    for key, value in tree.items():
+        found += dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [(f"{prefix}{key}", value)]
+    return found
+
+
 def parsed_assignment(assignment: str, option: str = "--set") -> tuple[str, Any]:
     """A "KEY=VALUE" of a command line's `option`, its value as TOML reads it; InputError if it is none."""
     key, equals, text = assignment.partition("=")

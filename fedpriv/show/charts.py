@@ -12,12 +12,23 @@ from typing import Any
 
 import numpy as np
 
-from fedpriv.core.figures import epsilon_words, lower_figure, upper_figure
+from fedpriv.core.figures import lower_figure, upper_figure, with_spread
 from fedpriv.noise.registry import CHOSEN
+from fedpriv.rounds.claim import figure_words
 from fedpriv.rounds.ledger import from_data
 from fedpriv.rounds.setting import Setting, Table
-from fedpriv.show.looks import MOST_SERIES, Look, key_names, layout_of, level_look, nth_look, shade
-from fedpriv.show.scale import Scale, scale_of, wide
+from fedpriv.show.looks import (
+    MOST_SERIES,
+    Look,
+    Scale,
+    key_names,
+    layout_of,
+    level_look,
+    nth_look,
+    scale_of,
+    shade,
+    wide,
+)
 from fedpriv.show.statement import StoredAudit
 from fedpriv.show.summary import (
     Metric,
@@ -206,9 +217,10 @@ def _along(results: Results, metric: Metric, fixed: Mapping[str, Any]) -> tuple[
         level, found = cells[0][scale], compare(results, metric, point)
         if found.measured is not None:
             mean, std = found.measured.mean, found.measured.std
-            measured.append(Mark(level, mean, f"{_level(cells[0])}: {_figure(mean, std, metric)}", std or 0.0))
+            tip = f"{figure_words(cells[0])}: {with_spread(mean, std, metric.digits)}"
+            measured.append(Mark(level, mean, tip, std or 0.0))
         if (value := found.published) is not None:
-            text = f"{_level(cells[0])}, published: {value:.{metric.published_digits}f}"
+            text = f"{figure_words(cells[0])}, published: {value:.{metric.published_digits}f}"
             published.append(Mark(level, value, text))
     return sorted(measured, key=lambda mark: mark.x), published
 
@@ -233,7 +245,7 @@ def _curves(results: Results, history: Sequence[Mapping[str, Any]], metric: Metr
         marks = []
         for t, lines in sorted(by_round.items()):
             if (found := summarize(lines, metric)) is not None:
-                tip = f"round {t}: {_figure(found.mean, found.std, metric)}"
+                tip = f"round {t}: {with_spread(found.mean, found.std, metric.digits)}"
                 place = t if equal else 100 * t / cells[0]["rounds"]
                 marks.append(Mark(place, found.mean, tip, found.std or 0.0))
         return Series(name, look, marks)
@@ -266,7 +278,7 @@ def _clipping(results: Results) -> Chart | None:
         row, kind = key_names(results, point, others), kinds.index({key: point[key] for key in layout.kinds})
         if row in rows and (found := summarize(told, _CLIPPED)):
             aside = 0.5 * (kind + 0.5) / len(kinds) - 0.25
-            tip = f"{row}{': ' if row else ''}{_figure(found.mean, found.std, _CLIPPED)} %"
+            tip = f"{row}{': ' if row else ''}{with_spread(found.mean, found.std, _CLIPPED.digits)} %"
             marks[kind].append(Mark(found.mean, rows.index(row) + aside, tip, found.std or 0.0))
     series = [
         Series(key_names(results, kind, layout.kinds) or "this run", nth_look(place), each, line=False)
@@ -424,13 +436,3 @@ def _errors(mu: float, alphas: Iterable[float]) -> list[tuple[float, float]]:
     """The trade-off curve of μ-Gaussian differential privacy, with its ends: β = Φ(Φ⁻¹(1 - α) - μ)."""
     inner = [(alpha, _NORMAL.cdf(_NORMAL.inv_cdf(1.0 - alpha) - mu)) for alpha in alphas]
     return [(0.0, 1.0), *inner, (1.0, 0.0)]
-
-
-def _level(cell: Mapping[str, Any]) -> str:
-    epsilon = epsilon_words(cell["epsilon"], cell["delta"])
-    return epsilon if cell["mu"] is None else f"μ = {upper_figure(cell['mu'])}, {epsilon}"
-
-
-def _figure(mean: float, std: float | None, metric: Metric) -> str:
-    spread = "" if std is None else f" ± {std:.{metric.digits}f}"
-    return f"{mean:.{metric.digits}f}{spread}"

@@ -1,14 +1,13 @@
-"""Forms that other programs read, a row each: the file in the run's folder, and what goes into it.
+"""A run in forms that other programs read, each a file in its folder: dp-accounting's events, and an RO-Crate 1.1.
 
-A run's folder as an RO-Crate 1.1: who made which file, with what, and what is protected.
-
-Source: https://www.researchobject.org/ro-crate/specification/1.1/ .  Metadata only: nothing is copied or changed.
+The crate is metadata only: who made which file, with what, and what is protected; nothing is copied or changed.
+Source: https://www.researchobject.org/ro-crate/specification/1.1/ .
 """
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedpriv.core.errors import InputError, suggestion
 from fedpriv.core.files import write_json
@@ -54,7 +53,7 @@ def crate_of(folder: Path) -> dict[str, Any]:
         "@type": "Dataset",
         "name": results.title or results.name,
         "description": " ".join([f"Results of the fedpriv run {results.name!r}.", *_claims(results)]),
-        "datePublished": _date(folder, results),
+        "datePublished": _date(results),
         "hasPart": [_link(file) for file in files],
         "mentions": [{"@id": "#run"}],
         "variableMeasured": [_link(claim) for claim in claims],
@@ -67,7 +66,7 @@ def crate_of(folder: Path) -> dict[str, Any]:
     }
     return {
         "@context": f"{_VERSION}/context",
-        "@graph": [descriptor, root, *files, _run(folder, results, files), *_software(results), *claims],
+        "@graph": [descriptor, root, *files, _run(results, files), *_software(results), *claims],
     }
 
 
@@ -94,14 +93,14 @@ def _file(folder: Path, path: Path) -> Entity:
     return file if words is None else {**file, "description": words}
 
 
-def _run(folder: Path, results: Results, files: list[Entity]) -> Entity:
+def _run(results: Results, files: list[Entity]) -> Entity:
     data = sorted({str(cell["scenario"]["data"]["name"]) for cell in results.cells if cell["scenario"]})
     return {
         "@id": "#run",
         "@type": "CreateAction",
         "name": f"fedpriv run of {results.name}, engine {engines_of(results)}",
         "description": f"{results.rerun or 'fedpriv.run in a program'}; data: {', '.join(data) or 'none yet'}",
-        "startTime": _date(folder, results),
+        "startTime": _date(results),
         "actionStatus": {"@id": f"http://schema.org/{'Completed' if results.complete else 'Active'}ActionStatus"},
         "instrument": {"@id": "#fedpriv"},
         "result": [_link(file) for file in files],
@@ -110,28 +109,15 @@ def _run(folder: Path, results: Results, files: list[Entity]) -> Entity:
 
 def _software(results: Results) -> list[Entity]:
     """What computed the results, as they say themselves."""
-    known = dict(results.versions)
-    own = {"@id": "#fedpriv", "@type": "SoftwareApplication", "name": "fedpriv"}
-    others = [
-        {"@id": f"#{name}", "@type": "SoftwareApplication", "name": name, "version": version}
-        for name, version in known.items()
-        if name not in ("fedpriv", "platform")
+    own, *others = [
+        {"@id": f"#{name}", "@type": "SoftwareApplication", "name": name, "version": results.versions[name]}
+        for name in ("fedpriv", *(name for name in results.versions if name not in ("fedpriv", "platform")))
     ]
-    return [
-        {
-            **own,
-            "version": known.get("fedpriv", "unknown"),
-            "softwareRequirements": [_link(one) for one in others],
-        },
-        *others,
-    ]
+    return [{**own, "softwareRequirements": [_link(one) for one in others]}, *others]
 
 
-def _date(folder: Path, results: Results) -> str:
-    """When the run began, as ISO 8601; of results that do not say so, when they were last written."""
-    if results.date is None:
-        written = datetime.fromtimestamp((folder / "results.json").stat().st_mtime, UTC)
-        return written.isoformat(timespec="minutes")
+def _date(results: Results) -> str:
+    """When the run began, as ISO 8601."""
     return datetime.strptime(results.date, "%Y-%m-%d %H:%M UTC").replace(tzinfo=UTC).isoformat(timespec="minutes")
 
 
@@ -139,22 +125,11 @@ def _link(entity: Entity) -> dict[str, str]:
     return {"@id": str(entity["@id"])}
 
 
-class Export(NamedTuple):
-    """A form of a run."""
-
-    file: str
-    made: Callable[[Path], Any]
-    """From the run's folder to plain data."""
-
-
-def _events(folder: Path) -> list[dict[str, Any]]:
-    return [events_of(entry) for entry in read_ledger(folder)]
-
-
-EXPORTS = {
-    "dp-accounting": Export("dp-events.json", _events),
-    "ro-crate": Export(METADATA, crate_of),
+EXPORTS: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "dp-accounting": ("dp-events.json", lambda folder: list(map(events_of, read_ledger(folder)))),
+    "ro-crate": (METADATA, crate_of),
 }
+"""The file of each form, and the function that makes plain data from a run's folder."""
 
 
 def export(folder: Path, form: str) -> Path:
@@ -164,6 +139,6 @@ def export(folder: Path, form: str) -> Path:
     """
     if form not in EXPORTS:
         raise InputError(f"--as {form}: known forms are {', '.join(EXPORTS)}{suggestion(form, EXPORTS)}")
-    chosen = EXPORTS[form]
-    write_json(folder / chosen.file, chosen.made(folder))
-    return folder / chosen.file
+    name, made = EXPORTS[form]
+    write_json(folder / name, made(folder))
+    return folder / name

@@ -1,4 +1,4 @@
-"""Write a run's report: one HTML file that stands alone and prints, with a glossary of its words."""
+"""A run as HTML: a report that stands alone and prints, and the piece of it that a notebook shows."""
 
 import re
 from functools import cache
@@ -12,15 +12,17 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.figures import lower_figure, upper_figure
 from fedpriv.core.files import write_text
 from fedpriv.papers.table import ALGORITHMS
+from fedpriv.rounds.claim import GUESSES
+from fedpriv.scenario.published import dotted
 from fedpriv.show.charts import charts_of
 from fedpriv.show.statement import NOT_PROTECTED, statements, stored_audit
-from fedpriv.show.summary import how_measured, state_of, value_text, what_differs, what_is_missing
+from fedpriv.show.summary import caveats_of, how_measured, state_of, value_text, warnings_of
 from fedpriv.show.svg import legend_key, svg, wide_first
 from fedpriv.show.table import tables_of
-from fedpriv.show.verdict import RUNS, WORDS, dotted, holders, repeated, verdict
+from fedpriv.show.verdict import RUNS, holders, repeated, verdict
 from fedpriv.study.results import Results, engines_of, read_claims, read_history
 
-_WORDS = ", ".join(f"{word} up to {100 * most:g} %" for most, word in WORDS)
+_WORDS = ", ".join(f"{word} up to {100 * most:g} %" for most, word in GUESSES)
 
 GLOSSARY: tuple[tuple[str, str], ...] = (
     ("record", "What one line of a silo's data says: the unit whose presence or content is protected."),
@@ -76,7 +78,7 @@ def page_of(folder: Path, results: Results, version: str = "", *, live: bool = F
     history = list(read_history(folder)) if results.cells else []
     charts = charts_of(results, history, audit) if results.cells else []
     shares = {cell["fraction_clipped"] for cell in results.cells}
-    return _template().render(
+    return _compiled(_file("page.html")).render(
         results=results,
         title=results.title or results.name,
         version=version,
@@ -90,7 +92,7 @@ def page_of(folder: Path, results: Results, version: str = "", *, live: bool = F
         run_counts=RUNS,
         glossary=GLOSSARY,
         state=state_of(results),
-        missing=" ".join(filter(None, [what_differs(results), what_is_missing(results)])).replace("**", ""),
+        missing=" ".join(warnings_of(results)).replace("**", ""),
         measured=how_measured(results),
         facts=_facts(results),
         statements=said,
@@ -114,10 +116,10 @@ def _unbroken(text: str) -> str:
 
 
 @cache
-def _template() -> Template:
+def _compiled(template: str) -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"leakage": upper_figure, "shown": lower_figure}
-    return environment.from_string(_file("page.html"))
+    return environment.from_string(template)
 
 
 @cache
@@ -169,3 +171,36 @@ def _settings(results: Results) -> list[tuple[str, str]]:
         for key, value in dotted(cell["scenario"]):
             found.setdefault(key, {})[value_text(value)] = None
     return [(key, ", ".join(values)) for key, values in found.items() if key not in ("name", "title", "seed")]
+
+
+_PIECE = """\
+<div>
+<p><strong>{{ title }}</strong>{% if state %} · {{ state }}{% endif %}</p>
+{% for table in tables %}
+{% if table.caption %}<p>{{ table.caption }}</p>{% endif %}
+<table>
+<thead><tr>{% for head in table.heads %}<th>{{ head }}</th>{% endfor %}</tr></thead>
+<tbody>
+{% for row in table.body %}
+<tr>{% for value in row %}<td>{{ value }}</td>{% endfor %}</tr>
+{% endfor %}
+</tbody>
+</table>
+{% endfor %}
+{% for line in caveats %}
+<p>{{ line }}</p>
+{% endfor %}
+<p><small>{{ measured }}</small></p>
+</div>
+"""
+
+
+def fragment_of(results: Results) -> str:
+    """The tables and how they were measured; everything that comes from a scenario is escaped."""
+    return _compiled(_PIECE).render(
+        title=results.title or results.name,
+        state=state_of(results),
+        tables=tables_of(results),
+        caveats=caveats_of(results.cells),
+        measured=how_measured(results),
+    )

@@ -13,8 +13,7 @@ from fedpriv.core.files import write_bytes
 from fedpriv.noise.trust import trust_named
 from fedpriv.rounds.setting import Table
 from fedpriv.show.charts import Chart, Panel, Series, charts_of, comparison_chart
-from fedpriv.show.looks import DASHES, Look
-from fedpriv.show.scale import tick_text
+from fedpriv.show.looks import DASHES, Look, tick_text
 from fedpriv.show.statement import stored_audit
 from fedpriv.show.summary import point_text, state_of
 from fedpriv.study.results import Results, read_claims, read_history

@@ -1,5 +1,6 @@
 """The privacy statement of a run, in words for a data-protection officer, and the audit that is stored with it."""
 
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -8,14 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedpriv.accounting.gaussian import compose, epsilon_of
+from fedpriv.accounting.gaussian import compose
 from fedpriv.accounting.guarantees import Guarantee
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import (
     counted,
     delta_figure,
     epsilon_figure,
-    epsilon_words,
     lower_figure,
     upper_figure,
     upper_percent,
@@ -26,12 +26,10 @@ from fedpriv.core.random import SERVER
 from fedpriv.noise.trust import RECORD, Trust, trust_named
 from fedpriv.rounds.claim import (
     ELSEWHERE,
-    EXACT,
     STEP_ELSEWHERE,
     PrivacyClaim,
-    claim_of,
+    claim_of_data,
     evaluation_words,
-    words_of_several,
 )
 from fedpriv.rounds.ledger import FIRST_STEP, ROUNDS, ReleaseStream, from_data
 from fedpriv.show.summary import caveats_of, choice_of_settings
@@ -41,23 +39,17 @@ _HIDDEN = {
     "replace-one": "which {unit} was used: any one may be exchanged for any other, the rest staying the same",
     "zero-out": "whether any one {unit} contributed at all, the rest staying the same",
 }
-_NOISE = {
-    "simulation": (
-        "This was a simulation. Its noise comes from a seed that is written in the results: anybody can "
-        "recompute and remove it. The figures say what a deployment with secret noise would guarantee; "
-        "nothing that this run wrote is protected."
-    ),
-}
+_SEEDED = (
+    "This was a simulation. Its noise comes from a seed that is written in the results: anybody can recompute and "
+    "remove it. The figures say what a deployment with secret noise would guarantee; nothing that this run wrote "
+    "is protected."
+)
 _BY_SILOS = "Every silo drew its noise with a key from its own operating system, which has not left that silo."
 _BY_THE_SERVER = (
     "The server drew the noise, with a key from its operating system. It sees what silos send without noise: all "
     "that is said here rests on the server keeping both to itself."
 )
 _ANY_LOSS = "Nothing about the loss or the model: what is released is clipped, {unit} by {unit}."
-
-
-Claimed = PrivacyClaim[Guarantee] | None
-"""The claim of one cell; None without noise."""
 
 
 @dataclass(frozen=True)
@@ -105,21 +97,13 @@ class Statement:
     """What they take for granted about units, noise, numbers and choices."""
 
 
-_INTEGERS = (
-    "Records enter as integers of bounded size and the noise is a discrete Gaussian, sampled exactly: the figures "
-    f"hold for the arithmetic of the program itself, {EXACT}."
-)
-_REAL = (
-    "The noise is Gaussian in real arithmetic. What was written comes from floating-point numbers, whose lowest "
-    "bits can tell more."
-)
 _FIRST = "first step, means and squares of the columns of numbers"
 _COMPOSED = (
     "The columns of numbers were scaled by noisy means and deviations that a first step released: the figures are "
     "of that step and of the rounds together."
 )
-_ASSUMPTIONS = (
-    "Every {unit} takes part only in the rounds that the schedule says, and its contribution is clipped there.",
+_AS_SCHEDULED = (
+    "Every {unit} takes part only in the rounds that the schedule says, and its contribution is clipped there."
 )
 _UNTOUCHED = (
     "Settings were chosen without a look at the data, or that look was accounted for elsewhere: choosing the best "
@@ -136,8 +120,7 @@ def statements(results: Results) -> list[Statement]:
     """A statement for each combination of trust, relation, unit, noise and δ among the finished cells."""
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for cell in results.cells:
-        unit = from_data(cell["releases"][0]).unit
-        kind = (cell["trust"], cell["relation"], cell["noise"], cell["delta"], unit, cell.get("guarantee"))
+        kind = (*(cell[key] for key in ("trust", "relation", "noise", "delta", "unit")), cell.get("guarantee"))
         groups.setdefault(kind, []).append(cell)
     choice = choice_of_settings(results) or [_UNTOUCHED]
     return [_statement(cells, _together(results.cells, cells[0]["relation"]), choice) for cells in groups.values()]
@@ -146,7 +129,7 @@ def statements(results: Results) -> list[Statement]:
 def _together(cells: Sequence[Mapping[str, Any]], relation: str) -> str:
     """What all real releases under one relation cost a record that takes part in each; nothing for one or none."""
     claims = [
-        claim_of(list(map(from_data, cell["releases"])))
+        claim_of_data(cell["releases"])
         for cell in cells
         if cell["noise"] == "release" and cell["relation"] == relation
     ]
@@ -160,90 +143,58 @@ def _together(cells: Sequence[Mapping[str, Any]], relation: str) -> str:
 
 
 def _statement(cells: Sequence[Mapping[str, Any]], together: str, choice: Sequence[str]) -> Statement:
-    first = cells[0]
+    first, delta = cells[0], cells[0]["delta"]
     streams = [list(map(from_data, cell["releases"])) for cell in cells]
-    unit = streams[0][0].unit
-    claims = [claim_of(released) for released in streams]
-    levels = {None if claim is None else _level(claim, first["delta"]) for claim in claims}
-    known = [level for level in levels if level is not None]
+    released, unit = list(itertools.chain(*streams)), streams[0][0].unit
+    claims = [claim_of_data(cell["releases"]) for cell in cells]
+    known = [claim for claim in claims if claim is not None]
+    worst = max(known, key=lambda claim: claim.guarantee.epsilon_of(delta), default=None)
+    counted = {(claim.guarantee.mu, claim.sentence("counted", delta)) for claim in known if claim.counted}
+    trust = trust_named(first["trust"])
     return Statement(
-        private=bool(known) and None not in levels,
-        note=next((claim.guarantee.note for claim in claims if claim is not None), ""),
+        private=bool(known) and None not in claims,
+        note=known[0].guarantee.note if known else "",
         trust=first["trust"],
-        protects=trust_named(first["trust"]).protection_of(unit),
+        protects=trust.protection_of(unit),
         unit=unit.words,
         hidden=_HIDDEN[first["relation"]].format(unit=unit.noun),
         relation=first["relation"],
-        noise=_noise(first["noise"], trust_named(first["trust"]))
-        + (together if first["noise"] == "release" else ""),
+        noise=_noise(first["noise"], trust) + (together if first["noise"] == "release" else ""),
         mechanisms=sorted(
             {
                 _described_noise(stream, _units_of(cell))
-                for cell, released in zip(cells, streams, strict=True)
-                for stream in released
+                for cell, of_cell in zip(cells, streams, strict=True)
+                for stream in of_cell
             }
         ),
         attained=all(claim is not None and claim.attained for claim in claims),
-        levels=sorted(known, key=lambda level: level.order),
+        levels=sorted({_level(claim, delta) for claim in known}, key=lambda level: level.order),
         caveats=caveats_of(cells),
-        evaluations=sorted(
-            {evaluation_words(told, cell["delta"]) for cell in cells if (told := cell.get("evaluation"))}
-        ),
-        about_the_loss=sorted({about_the_loss(stream) for released in streams for stream in released}),
+        evaluations=sorted({evaluation_words(told, delta) for cell in cells if (told := cell.get("evaluation"))}),
+        about_the_loss=sorted(set(map(about_the_loss, released))),
         assumptions=[
             unit.presumes,
-            *_of_several(claims, first["delta"]),
-            *_counted(claims, first["delta"]),
-            *(text.format(unit=unit.noun) for text in _ASSUMPTIONS),
+            *([worst.sentence("several", delta)] if worst and unit.name == RECORD.name else []),
+            *(sentence for _, sentence in sorted(counted)),
+            _AS_SCHEDULED.format(unit=unit.noun),
             *choice,
-            *_steps(streams),
-            *_arithmetic(claims),
+            *_steps(released),
+            *([min(known, key=lambda claim: claim.exact).sentence("arithmetic", delta)] if known else []),
         ],
     )
 
 
-def _steps(streams: Sequence[Sequence[ReleaseStream]]) -> list[str]:
+def _steps(released: Sequence[ReleaseStream]) -> list[str]:
     """That figures are of several steps together, and of which."""
-    first = [stream for released in streams for stream in released if stream.step == FIRST_STEP]
-    here = any(stream.owner != ELSEWHERE for stream in first)
-    return [_COMPOSED] * here + [STEP_ELSEWHERE] * any(stream.owner == ELSEWHERE for stream in first)
-
-
-def _arithmetic(claims: Sequence[Claimed]) -> list[str]:
-    """What figures of these cells take for granted about numbers; nothing where nothing is private."""
-    if not (known := [claim for claim in claims if claim is not None]):
-        return []
-    return [_INTEGERS if all(claim.exact for claim in known) else _REAL]
-
-
-def _of_several(claims: Sequence[Claimed], delta: float) -> list[str]:
-    """What the run that protects least says of persons with several records, where it protects records."""
-    known = [claim for claim in claims if claim is not None]
-    if not known or known[0].unit.name != RECORD.name:
-        return []
-    worst = max((claim.guarantee for claim in known), key=lambda guarantee: guarantee.epsilon_of(delta))
-    return [words_of_several(worst, delta)]
-
-
-def _counted(claims: Sequence[Claimed], delta: float) -> list[str]:
-    """What exact counting gives where a paper's constants charge more; both are true."""
-    pairs = {
-        (claim.guarantee.mu, claim.counted)
-        for claim in claims
-        if claim is not None and claim.counted is not None and claim.guarantee.mu is not None
-    }
-    return [
-        f"Charged is μ = {upper_figure(charged)}, by the paper's constants, which add more noise than that needs: "
-        f"by exact counting μ is at most {upper_figure(fewer)}, {epsilon_words(epsilon_of(fewer, delta), delta)}."
-        for charged, fewer in sorted(pairs)
-    ]
+    owners = {stream.owner for stream in released if stream.step == FIRST_STEP}
+    return [_COMPOSED] * bool(owners - {ELSEWHERE}) + [STEP_ELSEWHERE] * (ELSEWHERE in owners)
 
 
 def _noise(kind: str, trust: Trust) -> str:
     """Who could recompute the noise; nothing where there is none."""
     if kind == "release":
         return _BY_THE_SERVER if trust.draws(SERVER) else _BY_SILOS
-    return _NOISE.get(kind, "")
+    return _SEEDED if kind == "simulation" else ""
 
 
 def about_the_loss(stream: ReleaseStream) -> str:
@@ -307,13 +258,13 @@ class StoredAudit:
     trust: str
     stands: bool
     date: str
-    sees: Mapping[str, float] = field(default_factory=dict)
-    """Which share of the noise would be refuted with probability 95 %, by family; earlier versions do not say."""
+    sees: Mapping[str, float]
+    """Which share of the noise would be refuted with probability 95 %, by family."""
 
     @property
     def power(self) -> str:
-        """What it would see, in one sentence; nothing where it does not say."""
-        return power_words(self.sees, self.trials) if self.sees else ""
+        """What it would see, in one sentence."""
+        return power_words(self.sees, self.trials)
 
 
 def power_words(sees: Mapping[str, float], trials: int) -> str:
@@ -337,8 +288,8 @@ def check_audited(folder: Path, scenario: Mapping[str, Any]) -> None:
 
 def store_audit(folder: Path, outcome: Mapping[str, Any]) -> None:
     """Write RUN_DIR/audit.json for the report."""
-    kept = {name: outcome[name] for name in StoredAudit.__dataclass_fields__ if name in outcome}
-    write_json(folder / _FILE, {**kept, "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")})
+    told = {**outcome, "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")}
+    write_json(folder / _FILE, {name: told[name] for name in StoredAudit.__dataclass_fields__})
 
 
 def stored_audit(folder: Path) -> StoredAudit | None:
@@ -348,6 +299,6 @@ def stored_audit(folder: Path) -> StoredAudit | None:
         return None
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
-        return StoredAudit(**{name: tree[name] for name in StoredAudit.__dataclass_fields__ if name in tree})
+        return StoredAudit(**{name: tree[name] for name in StoredAudit.__dataclass_fields__})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: not an audit of fedpriv ({type(error).__name__}: {error})") from None

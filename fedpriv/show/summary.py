@@ -1,9 +1,11 @@
-"""A run's cells summed up: means and spreads over seeds at every sweep point, beside what was published.
+"""A run's cells summed up: means and spreads over seeds at every sweep point, and the lines that stand under them.
 
-What stands under a table: what is missing, how it was measured, what is protected, how settings were chosen.
+Tables, charts, pages and the terminal take their metrics, points and names from here, and so the lines that say
+what is missing, how it was measured, what is protected, and how settings were chosen.
 """
 
 import itertools
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,10 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedpriv.accounting.selection import Selection
-from fedpriv.core.figures import caveats, delta_figure, upper_range
+from fedpriv.core.figures import caveats, count_range, delta_figure, upper_range
 from fedpriv.loss.scores import MEAN, WORST
-from fedpriv.noise.trust import CLIENT, RECORD, trust_named
-from fedpriv.rounds.claim import EXACT, REAL, STEP_ELSEWHERE, charged_elsewhere, claim_of_data, evaluation_words
+from fedpriv.noise.trust import CLIENT, RECORD
+from fedpriv.rounds.claim import REAL, STEP_ELSEWHERE, charged_elsewhere, evaluation_words, sentence_of_cells
 from fedpriv.rounds.entries import differing_words
 from fedpriv.rounds.ledger import from_data
 from fedpriv.study.results import Results, engines_of
@@ -162,9 +164,15 @@ def differing(results: Results) -> str:
 def summarize(cells: Sequence[Mapping[str, Any]], metric: Metric) -> Summary | None:
     """Mean and sample standard deviation over the given cells; None without a cell."""
     values = [metric.factor * cell[metric.key] for cell in cells if metric.key in cell]
-    if not values:
-        return None
-    return Summary(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
+    return Summary(*mean_and_deviation(values), len(values)) if values else None
+
+
+def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and sample standard deviation (None for a single value); no numbers where a value is not finite."""
+    several = len(values) > 1
+    if all(map(math.isfinite, values)):
+        return statistics.fmean(values), statistics.stdev(values) if several else None
+    return sum(values) / len(values), math.nan if several else None
 
 
 def compare(results: Results, metric: Metric, point: Mapping[str, Any]) -> Comparison:
@@ -215,22 +223,19 @@ def published_metrics(results: Results) -> list[Metric]:
     return [metric for metric in metrics_of(results) if metric.key in results.published.table.shown]
 
 
-def what_is_missing(results: Results) -> str:
-    """Which cells have no result, in bold Markdown; nothing if all have."""
-    if not (loud := incomplete(results)):
-        return ""
-    texts = []
-    for point, seeds in missing(results):
-        these = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
-        texts.append(", ".join(filter(None, [point_text(results, point), these])))
-    more = f"; and {len(texts) - _LISTED} more points" if len(texts) > _LISTED else ""
-    return f"**{loud}.** Missing: {'; '.join(texts[:_LISTED])}{more}."
-
-
-def what_differs(results: Results) -> str:
-    """Which cells claim what was not released, in bold Markdown; nothing if none does."""
-    loud = differing(results)
-    return f"**{loud}.** Figures of privacy are those of the ledger here." if loud else ""
+def warnings_of(results: Results) -> list[str]:
+    """Which cells claim what was not released, and which have no result, in bold Markdown; none of a whole run."""
+    found = []
+    if loud := differing(results):
+        found.append(f"**{loud}.** Figures of privacy are those of the ledger here.")
+    if loud := incomplete(results):
+        texts = []
+        for point, seeds in missing(results):
+            these = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+            texts.append(", ".join(filter(None, [point_text(results, point), these])))
+        more = f"; and {len(texts) - _LISTED} more points" if len(texts) > _LISTED else ""
+        found.append(f"**{loud}.** Missing: {'; '.join(texts[:_LISTED])}{more}.")
+    return found
 
 
 def how_measured(results: Results) -> str:
@@ -267,11 +272,10 @@ def _paired(results: Results) -> str:
 
 def _unread(results: Results) -> str:
     """That samples were asked for which no round reads."""
-    left = sorted({cell["unread"] for cell in results.cells if cell.get("unread")})
+    left = [cell["unread"] for cell in results.cells if cell.get("unread")]
     if not left:
         return ""
-    numbers = str(left[0]) if len(left) == 1 else f"{left[0]} to {left[-1]}"
-    return f"Of the samples asked for {numbers} are never read: they do not fill a round of every silo."
+    return f"Of the samples asked for {count_range(left)} are never read: they do not fill a round of every silo."
 
 
 def privacy_lines(results: Results) -> list[str]:
@@ -288,7 +292,7 @@ def privacy_lines(results: Results) -> list[str]:
     tests = {evaluation_words(told, cell["delta"]) for cell in results.cells if (told := cell.get("evaluation"))}
     charged = any(charged_elsewhere(cell["releases"]) for cell in results.cells)
     elsewhere = [STEP_ELSEWHERE] if charged else []
-    said = [line for cells in groups.values() for line in (_statement(cells), *caveats_of(cells))]
+    said = [line for cells in groups.values() for line in (sentence_of_cells(cells), *caveats_of(cells))]
     return [*said, *elsewhere, *sorted(tests), *choice_of_settings(results)]
 
 
@@ -340,15 +344,3 @@ def choice_of_settings(results: Results) -> list[str]:
         f"row costs ε = {alone} at {delta}, the choice and a run of the row together ε = {together} "
         "(Papernot & Steinke 2022)."
     ]
-
-
-def _statement(cells: Sequence[Mapping[str, Any]]) -> str:
-    first = cells[0]
-    server = trust_named(first["trust"]).title
-    claim = claim_of_data(first["releases"])
-    if claim is None or first["epsilon"] is None:
-        return f"Privacy: none, {server}: the run adds no noise."
-    seeded = " (seeded, not for release)" if first["noise"] == "simulation" else ""
-    exact = first.get("holds") not in (None, REAL)
-    noise = f"{first['noise']} noise{seeded}{f', {EXACT}' if exact else ''}"
-    return f"Privacy: {claim.sentence(first['delta'], cells, server)}; {noise}."

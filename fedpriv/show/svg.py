@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from markupsafe import Markup, escape
 
 from fedpriv.show.charts import Chart, Mark, Panel, Series
-from fedpriv.show.looks import DASHES, Look
-from fedpriv.show.scale import Scale, tick_text
+from fedpriv.show.looks import DASHES, Look, Scale, tick_text
 
 WIDTH, HEIGHT = 560, 350
 _LEFT, _RIGHT, _TOP, _BOTTOM = 74, 16, 14, 52

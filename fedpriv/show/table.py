@@ -1,18 +1,7 @@
-"""Measured beside published: results as Markdown, CSV or LaTeX.
-
-How what an algorithm needs grows: the smallest number of rounds that reaches a target, and fitted exponents.
-
-For each algorithm and each number of records n the target is an excess risk of
-
-    factor · scale · (1/√n + √d / (ε n)),   scale = L R
-
-(Choquette-Choo, Ganesh & Thakurta 2025, Table 1).  A sweep point's value is the mean over seeds; of swept keys
-that are not named here the best value counts.  Exponents are least squares of log T on log n.
-"""
+"""A run's tables: measured beside published, as Markdown, CSV or LaTeX."""
 
 import csv
 import io
-import math
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -20,12 +9,10 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
-from fedpriv.core.errors import InputError
-from fedpriv.core.figures import delta_figure, epsilon_figure, upper_figure
+from fedpriv.core.figures import delta_figure, epsilon_figure, upper_figure, with_spread
 from fedpriv.core.files import write_text
 from fedpriv.scenario.published import Growth, Paper
+from fedpriv.show.growth import scaling_lines
 from fedpriv.show.summary import (
     Metric,
     cells_at,
@@ -42,101 +29,9 @@ from fedpriv.show.summary import (
     silo_metrics,
     state_of,
     value_text,
-    what_differs,
-    what_is_missing,
+    warnings_of,
 )
 from fedpriv.study.results import Results, read_claims
-
-_CONFIDENCE = 0.95
-
-
-@dataclass(frozen=True)
-class Needed:
-    """What one algorithm needed at one n; None where no number of rounds in the sweep reached the target."""
-
-    target: float
-    rounds: float | None
-    gradients: float | None
-
-
-@dataclass(frozen=True)
-class Fit:
-    """y ~ n^exponent, from `count` sizes; `half_width` of its 95 % interval is infinite for two."""
-
-    exponent: float
-    half_width: float
-    count: int
-
-
-def needed(results: Results, scaling: Growth) -> dict[str, dict[float, Needed]]:
-    """For each value of `scaling.by`, and each n: target, rounds and gradient evaluations."""
-    table: dict[str, dict[float, Needed]] = {}
-    for name in results.axes[scaling.by]:
-        table[name] = {
-            float(size): _needed_at(results, scaling, {scaling.by: name, scaling.along: size})
-            for size in results.axes[scaling.along]
-        }
-    return table
-
-
-def _needed_at(results: Results, scaling: Growth, fixed: Mapping[str, Any]) -> Needed:
-    here = [point for point in points(results) if all(point[key] == value for key, value in fixed.items())]
-    reached: list[tuple[float, float]] = []
-    target = math.nan
-    for point in here:
-        cells = cells_at(results, point)
-        if not cells:
-            continue
-        first = cells[0]
-        size, epsilon = float(fixed[scaling.along]), first["epsilon"]
-        private = 0.0 if epsilon is None else math.sqrt(first["dimension"]) / (epsilon * size)
-        target = scaling.factor * scaling.scale * (1.0 / math.sqrt(size) + private)
-        if np.mean([cell[scaling.metric] for cell in cells]) <= target:
-            reached.append((float(point[scaling.smallest]), float(first["gradient_evaluations"])))
-    rounds, gradients = min(reached, default=(None, None))
-    return Needed(target, rounds, gradients)
-
-
-def fit(needs: Mapping[float, Needed], what: str) -> Fit | None:
-    """The exponent of `what` ("rounds" or "gradients") in n; None with fewer than two sizes that were reached."""
-    pairs = [(size, value) for size, need in needs.items() if (value := getattr(need, what)) is not None]
-    if len(pairs) < 2:
-        return None
-    from scipy import stats  # half a second, which only a scenario with a scaling table should wait
-
-    sizes, values = (np.log(column) for column in zip(*pairs, strict=True))
-    line = stats.linregress(sizes, values)
-    half_width = math.inf
-    if len(pairs) > 2:
-        half_width = float(stats.t.ppf(0.5 + _CONFIDENCE / 2, len(pairs) - 2) * line.stderr)
-    return Fit(float(line.slope), half_width, len(pairs))
-
-
-def scaling_lines(results: Results, scaling: Growth) -> list[list[str]]:
-    """Rows of text, header first: an algorithm a row, a size a column, exponents beside the theory's."""
-    for key in (scaling.by, scaling.along, scaling.smallest):
-        if key not in results.axes:
-            raise InputError(f"scaling: {key!r} is not swept; swept are {', '.join(results.axes)}")
-    sizes = results.axes[scaling.along]
-    rows = [["", *(f"n = {value_text(size)}" for size in sizes), "rounds ~ n^", "theory", "gradients ~ n^"]]
-    for name, needs in needed(results, scaling).items():
-        entries = [_entry(need) for need in needs.values()]
-        exponents = [_exponent(fit(needs, what)) for what in ("rounds", "gradients")]
-        theory = scaling.theory.get(name)
-        rows.append([name, *entries, exponents[0], "" if theory is None else f"{theory:g}", exponents[1]])
-    return rows
-
-
-def _entry(need: Needed) -> str:
-    return "not reached" if need.rounds is None else f"{need.rounds:g}"
-
-
-def _exponent(found: Fit | None) -> str:
-    if found is None:
-        return "too few"
-    width = "" if math.isinf(found.half_width) else f" ± {found.half_width:.2f}"
-    return f"{found.exponent:.2f}{width} ({found.count} sizes)"
-
 
 Style = Literal["markdown", "csv", "latex"]
 
@@ -155,6 +50,12 @@ class Table:
     labels: int
     across: str = ""
     """What the headers of the figures are values of."""
+
+    @property
+    def heads(self) -> list[str]:
+        """The header, with what is across beside its first name."""
+        first, *others = self.header
+        return [f"{first} \\ {self.across}" if self.across else first, *others]
 
 
 def render(results: Results, style: Style) -> str:
@@ -224,9 +125,7 @@ def _cell_text(results: Results, metric: Metric, point: Mapping[str, Any]) -> st
     comparison = compare(results, metric, point)
     measured, text, known = comparison.measured, "missing", []
     if measured is not None:
-        text = f"{measured.mean:.{metric.digits}f}"
-        if measured.std is not None:
-            text += f" ± {measured.std:.{metric.digits}f}"
+        text = with_spread(measured.mean, measured.std, metric.digits)
         if measured.seeds < len(results.seeds):
             text += f" ({measured.seeds} of {len(results.seeds)} seeds)"
     if comparison.published is not None:
@@ -258,36 +157,26 @@ def _row(results: Results, point: Mapping[str, Any]) -> dict[str, str]:
         row["ε at δ"] = (
             f"{epsilon_figure(first['epsilon'])} at {delta_figure(first['delta'])}" if private else "none"
         )
-        row["gradients"] = _count(first.get("gradient_evaluations"))
-        row["sent by a silo (MB)"] = _megabytes(first.get("bytes_sent"))
+        row["gradients"] = f"{first['gradient_evaluations']:,}"
+        row["sent by a silo (MB)"] = f"{first['bytes_sent'] / 1e6:.3g}"
         told = [cell["fraction_clipped"] for cell in cells if cell["fraction_clipped"] is not None]
         row["clipped (%)"] = f"{100.0 * statistics.fmean(told):.2f}" if told else "not told"
         row["seconds, all seeds"] = f"{sum(cell['wall_seconds'] for cell in cells):.1f}"
     return row
 
 
-def _count(value: int | None) -> str:
-    return "not kept" if value is None else f"{value:,}"
-
-
-def _megabytes(value: int | None) -> str:
-    return "not kept" if value is None else f"{value / 1e6:.3g}"
-
-
 def _markdown(results: Results) -> str:
     blocks = [f"## {results.title or results.name}"]
     for table in tables_of(results):
         blocks += [f"**{table.caption}**", _aligned(table)] if table.caption else [_aligned(table)]
-    loud = (what_differs(results), what_is_missing(results))
-    blocks += [line for line in (*loud, how_measured(results)) if line]
-    return "\n\n".join([*blocks, *privacy_lines(results)]).replace("<", "&lt;") + "\n"
+    blocks += [*warnings_of(results), how_measured(results), *privacy_lines(results)]
+    return "\n\n".join(blocks).replace("<", "&lt;") + "\n"
 
 
 def _aligned(table: Table) -> str:
     """A Markdown table whose columns also line up as plain text: labels to the left, figures to the right."""
-    corner = [f"{table.header[0]} \\ {table.across}"] if table.across else table.header[:1]
     columns = []
-    for place, (head, *body) in enumerate(zip([*corner, *table.header[1:]], *table.body, strict=True)):
+    for place, (head, *body) in enumerate(zip(table.heads, *table.body, strict=True)):
         width = max(3, len(head), *map(len, body))
         rule, side = ("-" * width, "<") if place < table.labels else ("-" * (width - 1) + ":", ">")
         columns.append([f"{text:{side}{width}}" for text in (head, rule, *body)])

@@ -1,50 +1,30 @@
-"""What a run says, in one paragraph; who holds what; what running again costs.
+"""A run in a paragraph: what was trained, how good it got, at what privacy; who holds what; what repeats cost.
 
-Two runs side by side: where their settings differ, and by how much their figures do.
-
-A run's tables as a piece of HTML: what a notebook shows for results.
+The paragraph names the best setting and the most private ones, and says whether the noise protects anybody.
 """
 
-import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, StrictUndefined
-
 from fedpriv.accounting.gaussian import compose, epsilon_of
-from fedpriv.core.errors import InputError
-from fedpriv.core.figures import best_guess, epsilon_figure, epsilon_words, upper_figure, upper_percent
+from fedpriv.core.figures import count_range, epsilon_figure, epsilon_words, upper_figure
 from fedpriv.core.random import SERVER
 from fedpriv.noise.trust import CLIENT, RECORD, USER, trust_named
 from fedpriv.papers.table import ALGORITHMS
+from fedpriv.rounds.claim import guess_sentence
 from fedpriv.rounds.ledger import from_data
 from fedpriv.show.summary import (
-    METRICS,
     Metric,
-    caveats_of,
     cells_at,
-    how_measured,
     metrics_of,
     point_text,
     points,
-    short_names,
-    state_of,
     summarize,
-    value_text,
 )
-from fedpriv.show.table import tables_of
-from fedpriv.study.results import Results, read_results
+from fedpriv.study.results import Results
 
-WORDS = ((0.6, "strong"), (0.75, "moderate"), (0.95, "weak"), (1.0, "next to no"))
-"""Up to which probability of guessing a record rightly protection is called what."""
 RUNS = (1, 2, 5, 10, 50)
-_ATTACKER = (
-    "An attacker who knows everything else and decides between two equally likely cases of {unit} is right with "
-    "probability at most"
-)
 _UNITS = (CLIENT.name, USER.name, RECORD.name)
 _MOST = 6  # levels in the table of repeated runs
 
@@ -83,7 +63,7 @@ def _what(results: Results) -> str:
     titles = [ALGORITHMS[name].title if name in ALGORITHMS else name for name in rows]
     algorithms = " and ".join(titles) if len(titles) < 3 else f"{len(titles)} algorithms"
     first = results.cells[0]["scenario"]
-    rounds = _numbers(results.cells, "rounds")
+    rounds = count_range(cell["rounds"] for cell in results.cells)
     trained = f"{first['model']['name']} on {first['data']['name']}"
     return f"{algorithms} trained {trained}: {_whom(results)}, {rounds} rounds."
 
@@ -91,14 +71,15 @@ def _what(results: Results) -> str:
 def _whom(results: Results) -> str:
     """How many silos, or clients, and of those how many in a round."""
     if all("clients" in cell for cell in results.cells):
-        return f"{_numbers(results.cells, 'clients')} clients, cohorts of {_numbers(results.cells, 'batch')}"
-    silos = _numbers(results.cells, "silos")
+        clients, cohorts = (count_range(cell[key] for cell in results.cells) for key in ("clients", "batch"))
+        return f"{clients} clients, cohorts of {cohorts}"
+    silos = count_range(cell["silos"] for cell in results.cells)
     return f"{silos} {'silo' if silos == '1' else 'silos'}"
 
 
 def _how_good(results: Results) -> str:
     metric = next((each for each in metrics_of(results) if each.key == "test_accuracy"), metrics_of(results)[0])
-    private = [point for point in points(results) if _has_cells(results, point)]
+    private = [point for point in points(results) if cells_at(results, point)]
     best = _best(results, private, metric)
     text = f"Best: {metric.title.removesuffix(' (%)')} {_shown(results, best, metric)}{_at(results, best)}."
     strengths = {strength for point in private if (strength := _strength(results, point)) is not None}
@@ -151,31 +132,12 @@ def _how_private(results: Results) -> str:
     unit = " or ".join(dict.fromkeys(cell["unit"] for cell in results.cells))
     if any(cell["epsilon"] is None for cell in results.cells):
         unprotected = "A cell without noise protects nothing."
-        return unprotected if not mus else f"{_guess(unit, min(mus), max(mus))} {unprotected}"
+        return unprotected if not mus else f"{guess_sentence(unit, mus)} {unprotected}"
     if len(mus) < len(results.cells):
         epsilons = [cell["epsilon"] for cell in results.cells]
         worst = epsilon_words(max(epsilons), max(cell["delta"] for cell in results.cells))
         return f"Privacy: at most {worst}, for {unit}."
-    return _guess(unit, min(mus), max(mus))
-
-
-def _guess(unit: str, low: float, high: float) -> str:
-    shown = list(dict.fromkeys(f"{_chance(mu)} (μ = {upper_figure(mu)}: {_word(mu)})" for mu in (low, high)))
-    return f"{_ATTACKER.format(unit=unit)} {' to '.join(shown)}."
-
-
-def _chance(mu: float) -> str:
-    return upper_percent(best_guess(mu))
-
-
-def _word(mu: float) -> str:
-    return f"{protection_word(mu)} protection"
-
-
-def protection_word(mu: float) -> str:
-    """A word for μ, by how often the best guess about one record is right."""
-    guess = best_guess(mu)
-    return next(word for most, word in WORDS if guess <= most)
+    return guess_sentence(unit, mus)
 
 
 def holders(results: Results) -> list[Holder]:
@@ -188,10 +150,11 @@ def holders(results: Results) -> list[Holder]:
 
 
 def _holders(name: str, cells: Sequence[Mapping[str, Any]]) -> list[Holder]:
-    trust, each = trust_named(name), _per_silo(cells)
+    trust = trust_named(name)
+    shares = [round(cell["records"] / cell["silos"]) for cell in cells if "records" in cell]
+    own = f"its own records ({count_range(shares)} on average)" if shares else "its own records"
     released = all(cell["noise"] == "release" for cell in cells)
     key = "the key of its noise" if released else "noise from the scenario's seed"
-    own = f"its own records{each}"
     if all("clients" in cell for cell in cells):
         return [
             Holder(f"each client ({name})", "its own records", "the model of the rounds in which it takes part"),
@@ -213,14 +176,6 @@ def _holders(name: str, cells: Sequence[Mapping[str, Any]]) -> list[Holder]:
     ]
 
 
-def _per_silo(cells: Sequence[Mapping[str, Any]]) -> str:
-    shares = sorted({round(cell["records"] / cell["silos"]) for cell in cells if "records" in cell})
-    if not shares:
-        return ""
-    about = f"{shares[0]:,}" if len(shares) == 1 else f"{shares[0]:,} to {shares[-1]:,}"
-    return f" ({about} on average)"
-
-
 def repeated(results: Results) -> list[list[str]]:
     """ε of so many runs with the same records, for every μ of the run: μ, then ε for each number in `RUNS`."""
     private = [cell for cell in results.cells if cell["mu"] is not None]
@@ -230,10 +185,6 @@ def repeated(results: Results) -> list[list[str]]:
         [upper_figure(mu), *(epsilon_figure(epsilon_of(compose([mu] * runs), delta)) for runs in RUNS)]
         for mu, delta in shown
     ]
-
-
-def _has_cells(results: Results, point: Mapping[str, Any]) -> bool:
-    return bool(cells_at(results, point))
 
 
 def _best(results: Results, among: Sequence[Mapping[str, Any]], metric: Metric) -> Mapping[str, Any]:
@@ -260,121 +211,3 @@ def _at(results: Results, point: Mapping[str, Any]) -> str:
     )
     where = "; ".join(filter(None, [varied, epsilon]))
     return f" ({where})" if where else ""
-
-
-def _numbers(cells: Sequence[Mapping[str, Any]], key: str) -> str:
-    values = sorted({cell[key] for cell in cells})
-    return f"{values[0]:,}" if len(values) == 1 else f"{values[0]:,} to {values[-1]:,}"
-
-
-_NOT_COMPARED = ("name", "title", "seed", "label")
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A row for each sweep point and metric that both runs have; the first `labels` columns name it."""
-
-    settings: Sequence[tuple[str, str, str]]
-    """Keys whose values differ between the first cells: key, value in the first run, value in the second."""
-    header: Sequence[str]
-    body: Sequence[Sequence[str]]
-    labels: int
-
-
-def compared(first: Path, second: Path) -> Comparison:
-    """Compare two folders; InputError if they have no sweep point and seed in common.
-
-    Cells of one seed share records and, scaled, noise: differences are taken seed by seed.
-    """
-    one, other = read_results(first), read_results(second)
-    common = [key for key in one.axes if key in other.axes]
-    rows = []
-    for point in points(one):
-        for metric in METRICS:
-            pairs = _pairs(one, other, point, common, metric)
-            if pairs:
-                labels = [value_text(point[key]) for key in one.axes]
-                rows.append([*labels, metric.title, *_figures(pairs, metric)])
-    if not rows:
-        raise InputError(f"{first} and {second} have no finished sweep point and seed in common")
-    names = list(short_names(one.axes).values())
-    header = [*names, "metric", "seeds", "first", "second", "second - first"]
-    return Comparison(_settings(one, other), header, rows, len(names) + 1)
-
-
-def _pairs(
-    one: Results, other: Results, point: Mapping[str, Any], common: Sequence[str], metric: Metric
-) -> list[tuple[float, float]]:
-    """The metric in both runs, a pair for each seed of the point; axes of one run only must be single."""
-    matching = [there for there in points(other) if all(there[key] == point[key] for key in common)]
-    if len(matching) != 1:
-        return []
-    there = {cell["seed"]: cell for cell in cells_at(other, matching[0])}
-    return [
-        (metric.factor * cell[metric.key], metric.factor * there[cell["seed"]][metric.key])
-        for cell in cells_at(one, point)
-        if cell["seed"] in there and metric.key in cell and metric.key in there[cell["seed"]]
-    ]
-
-
-def _figures(pairs: Sequence[tuple[float, float]], metric: Metric) -> list[str]:
-    differences = [second - first for first, second in pairs]
-    mean = f"{statistics.fmean(differences):+z.{metric.digits}f}"
-    if len(pairs) > 1:
-        mean += f" ± {statistics.stdev(differences) / math.sqrt(len(pairs)):.{metric.digits}f}"
-    means = (f"{statistics.fmean(values):.{metric.digits}f}" for values in zip(*pairs, strict=True))
-    return [str(len(pairs)), *means, mean]
-
-
-def _settings(one: Results, other: Results) -> list[tuple[str, str, str]]:
-    first, second = (dict(dotted(results.cells[0]["scenario"])) for results in (one, other))
-    keys = [key for key in {**first, **second} if key.partition(".")[0] not in _NOT_COMPARED]
-    swept = {*one.axes, *other.axes}
-    return [
-        (key, value_text(first.get(key, "not set")), value_text(second.get(key, "not set")))
-        for key in keys
-        if first.get(key) != second.get(key) and key not in swept
-    ]
-
-
-def dotted(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Nested keys as dotted ones, with their values."""
-    found: list[tuple[str, Any]] = []
-    for key, value in tree.items():
-        found += dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [(f"{prefix}{key}", value)]
-    return found
-
-
-_PIECE = """\
-<div>
-<p><strong>{{ title }}</strong>{% if state %} · {{ state }}{% endif %}</p>
-{% for table in tables %}
-{% if table.caption %}<p>{{ table.caption }}</p>{% endif %}
-<table>
-<thead><tr>{% for head in table.header %}<th>{{ head }}\
-{% if loop.first and table.across %} \\ {{ table.across }}{% endif %}</th>{% endfor %}</tr></thead>
-<tbody>
-{% for row in table.body %}
-<tr>{% for value in row %}<td>{{ value }}</td>{% endfor %}</tr>
-{% endfor %}
-</tbody>
-</table>
-{% endfor %}
-{% for line in caveats %}
-<p>{{ line }}</p>
-{% endfor %}
-<p><small>{{ measured }}</small></p>
-</div>
-"""
-
-
-def fragment_of(results: Results) -> str:
-    """The tables and how they were measured; everything that comes from a scenario is escaped."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(_PIECE).render(
-        title=results.title or results.name,
-        state=state_of(results),
-        tables=tables_of(results),
-        caveats=caveats_of(results.cells),
-        measured=how_measured(results),
-    )

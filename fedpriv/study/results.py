@@ -58,11 +58,11 @@ class Results:
     cells: list[Mapping[str, Any]]
     versions: Mapping[str, str]
     rerun: str | None
-    """The command that runs the same again; None where it was not recorded."""
+    """The command that runs the same again; None for a run of a program's own."""
     scaling: Growth | None = None
     tuned: Tuned | None = None
-    date: str | None = None
-    """When the run began, UTC; None in results that are older than this figure."""
+    date: str = ""
+    """When the run began, UTC."""
     added: tuple[list[int], ...] = ()
     """Which of the seeds later starts added, start by start; none in a run that had all from the beginning."""
     differs: tuple[int, ...] = ()
@@ -206,7 +206,7 @@ class RunFolder(RunObserver):
         self._scenario = in_batches(scenario, self._starts)
         if self._scenario.seeds == before.seeds:  # else the command of before runs fewer
             self._rerun = before.rerun or self._rerun
-        self._date = before.date or self._date
+        self._date = before.date
 
     def _drop_unfinished_history(self) -> None:
         """A cell that is run again must not appear twice in the history."""
@@ -237,11 +237,11 @@ def read_results(folder: Path) -> Results:
             seeds=tree["seeds"],
             published=Published.from_data(tree["published"]) if tree["published"] else None,
             cells=_with_journal(tree["cells"], folder / _JOURNAL),
-            scaling=Growth.model_validate(tree["scaling"]) if tree.get("scaling") else None,
+            scaling=Growth.model_validate(tree["scaling"]) if tree["scaling"] else None,
             tuned=Tuned.model_validate(tree["tuned"]) if tree.get("tuned") else None,
-            versions=tree.get("versions", {}),
-            rerun=tree.get("rerun"),
-            date=tree.get("date"),
+            versions=tree["versions"],
+            rerun=tree["rerun"],
+            date=tree["date"],
             added=tuple(tree.get("added_seeds", ())),
         )
     except (FileNotFoundError, NotADirectoryError):

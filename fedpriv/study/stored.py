@@ -1,12 +1,9 @@
-"""Cells and checkpoints of RUN_DIR as data, and whether a run that is resumed is the one of its folder.
+"""The record of a finished cell, checkpoints of others, and what a resumed run must share with its folder.
 
-A cell of results.json says what was asked for, measured, spent and claimed.
-
-RUN_DIR/checkpoints has a file for each group of cells that the run is in the middle of, gone when the group is
-finished.  The files have sums without noise: their mode is 0600, the folder's 0700.
-
-A run that is resumed may have added seeds and must have all else in common with its folder.  A cell keeps its
-number, and so the name of its model: cells of added seeds are numbered after all others.
+A record of results.json says what was asked for, measured, spent and claimed.  RUN_DIR/checkpoints has a file for
+each group of cells that the run is in the middle of, gone when the group is finished; it holds sums without noise,
+so that its mode is 0600, and the folder's 0700.  A run that is resumed may add seeds, and nothing else: a cell
+keeps its number, and so the name of its model, and cells of added seeds are numbered after all others.
 """
 
 import dataclasses
@@ -32,11 +29,7 @@ from fedpriv.scenario.schema import Cell
 def versions() -> dict[str, str]:
     """Versions of the programs that compute the results."""
     packages = {name: metadata.version(name) for name in ("fedpriv", "torch", "numpy", "flwr", "cryptography")}
-    return {
-        "python": platform.python_version(),
-        **packages,
-        "platform": sys.platform,
-    }
+    return {"python": platform.python_version(), **packages, "platform": sys.platform}
 
 
 def privacy_of(
@@ -188,7 +181,8 @@ def seed_batches(folder: Path, before: Sequence[Sequence[int]], asked: Sequence[
     """
     known = [seed for start in before for seed in start]
     if gone := [seed for seed in known if seed not in asked]:
-        raise refusal(folder, f"its seeds are {_listed(known)}, and this scenario has no seed {_listed(gone)}")
+        there, not_here = (", ".join(map(str, seeds)) for seeds in (known, gone))
+        raise refusal(folder, f"its seeds are {there}, and this scenario has no seed {not_here}")
     added = [seed for seed in asked if seed not in known]
     return [*map(list, before), *([added] if added else [])]
 
@@ -236,13 +230,6 @@ def difference(then: Mapping[str, Any], now: Mapping[str, Any], section: str = "
             if deeper := difference(one, other, f"{section}{key}."):
                 return deeper
         elif one != other:
-            return f"{section}{key} is {_shown(one)} there, {_shown(other)} here"
+            there, here = ("not given" if value is None else repr(value) for value in (one, other))
+            return f"{section}{key} is {there} there, {here} here"
     return ""
-
-
-def _shown(value: Any) -> str:
-    return "not given" if value is None else repr(value)
-
-
-def _listed(seeds: Sequence[int]) -> str:
-    return ", ".join(map(str, seeds))

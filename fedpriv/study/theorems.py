@@ -4,9 +4,8 @@ The algorithm's row is asked (`Algorithm.theorems`, `Algorithm.excess_risk`): th
 """
 
 import dataclasses
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,6 @@ from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import Point
 from fedpriv.scenario.schema import Cell
 from fedpriv.study.results import read_results
-
-
-def first_seeds(points: Sequence[Point]) -> list[Point]:
-    """Keep one of the points that differ in nothing but the seed."""
-    first: dict[str, Point] = {}
-    for point in points:
-        first.setdefault(json.dumps(dict(point.swept), sort_keys=True), point)
-    return list(first.values())
 
 
 def beside_theorems(point: Point, gap: float | None, run: Path | None) -> dict[str, Any]:

@@ -6,13 +6,14 @@ of the numbers in the scenario.  Trials train without the records that are held 
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from fedpriv.core.errors import InputError
+from fedpriv.core.figures import count_range
 from fedpriv.rounds.task import ModelInputs, check_records, spread, task_of, task_of_cell
 from fedpriv.scenario.load import Scenario, resolve_cell
 from fedpriv.scenario.published import assign, look_up, parsed_assignment
@@ -217,10 +218,11 @@ class HeldOut:
     @property
     def words(self) -> str:
         """Words for the owner of the held-out records."""
-        read, each = (_span(map(sum, self.runs)), _span(count for run in self.runs for count in run))
+        read, each = count_range(map(sum, self.runs)), count_range(count for run in self.runs for count in run)
+        silos = count_range(map(len, self.runs))
         return (
             f"the last {self.count:,} of {self.of:,} training records are held out while tuning; in a run of the "
-            f"tuned scenario {read} of them belong to its silos, {each} to each of {_span(map(len, self.runs))}"
+            f"tuned scenario {read} of them belong to its silos, {each} to each of {silos}"
         )
 
     def in_runs(self, cells: Sequence[Cell]) -> "HeldOut":
@@ -230,12 +232,6 @@ class HeldOut:
             for cell in cells
         }
         return replace(self, runs=tuple(dict.fromkeys(_of_silos(cell, self) for cell in distinct.values())))
-
-
-def _span(counts: Iterable[int]) -> str:
-    """Write one number, or the smallest and the largest."""
-    found = sorted(set(counts))
-    return f"{found[0]:,}" if len(found) == 1 else f"{found[0]:,} to {found[-1]:,}"
 
 
 def _of_silos(cell: Cell, held_out: HeldOut) -> tuple[int, ...]:

@@ -137,7 +137,14 @@ def results_with(of_run: float, delta: float, **facts: Any) -> Results:
         **{"cell": 0, "point": {}, "seed": 0, "trust": "untrusted", "noise": "simulation", "delta": delta},
         **figures_of(claim_of([stream]), delta),
         **{"releases": [as_data(stream)], "evaluation": evaluation, "silos": 3, "rounds": 1, "wall_seconds": 1.0},
-        **{"fraction_clipped": None, "engine": "vectorized", "test_loss": 1.0, "test_accuracy": 0.5},
+        **{
+            "gradient_evaluations": 12,
+            "bytes_sent": 96,
+            "fraction_clipped": None,
+            "engine": "vectorized",
+            "test_loss": 1.0,
+            "test_accuracy": 0.5,
+        },
         "scenario": {"algorithm": {"name": "dp-sgd"}, "model": {"name": "m"}, "data": {"name": "d"}},
         **facts,
     }

@@ -8,8 +8,7 @@ from statistics import NormalDist
 import pytest
 
 from fedpriv.show.charts import Chart, Mark, Panel, Series, charts_of
-from fedpriv.show.looks import _HUES, layout_of, nth_look, shade
-from fedpriv.show.scale import scale_of, tick_text
+from fedpriv.show.looks import _HUES, layout_of, nth_look, scale_of, shade, tick_text
 from fedpriv.show.statement import StoredAudit
 from fedpriv.show.summary import product
 from fedpriv.show.svg import svg, wide_first

@@ -93,7 +93,7 @@ def test_every_link_of_a_crate_has_its_entity(folder: Path) -> None:
 def test_an_unfinished_run_says_so(folder: Path, tmp_path: Path) -> None:
     tree = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     (tmp_path / "results.json").write_text(
-        json.dumps({**tree, "complete": False, "cells": tree["cells"][:1], "date": None}), encoding="utf-8"
+        json.dumps({**tree, "complete": False, "cells": tree["cells"][:1]}), encoding="utf-8"
     )
     entities = {entity["@id"]: entity for entity in exported(tmp_path, "ro-crate")["@graph"]}
     assert entities["#run"]["actionStatus"]["@id"].endswith("ActiveActionStatus")

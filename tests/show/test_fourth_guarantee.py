@@ -14,7 +14,6 @@ from fedpriv.accounting.budget import LifetimeBudget
 from fedpriv.accounting.curves import Curve, Floats, as_floats
 from fedpriv.accounting.guarantees import Curved, Guarantee, weakest
 from fedpriv.cli.app import app
-from fedpriv.cli.shown import guarantee_facts
 from fedpriv.core.errors import InputError
 from fedpriv.participation.orders import Schedule, Sums
 from fedpriv.participation.registry import ADDED
@@ -100,7 +99,7 @@ def test_a_fourth_kind_is_told_by_ledger_table_page_and_terminal(folder: Path) -
     page = write_report(folder).read_text(encoding="utf-8")
     assert Concentrated.note in page
     assert "exact</th>" not in page
-    facts = guarantee_facts(entry.claim, DELTA)
+    facts = entry.claim.conversions(DELTA)
     assert facts["epsilon_at_most"] == guarantee.epsilon_of(DELTA)
     assert facts["unit"] == "one record of a silo"
     shown = CliRunner().invoke(app, ["privacy", "ledger", str(folder)])

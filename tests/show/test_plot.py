@@ -32,6 +32,7 @@ def write(folder: Path, results: Results) -> Path:
         "axes": results.axes,
         "seeds": results.seeds,
         "published": results.published and results.published.as_data(),
+        **{"scaling": None, "versions": {}, "rerun": results.rerun, "date": "2026-01-01 00:00 UTC"},
         "engine": results.engine,
         "complete": results.complete,
         "cells": [entry_of(cell).recomputed for cell in results.cells],

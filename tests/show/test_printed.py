@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ from fedpriv.core.figures import (
     upper_percent,
     upper_range,
 )
-from fedpriv.rounds.claim import PrivacyClaim, epsilons_of_several, evaluation_words, words_of_several
+from fedpriv.rounds.claim import PrivacyClaim, Style, epsilons_of_several, evaluation_words
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.show.charts import charts_of
 from fedpriv.show.statement import statements
@@ -88,7 +89,7 @@ def test_guarantee_a_best_guess_is_bounded_and_never_called_blind(mu: float) -> 
 def test_a_pair_of_a_sampled_run_holds_as_it_is_printed() -> None:
     """Before: (7.999, 1e-05) for 7.99937, at which δ is above 1.0003e-5 by an independent lower bound."""
     run = PoissonGaussian(0.514864, 1 / 20, 10)
-    shown = re.search(r"= \(([\d.]+), ", PrivacyClaim(run, "zero-out").sentence(1e-5))
+    shown = re.search(r"= \(([\d.]+), ", PrivacyClaim(run, "zero-out").sentence("line", 1e-5))
     assert shown is not None
     assert run.delta_of(float(shown[1])) <= 1e-5
     assert run.delta_of(7.999) > 1e-5
@@ -98,11 +99,11 @@ def texts_of(results: Results, mu: float, delta: float) -> Iterator[str]:
     """Every style in which a run's privacy is printed."""
     guarantee = GaussianDP(mu)
     (said,) = statements(results)
-    yield PrivacyClaim(guarantee, "zero-out").sentence(delta)
+    claim = PrivacyClaim(guarantee, "zero-out")
+    yield from (claim.sentence(style, delta) for style in get_args(Style))
     yield from privacy_lines(results)
     yield verdict(results)
     yield render(results, "markdown")
-    yield words_of_several(guarantee, delta)
     yield evaluation_words(results.cells[0]["evaluation"], delta)
     yield words(ApproximateGDP(mu, delta / 3))
     yield str(LifetimeBudget(mu / 2.0).refusal([], ApproximateGDP(mu)))
@@ -237,7 +238,7 @@ def test_one_of_a_thing_is_no_plural() -> None:
 
 def test_a_curve_holds_where_its_epsilon_is_printed() -> None:
     for run in (AllocatedGaussian(0.9205, 60), PoissonGaussian(2.0, 0.05, 100, "replace-one")):
-        shown = re.search(r"= \(([\d.]+), ", PrivacyClaim(run, "zero-out").sentence(1e-6))
+        shown = re.search(r"= \(([\d.]+), ", PrivacyClaim(run, "zero-out").sentence("line", 1e-6))
         assert shown is not None
         curve: Curve = run.curve
         assert delta_at(curve, float(shown[1])) <= 1e-6 * (1 + 1e-3)  # allocation: a grid of its own for one δ

@@ -13,7 +13,8 @@ from fedpriv.core.errors import InputError
 from fedpriv.rounds.ledger import ReleaseStream
 from fedpriv.rounds.outcome import Finished
 from fedpriv.scenario.load import Scenario, scenario_of
-from fedpriv.show.table import fit, needed, render
+from fedpriv.show.growth import fit, needed
+from fedpriv.show.table import render
 from fedpriv.study.results import RunFolder, read_results
 from tests.conftest import small_tree
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -314,3 +315,20 @@ def test_markup_in_a_label_is_no_markup_of_the_table(make_table: Make) -> None:
     text = render(replace(make_table(), title="<img src=x onerror=alert(1)>"), "markdown")
     assert "&lt;img src=x" in text
     assert "<" not in text
+
+
+def test_metrics_that_are_no_numbers_have_no_spread_and_are_shown_as_such() -> None:
+    for values in ([math.nan, 1.0], [math.inf, 1.0], [math.inf, -math.inf]):
+        found = summarize([{LOSS.key: value} for value in values], LOSS)
+        assert found is not None
+        assert found.std is not None
+        assert math.isnan(found.std)
+        assert not math.isfinite(found.mean)
+    assert summarize([{LOSS.key: math.nan}], LOSS) is not None
+
+
+def test_a_diverged_seed_is_shown_as_nan(make_table: Make) -> None:
+    def figures(point: Mapping[str, Any], seed: int) -> tuple[float, float]:
+        return (math.nan if seed == 0 else 2.0, 0.5)
+
+    assert "nan ± nan" in render(make_table(figures=figures), "markdown")

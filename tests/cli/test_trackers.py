@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedpriv.cli.progress import MLflow, TensorBoard
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.rounds.outcome import Finished
 from fedpriv.scenario.load import Scenario, scenario_of
-from fedpriv.study.trackers import MLflow, TensorBoard
 from tests.conftest import small_tree
 
 
