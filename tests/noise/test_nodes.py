@@ -13,7 +13,7 @@ from fedpriv.noise.tree import BinaryTree
 from fedpriv.noise.workload import Workload
 from fedpriv.papers.tran_cutkosky import paper_node_count
 from fedpriv.participation.orders import Schedule
-from tests.oracle_momentum import compose, prefix_nodes
+from tests.oracle_momentum import compose, prefix_nodes, squared_norms
 
 
 def weights_of_nodes(rounds: int, rounds_per_epoch: int, alpha: float) -> float:
