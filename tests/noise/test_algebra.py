@@ -7,9 +7,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedpriv.core.errors import InputError
-from fedpriv.noise.buffered import BufferedToeplitz
+from fedpriv.noise.buffered import BufferedToeplitz, LambdaCgd
 from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian
+from fedpriv.noise.differences import AlignedDifferences
 from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.sliding import SlidingDifferences
 from fedpriv.noise.toeplitz import BandedInverseSquareRoot, BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.noise.workload import Workload
@@ -281,3 +283,30 @@ def test_the_inverse_with_all_bands_is_the_square_root() -> None:
     ours, theirs = BandedInverseSquareRoot(0.95, bands), BandedSquareRoot(0.95, bands)
     np.testing.assert_allclose(ours.variance(workload), theirs.variance(workload), rtol=1e-11)
     assert ours.sensitivity(workload) == pytest.approx(theirs.sensitivity(workload), rel=1e-12)
+
+
+MECHANISMS: list[Mechanism] = [
+    IndependentGaussian(),
+    BinaryTree(),
+    BinaryTree(0.9, 5),
+    BandedSquareRoot(1.0, 4),
+    BandedInverseSquareRoot(1.0, 4),
+    LambdaCgd(1.0, (0.9,), (0.0,)),
+    BufferedToeplitz(0.9, (0.9, 0.5), (0.7, 0.0), period=6),
+    BufferedToeplitz(1.0, (0.9, 0.5), (0.7, 0.2), tuple(1.0 + 0.1 * t for t in range(20))),
+    LeafGaussian(0.7, 6, 0.25),
+    SlidingDifferences(4, 0.3, 1.0, 1.0, 0.1, 0.8, 0.5, 0.4, 0.3, 0.2),
+    AlignedDifferences(4, 0.3, 1.0, 1.0, None, 0.8, 0.5, 0.4, 0.3, 0.2),
+]
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda each: type(each).__name__)
+def test_every_round_has_the_fresh_noise_that_the_grid_is_made_for(mechanism: Mechanism) -> None:
+    """Impulse by impulse: what round t's own vectors add to row t, given everything before."""
+    state = mechanism.start()
+    for t in range(1, 21):
+        count = mechanism.draws(t)
+        impulses = torch.eye(count or 1, dtype=torch.float64)
+        before = tuple(torch.zeros(len(impulses), dtype=torch.float64) for _ in state)
+        response, state = mechanism.noise(before, t, impulses[0] if count is None else impulses)
+        assert float(response.norm()) >= mechanism.fresh_std > 0.0

@@ -1,5 +1,6 @@
 """Masks: they cancel in the sum of all silos and hide everything else; keys and messages are given once."""
 
+import json
 import math
 from itertools import combinations
 from pathlib import Path
@@ -11,7 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from typer.testing import CliRunner
 
+from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import KeyedNormal, seed_key
 from fedpriv.rounds.arithmetic import Grid, Words, grid_for
@@ -214,3 +217,22 @@ def test_the_price_is_the_sums_only_where_the_policy_counts_on_the_other_silos(t
 def test_a_policy_that_counts_on_silos_does_not_trust_the_server(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="this silo release its sums without noise"):
         guard_of(allowing(tmp_path)).answer("run", cell_json(algorithm__trust="trusted"), 1, ZERO)
+
+
+def test_the_command_line_runs_a_masked_federation(tmp_path: Path) -> None:
+    scenario = tmp_path / "masked.toml"
+    scenario.write_text(
+        'name = "masked"\n[data]\nname = "synthetic"\n[federation]\nsilos = 3\nrounds = 6\n'
+        '[algorithm]\nname = "dp-mu2-fl"\ntrust = "untrusted"\ndiameter = 0.1\n'
+        '[privacy]\nrelation = "replace-one"\nrho = 4.0\n'
+    )
+    options = ["--set", "algorithm.trust=secure-aggregation", "--engine", "inprocess", "--quiet"]
+    result = CliRunner().invoke(app, ["run", str(scenario), *options, "--out", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    (cell,) = json.loads((tmp_path / "out" / "results.json").read_text())["cells"]
+    assert (cell["trust"], round(cell["mu"], 9)) == (MASKED, 4.0)
+    assert [release["owner"] for release in cell["releases"]] == ["sum of silos 0-2"]
+    ledger = CliRunner().invoke(app, ["privacy", "ledger", str(tmp_path / "out")])
+    assert "sum of silos 0-2" in ledger.output
+    table = CliRunner().invoke(app, ["table", str(tmp_path / "out")])
+    assert "untrusted server, secure aggregation" in table.output
