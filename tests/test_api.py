@@ -15,8 +15,6 @@ from fedpriv.rounds.outcome import Finished
 from fedpriv.scenario.load import Scenario
 from tests.conftest import small_tree
 
-ROOT = Path(__file__).resolve().parents[1]
-
 
 def sweep() -> dict[str, Any]:
     return {**small_tree(), "sweep": {"privacy.rho": [4.0, 8.0], "seeds": 2}}

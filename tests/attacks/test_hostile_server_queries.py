@@ -1,18 +1,22 @@
-"""A server that may send any query: what it makes of a record's arithmetic, before and after a crash.
+"""A server that may send any query: what it makes of a record's arithmetic, before and after a crash."""
 
-"Real" tests talk to a guard process over its socket.  Findings of a review are named by their numbers.
-"""
-
+import itertools
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import RunError
 from fedpriv.loss.softmax import SoftmaxRegression
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.ledger import LedgerError, SiloLedger
 from tests.attacks.guards import (
     cards,
@@ -23,6 +27,7 @@ from tests.attacks.guards import (
     scenario,
     zeros,
 )
+from tests.noise.integers.test_records import bits, from_bits
 from tests.parts import in_parts
 from tests.silo.guarded import guard_of
 
@@ -46,8 +51,6 @@ def overflowing(dtype: str) -> NDArray[Any]:
 
 
 # 1: what a query makes of a record's arithmetic
-
-
 @pytest.mark.parametrize("dtype", in_parts(["float32", "float64"], ["float32"]))
 def test_real_a_query_whose_logits_overflow_gives_a_finite_answer_for_both_neighbours(
     tmp_path: Path, dtype: str
@@ -178,3 +181,58 @@ def test_whatever_is_refused_is_refused_before_a_record_is_read(
         with pytest.raises(RunError, match="silo 0"):
             guard.answer("run", cell, t, query, cards(card))
     assert guard._ledger.answer("run", 1) is None
+
+
+ROUNDS = 200
+RECORDED = ("the query has values that are not finite", "the query has values beyond")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_any_query_is_refused_at_both_guards_in_the_same_words_or_moves_their_sums_by_one_record(
+    tmp_path: Path, dtype: str
+) -> None:
+    """Guarantee: every unit's integers are within their bound, and nothing but the recorded refusals comes back.
+
+    The server is one that silos trust, so that their exact sums are seen; each round reads one record, and all
+    records of the two silos differ.  The increments are those of two points, the last query and this one.
+    """
+    federation = {"silos": 3, "rounds": ROUNDS}
+    text = scenario("trusted", federation=federation, run__dtype=dtype)
+    cell = resolve_cell(json.loads(text), "test")
+    plan = plan_of(cell, task_of_cell(cell).objective, released=True)
+    guards = [
+        guard_for(tmp_path / str(seed), *random_records(ROUNDS, seed), trust="trusted", query=OVERFLOWING)
+        for seed in (1, 2)
+    ]
+    kind, rounds, seen = torch.float32 if dtype == "float32" else torch.float64, itertools.count(1), []
+    upcoming = [next(rounds)]
+
+    @given(words=st.lists(bits(kind), min_size=1, max_size=4), sparse=st.booleans())
+    @settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+    def asked(words: list[int], sparse: bool) -> None:
+        few = from_bits(kind)(words)
+        query = few.repeat(7850 // len(few) + 1)[:7850]
+        if sparse:
+            query = query.where(torch.arange(7850) % 785 < len(few), 0.0)
+        t, answers = upcoming[0], []
+        for guard in guards:
+            try:
+                answers.append(guard.answer("run", text, t, query))
+            except RunError as refused:
+                answers.append(str(refused))
+        if isinstance(answers[0], str):
+            assert answers[0] == answers[1]
+            assert any(words in answers[0] for words in RECORDED), answers[0]
+            return
+        assert all(isinstance(answer, torch.Tensor) and answer.dtype == torch.int64 for answer in answers)
+        (norm,) = plan.exact.norms(t)
+        moved = [int(value) for value in (answers[0] - answers[1]).tolist()]
+        assert sum(value**2 for value in moved) <= (2 * norm) ** 2
+        for answer in answers:
+            assert sum(int(value) ** 2 for value in answer.tolist()) <= norm**2
+        seen.append(np.any(moved))
+        upcoming[0] = next(rounds)
+
+    asked()
+    assert len(seen) >= 20
+    assert any(seen)

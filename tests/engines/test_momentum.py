@@ -40,7 +40,7 @@ from tests.oracle_momentum import (
     Vector,
     golden_noise,
 )
-from tests.test_momentum_golden import golden_reduced_run, golden_tree_run
+from tests.papers.test_momentum_theory import golden_reduced_run, golden_tree_run
 
 MakeCell = Callable[..., Cell]
 

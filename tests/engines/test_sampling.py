@@ -1,4 +1,4 @@
-"""Poisson sampling: every engine draws the same records, and the claim is recomputed from what was released."""
+"""Secret rounds, Poisson's and allocated ones: every engine draws the same records; the claim is recomputed."""
 
 import dataclasses
 import json
@@ -10,20 +10,25 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.gaussian import epsilon_of
 from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError
-from fedpriv.core.random import SERVER, simulation_noise
+from fedpriv.core.random import SERVER, KeyedCoins, simulation_noise
 from fedpriv.loss.objective import Batch, Query
-from fedpriv.participation.secret import Poisson
+from fedpriv.participation.secret import Allocation, Poisson
 from fedpriv.rounds.claim import claim_of
 from fedpriv.rounds.ledger import as_data, from_data
 from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
+from fedpriv.silo.silo import Silo, pack, unpack
 from fedpriv.study.stored import privacy_of
+from tests.conftest import small_tree
 from tests.engines.test_engines import run
+from tests.parts import in_parts
 
 MakeCell = Callable[..., Cell]
 
@@ -55,11 +60,31 @@ def sampled(trust: str = "trusted", **changes: Any) -> dict[str, Any]:
     }
 
 
+def allocated(trust: str = "trusted", groups: int = 2, **changes: Any) -> dict[str, Any]:
+    """Three silos of unequal size, two epochs of 4 rounds, records in public groups."""
+    tree = sampled(trust, **changes)
+    return {**tree, "federation": {**tree["federation"], "sampling": "allocation", "groups": groups}}
+
+
+def drawn_by_coins(coins: KeyedCoins, count: int, silo: int, t: int) -> NDArray[np.bool_]:
+    """Poisson: which rows of a silo take part in round t, each with probability 1/4."""
+    return coins.heads(count, 0.25, silo, t)
+
+
+def drawn_by_bins(coins: KeyedCoins, count: int, silo: int, t: int) -> NDArray[np.bool_]:
+    """Allocation: 4 rounds of an epoch, 2 groups; the row's number names its group."""
+    bins = coins.numbers(count, 2, silo, (t - 1) // 4)
+    return 2 * bins + np.arange(count) % 2 == (t - 1) % 4
+
+
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
-def test_every_engine_runs_poisson_sampled_dp_sgd(small_cell: MakeCell, engine: str, trust: str) -> None:
-    """A transcription of Abadi et al.'s Algorithm 1: coins, clip, public denominators, noise; to 1e-9."""
-    cell = small_cell(**sampled(trust))
+@pytest.mark.parametrize(("tree", "takes_part"), [(sampled, drawn_by_coins), (allocated, drawn_by_bins)])
+def test_every_engine_runs_dp_sgd_with_secret_rounds(
+    small_cell: MakeCell, engine: str, trust: str, tree: Any, takes_part: Any
+) -> None:
+    """Written out record by record, for Poisson Abadi et al.'s Algorithm 1: coins, clip, denominators, noise."""
+    cell = small_cell(**tree(trust))
     task, noise = task_of_cell(cell), simulation_noise(cell.seed, np.float64)
     size = task.objective.dimension
     silos, batches = spread(cell), cell.batch_sizes
@@ -70,21 +95,20 @@ def test_every_engine_runs_poisson_sampled_dp_sgd(small_cell: MakeCell, engine: 
         mean = stds[SERVER] * noise.vector(size, SERVER, t)
         for silo, (share, batch) in enumerate(zip(silos, batches, strict=True)):
             total = np.zeros(size)
-            for record, takes_part in zip(
-                share.tolist(), noise.coins().heads(len(share), 0.25, silo, t), strict=True
-            ):
-                if takes_part:
-                    z, label = task.train.features[record].numpy(), int(task.train.labels[record])
-                    of_record = gradient(model, z, label)
-                    norm = float(np.linalg.norm(of_record))
-                    total += of_record * min(1.0, CLIP / norm)
-                    drawn, clipped = drawn + 1, clipped + (norm > CLIP)
+            for record in share[torch.from_numpy(takes_part(noise.coins(), len(share), silo, t))].tolist():
+                z, label = task.train.features[record].numpy(), int(task.train.labels[record])
+                of_record = gradient(model, z, label)
+                norm = float(np.linalg.norm(of_record))
+                total += of_record * min(1.0, CLIP / norm)
+                drawn, clipped = drawn + 1, clipped + (norm > CLIP)
             mean = mean + batch / sum(batches) * (total / batch + stds[silo] * noise.vector(size, silo, t))
         model = model - STEP * mean
     (outcome,), _ = run(engine, cell)
     np.testing.assert_allclose(outcome.finished.model, model, rtol=1e-9, atol=1e-12)
     assert outcome.finished.fraction_clipped == pytest.approx(clipped / drawn, rel=1e-12)
-    assert 0 < clipped < drawn != 2 * 4 * sum(batches)
+    assert 0 < clipped < drawn
+    once_an_epoch = drawn == 2 * 4 * sum(batches)
+    assert once_an_epoch == (tree is allocated)
 
 
 def test_padding_is_not_counted_as_clipped(small_cell: MakeCell) -> None:
@@ -151,25 +175,40 @@ def test_silos_and_rounds_have_coins_of_their_own() -> None:
     assert not noise.coins().heads(5, 0.0, 0, 1).any()
 
 
-@pytest.mark.parametrize("trust", ["untrusted", "trusted"])
-def test_the_claim_is_recomputed_from_what_was_released(small_cell: MakeCell, trust: str) -> None:
-    cell = small_cell(**sampled(trust))
+@pytest.mark.parametrize(
+    ("tree", "trust", "guarantee", "participation"),
+    [
+        (sampled, "untrusted", "poisson-gaussian", "Poisson sampling"),
+        (sampled, "trusted", "poisson-gaussian", "Poisson sampling"),
+        (allocated, "untrusted", "allocated-gaussian", "random allocation"),
+    ],
+)
+def test_the_claim_is_recomputed_from_what_was_released(
+    small_cell: MakeCell, tree: Any, trust: str, guarantee: str, participation: str
+) -> None:
+    cell = small_cell(**tree(trust))
     (outcome,), _ = run("vectorized", cell)
     releases = [from_data(json.loads(json.dumps(as_data(stream)))) for stream in outcome.finished.releases]
     assert tuple(releases) == outcome.finished.releases
     assert len(releases) == (3 if trust == "untrusted" else 1)
     claim = claim_of(releases)
     assert claim is not None
-    guarantee = claim.guarantee
-    assert isinstance(guarantee, PoissonGaussian)
-    assert (guarantee.sampling_rate, guarantee.rounds) == (0.25, 8)
-    assert 0.4995 < guarantee.epsilon_of(1e-5) <= 0.5 + 1e-9
-    for stream in releases:
-        assert stream.std == pytest.approx(guarantee.noise_multiplier * CLIP * stream.per_record, rel=1e-12)
+    claimed = claim.guarantee
+    if tree is sampled:
+        assert isinstance(claimed, PoissonGaussian)
+        assert (claimed.sampling_rate, claimed.rounds) == (0.25, 8)
+        assert 0.4995 < claimed.epsilon_of(1e-5) <= 0.5 + 1e-9
+        for stream in releases:
+            assert stream.std == pytest.approx(claimed.noise_multiplier * CLIP * stream.per_record, rel=1e-12)
+    else:
+        assert isinstance(claimed, AllocatedGaussian)
+        assert (claimed.bins, claimed.epochs, claimed.relation) == (2, 2, "zero-out")
+        assert all(stream.schedule == Allocation(8, 4, 2) for stream in releases)
+        assert 0.49 < claimed.epsilon_of(1e-5) <= 0.5
     statement = privacy_of(cell, releases)
-    assert statement["guarantee"] == "poisson-gaussian"
+    assert (statement["guarantee"], statement["participation"]) == (guarantee, participation)
     assert [statement[key] for key in ("mu", "rho", "zcdp", "epsilon_paper")] == [None] * 4
-    assert statement["epsilon"] == guarantee.epsilon_of(1e-5)
+    assert statement["epsilon"] == claimed.epsilon_of(1e-5)
     assert statement["target"] == "epsilon = 0.5 at delta = 1e-05"
 
 
@@ -187,8 +226,9 @@ def test_fewer_rounds_cost_less(small_cell: MakeCell) -> None:
     assert stream.guarantee.epsilon_of(1e-5) < 0.4  # type: ignore[union-attr]
 
 
-def test_less_noise_shows_in_the_claim(small_cell: MakeCell) -> None:
-    cell = small_cell(**sampled("untrusted"))
+@pytest.mark.parametrize("tree", [sampled, allocated])
+def test_less_noise_shows_in_the_claim(small_cell: MakeCell, tree: Any) -> None:
+    cell = small_cell(**tree("untrusted"))
     honest = plan_of(cell, task_of_cell(cell).objective).releases(8)
     claim = claim_of([honest[0], dataclasses.replace(honest[1], std=honest[1].std / 2), honest[2]])
     assert claim is not None
@@ -196,6 +236,11 @@ def test_less_noise_shows_in_the_claim(small_cell: MakeCell) -> None:
     assert claim_of([honest[0], dataclasses.replace(honest[1], std=0.0)]) is None
     with pytest.raises(InputError, match="has no mu"):
         _ = honest[0].mu
+
+
+def test_streams_that_are_sampled_in_two_ways_make_no_claim(small_cell: MakeCell) -> None:
+    cell = small_cell(**sampled("untrusted"))
+    honest = plan_of(cell, task_of_cell(cell).objective).releases(8)
     fixed = dataclasses.replace(honest[1], schedule=dataclasses.replace(honest[1].schedule, rounds_per_epoch=5))
     with pytest.raises(InputError, match="in one way and at one rate"):
         claim_of([honest[0], fixed])
@@ -269,3 +314,88 @@ def test_a_silo_tells_nobody_whom_it_drew(small_cell: MakeCell) -> None:
         release, _ = silo.answer(silo.start(), 1, query)
         assert release.counts.drawn == sum(drawn[-1][0])
     assert drawn[0] != drawn[1]
+
+
+EPSILON_03, EPSILON_1 = 1.1318, 4.3772
+
+
+def test_more_bands_than_groups_are_refused(small_cell: MakeCell) -> None:
+    federation = {"silos": 2, "rounds": 12, "batch": 3, "sampling": "allocation", "groups": 2}
+    noise = {"clip": 5.0, "beta": 50.0, "radius": 3.0, "mechanism": "banded", "bands": 3}
+    algorithm = {"name": "accelerated-dp-srgd", "trust": "trusted", **noise}
+    cell = small_cell(federation=federation, algorithm=algorithm, privacy={"relation": "zero-out", "epsilon": 4.0})
+    with pytest.raises(InputError, match=r"3 bands of correlated noise and federation\.groups = 2"):
+        plan_of(cell, task_of_cell(cell).objective)
+
+
+def multiplier(relation: str, epsilon: float, **federation: Any) -> float:
+    """The noise multiplier that the ledger of a run of DP-SGD reads off: σ over the clip of one record."""
+    tree = small_tree(
+        federation={"silos": 2, "batch": 1, **federation},
+        algorithm={"name": "dp-sgd", "trust": "untrusted", "clip": 3.0, "step": 0.1},
+        privacy={"relation": relation, "epsilon": epsilon},
+    )
+    cell = resolve_cell(tree, "test")
+    plan = plan_of(cell, task_of_cell(cell).objective)
+    claim = claim_of(plan.releases(cell.schedule.rounds))
+    assert claim is not None
+    assert isinstance(claim.guarantee, AllocatedGaussian | PoissonGaussian)
+    assert claim.guarantee.epsilon_of(1e-5) <= epsilon * (1 + 1e-9)
+    assert float(plan.noise.std_of(0)) == pytest.approx(3.0 * claim.guarantee.noise_multiplier, rel=1e-12)
+    return claim.guarantee.noise_multiplier
+
+
+GOLDEN = [
+    ("zero-out", EPSILON_03, {"rounds": 60, "sampling": "allocation"}, 0.9205),
+    ("zero-out", EPSILON_1, {"rounds": 60, "sampling": "allocation"}, 0.5732),
+    ("zero-out", 8.0, {"rounds": 16, "sampling": "allocation"}, 0.4707),
+    ("zero-out", EPSILON_03, {"rounds": 60, "sampling": "allocation", "groups": 4}, 1.2385),
+    ("zero-out", EPSILON_1, {"rounds": 64, "epochs": 4, "sampling": "allocation"}, 0.8425),
+    ("zero-out", EPSILON_03, {"rounds": 60, "sampling": "poisson"}, 0.9639),
+    ("replace-one", EPSILON_03, {"rounds": 60, "sampling": "poisson"}, 1.0411),
+    ("replace-one", EPSILON_1, {"rounds": 60, "sampling": "poisson"}, 0.6216),
+    ("replace-one", EPSILON_03, {"rounds": 60, "sampling": "allocation"}, 1.1417),
+]
+
+
+@pytest.mark.parametrize(
+    ("relation", "epsilon", "federation", "golden"), in_parts(GOLDEN, [GOLDEN[3], GOLDEN[4], GOLDEN[7]])
+)
+def test_golden_noise_of_a_scenario(
+    relation: str, epsilon: float, federation: dict[str, Any], golden: float
+) -> None:
+    assert multiplier(relation, epsilon, **federation) == pytest.approx(golden, rel=1e-3)
+
+
+def test_a_run_that_stops_early_is_charged_whole(small_cell: MakeCell) -> None:
+    cell = small_cell(**allocated())
+    plan = plan_of(cell, task_of_cell(cell).objective)
+    assert plan.releases(3) == plan.releases(8)
+
+
+def test_a_silo_that_restarts_draws_the_same_bins(small_cell: MakeCell) -> None:
+    """From its key alone: a guard's silo, packed after every round and built anew, answers bit by bit the same."""
+    cell = small_cell(**allocated("untrusted"))
+    plan = plan_of(cell, task_of_cell(cell).objective, released=True)
+    records = SimulatedFederation.of(cell).silo(0).records
+    query = torch.zeros(plan.objective.dimension, dtype=torch.float64)
+
+    def silo(key: bytes) -> Silo:
+        return Silo.of(0, plan, records, key, b"scenario")
+
+    straight, restarted, drawn = silo(bytes(range(32))), silo(bytes(range(32))), []
+    state, other = straight.start(), restarted.start()
+    for t in range(1, 9):
+        release, state = straight.answer(state, t, query)
+        restarted = silo(bytes(range(32)))
+        again, other = restarted.answer(unpack(pack(other), restarted), t, query)
+        assert torch.equal(release.vector, again.vector)
+        drawn.append(release.counts.drawn)
+    assert sum(drawn) == 2 * len(records.labels)
+    stranger = silo(bytes(32))
+    counts, state = [], stranger.start()
+    for t in range(1, 9):
+        release, state = stranger.answer(state, t, query)
+        counts.append(release.counts.drawn)
+    assert sum(counts) == sum(drawn)
+    assert counts != drawn  # bins are the key's, not the seed's

@@ -1,21 +1,34 @@
 """A stock Flower app whose silos' guards train: strategies at the server are Flower's own, unchanged."""
 
+import hashlib
 import math
+import subprocess
+import tempfile
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
+from flwr.cli.build import build_fab_from_files
 from flwr.clientapp import ClientApp
+from flwr.common.serde import fab_to_proto
+from flwr.proto.control_pb2 import StartRunRequest
 from flwr.serverapp import ServerApp
+from flwr.supercore.fab import Fab
 
 from fedpriv.data.named import load
+from fedpriv.engines import supernode_process
 from fedpriv.engines.inprocess import InProcessGrid
+from fedpriv.engines.processes import environment
+from fedpriv.engines.superlink import SubmittedRun, SuperLink, federation_superlink, node_keys
+from tests.e2e.flwr_command import flwr_run
 from tests.flower.quickstart import evaluating_app, numpy_app
 from tests.flower.quickstart.client_app import app
 from tests.flower.quickstart.server_app import app as server
 from tests.flower.quickstart.task import Net, load_centralized_dataset
 from tests.flower.quickstart.task import test as evaluate
-from tests.flower.silos import TESTS, accuracy_of, guards, ledger_of, run_config
+from tests.flower.silos import APPS, TESTS, accuracy_of, app_files, guards, ledger_of, run_config
 
 
 def trained_accuracy(
@@ -75,3 +88,70 @@ def test_a_numpy_client_trains_through_guards_as_a_message_app_does(tmp_path: Pa
         accuracy = trained_accuracy(tmp_path, numpy_app.app, numpy_app.server, **keys)
     assert accuracy > before + 0.2
     assert [ledger_of(tmp_path, silo) for silo in (0, 1)] == [[("1", pytest.approx(2.0), 12)]] * 2
+
+
+@pytest.mark.deployment
+@pytest.mark.parametrize("style", APPS)
+def test_flwr_run_of_a_stock_app_trains_through_guards(tmp_path: Path, style: str) -> None:
+    torch.manual_seed(0)
+    before = evaluate(Net(), load_centralized_dataset())[1]
+    app, sites, elsewhere = tmp_path / "app", tmp_path / "sites", tmp_path / "elsewhere"
+    for name, text in app_files(run_config(sites), style).items():
+        (app / name).parent.mkdir(parents=True, exist_ok=True)
+        (app / name).write_text(text)
+    sites.mkdir()
+    elsewhere.mkdir()
+    with guards(sites, 2):
+        said = flwr_run(app, 2, {}, elsewhere)
+        ledgers = [ledger_of(sites, silo) for silo in (0, 1)]
+    assert accuracy_of(run_config(sites)["model"]) > before + 0.2, said[-3000:]
+    for ((run, price, answered),) in ledgers:
+        assert (price, answered) == (pytest.approx(2.0), 12)
+        assert f"`{run}`" in said  # Flower's run is the ledger's
+    assert list(elsewhere.iterdir()) == []
+
+
+def submitted(link: SuperLink, folder: Path) -> SubmittedRun:
+    """The app as `flwr run` bundles it: its own code, and the scenario beside it."""
+    config = {key: value for key, value in run_config(folder).items() if key != "guard"}
+    files: dict[str, bytes | Path] = {name: text.encode() for name, text in app_files(config).items()}
+    content, _ = build_fab_from_files(files)
+    request = StartRunRequest(fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})))
+    return SubmittedRun(link, link.control._ask(lambda client: client.StartRun(request)).run_id)
+
+
+@pytest.mark.deployment
+def test_supernodes_of_a_stock_app_train_through_their_sites_guards(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    before = evaluate(Net(), load_centralized_dataset())[1]
+    with (
+        tempfile.TemporaryDirectory(prefix="fedpriv-flower-") as name,
+        federation_superlink(Path(name), 2) as link,
+        guards(tmp_path, 2),
+    ):
+        home, nodes = Path(name), []
+        assert link.address is not None
+        for silo in (0, 1):
+            own = home / f"silo-{silo}"
+            own.mkdir()
+            socket = tmp_path / f"silo-{silo}" / "s.sock"
+            words = supernode_process.command(link.address, silo, socket, node_keys(home, silo))
+            with (own / "log").open("wb") as log:
+                nodes.append(
+                    subprocess.Popen(words, cwd=own, env=environment(own), stdout=log, stderr=subprocess.STDOUT)
+                )
+        run = submitted(link, tmp_path)
+        deadline = time.monotonic() + 300
+        while not (status := run.status()).startswith("finished") and time.monotonic() < deadline:
+            time.sleep(0.3)
+        logs = "".join((home / f"silo-{silo}" / "log").read_text(errors="replace")[-3000:] for silo in (0, 1))
+        assert status == "finished:completed", f"{status}\n{link.log_tail(40)}\n{logs}"
+        for node in nodes:
+            psutil.Process(node.pid).terminate()
+            node.wait(30)
+    model = Net()  # a strategy that got no reply at all ends without parameters
+    model.load_state_dict(torch.load(tmp_path / "final_model.pt", weights_only=True))
+    assert evaluate(model, load_centralized_dataset())[1] > before + 0.2, logs
+    for silo in (0, 1):
+        ((name_of_run, _, answered),) = ledger_of(tmp_path, silo)
+        assert (name_of_run, answered) == (str(run.run_id), 12)

@@ -1,6 +1,8 @@
-"""Closed-form objectives against automatic differentiation, record by record; replicates are independent."""
+"""Closed-form objectives: against automatic differentiation, their constants, problems of known optimum."""
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,9 +13,23 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from fedpriv.loss.linear import LeastSquares, LogisticRegression, PhaseRetrieval
+from fedpriv.data.synthetic import (
+    KnownProblem,
+    linear_regression,
+    phase_retrieval,
+    power_law,
+    power_law_regression,
+)
+from fedpriv.loss.linear import (
+    LeastSquares,
+    LogisticRegression,
+    PhaseRetrieval,
+    QuadraticPopulation,
+    quadratic_in_ball,
+)
 from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.loss.softmax import SoftmaxRegression
+from fedpriv.papers.base import project_to_ball
 
 F64 = torch.float64
 
@@ -109,3 +125,156 @@ def test_leading_axes_are_independent_replicates(name: str) -> None:
         assert together.clipped[place] == alone.clipped
         losses = objective.evaluate(points, own).loss
         torch.testing.assert_close(losses[place], objective.evaluate(points[place], own).loss)
+
+
+def records_of(problem: KnownProblem) -> Records:
+    return Records(torch.from_numpy(problem.features), torch.from_numpy(problem.labels))
+
+
+def least_squares(problem: KnownProblem) -> LeastSquares:
+    population = QuadraticPopulation(torch.from_numpy(problem.curvature), torch.from_numpy(problem.minimizer))
+    return LeastSquares(
+        len(problem.minimizer), problem.feature_norm, population, label_bound=problem.label_bound, radius=2.0
+    )
+
+
+def logistic(problem: KnownProblem) -> LogisticRegression:
+    return LogisticRegression(len(problem.minimizer), problem.feature_norm)
+
+
+def with_labels_of_two_kinds(problem: KnownProblem) -> KnownProblem:
+    return replace(problem, labels=(problem.labels > 0.0).astype(np.float64), label_bound=1.0)
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_constants_bound_gradients_and_their_changes(binary: bool) -> None:
+    generator = np.random.default_rng(3)
+    problem = linear_regression(200, 4, 10.0, 0.5, 1)
+    if binary:
+        problem = with_labels_of_two_kinds(problem)
+    objective = logistic(problem) if binary else least_squares(problem)
+    records, one = records_of(problem), torch.ones(1, dtype=F64)
+    assert float(records.labels.abs().max()) <= problem.label_bound
+    for place in range(200):
+        record = Records(records.features[place : place + 1], records.labels[place : place + 1])
+        x, y = (torch.from_numpy(generator.standard_normal(4)) for _ in range(2))
+        x, y = 2.0 * x / x.norm(), 2.0 * y / y.norm()
+        at_x, at_y = (objective.increment(Query([point]), Batch(record, one), 1e9).total for point in (x, y))
+        assert float(at_x.norm()) <= objective.lipschitz
+        assert float((at_x - at_y).norm()) <= objective.smoothness * float((x - y).norm()) * (1 + 1e-12)
+
+
+def test_population_risk_is_that_of_many_records() -> None:
+    noise, n = 0.5, 200_000
+    problem = linear_regression(n, 4, 10.0, noise, 1)
+    objective, records = least_squares(problem), records_of(problem)
+    best = torch.from_numpy(problem.minimizer)
+    at_best = objective.evaluate(best, records)
+    assert float(at_best.metrics["excess_risk"]) == 0.0
+    assert float(at_best.metrics["gradient_norm"]) == 0.0
+    assert float(at_best.loss) == pytest.approx(noise**2 / 2, rel=0.02)
+    generator = np.random.default_rng(0)
+    for _ in range(5):
+        point = best + torch.from_numpy(generator.standard_normal(4))
+        there = objective.evaluate(point, records)
+        sampled = float(there.loss - at_best.loss)
+        assert float(there.metrics["excess_risk"]) == pytest.approx(sampled, rel=0.03, abs=0.002)
+        assert objective.population is not None
+        leaf = point.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(objective.population.excess_risk(leaf), leaf)
+        torch.testing.assert_close(objective.population.gradient(point), gradient)
+        assert float(there.metrics["gradient_norm"]) == pytest.approx(float(gradient.norm()))
+
+
+def test_problems_depend_on_their_seed_and_have_the_condition_number_asked_for() -> None:
+    first, again, other = (linear_regression(10, 5, 100.0, 0.1, seed) for seed in (1, 1, 2))
+    assert np.array_equal(first.features, again.features)
+    assert np.array_equal(first.labels, again.labels)
+    assert not np.array_equal(first.minimizer, other.minimizer)
+    assert first.curvature.max() / first.curvature.min() == pytest.approx(100.0)
+    np.testing.assert_allclose(np.linalg.norm(first.features, axis=1), first.feature_norm)
+
+
+def test_power_law_regression_has_the_population_it_claims() -> None:
+    """E[z zᵀ] = diag(i^-2) within 5 standard errors a coordinate pair, and the labels' noise has its variance."""
+    problem = power_law_regression(20_000, 6, 0.5, 3)
+    curvature, minimizer = power_law(6)
+    np.testing.assert_allclose(problem.features**2, np.tile(curvature, (20_000, 1)), rtol=1e-12)
+    off = problem.features.T @ problem.features / 20_000 - np.diag(curvature)
+    assert np.abs(off).max() < 5.0 / np.sqrt(20_000)
+    assert np.linalg.norm(minimizer) == pytest.approx(1.0)
+    noise = problem.labels - problem.features @ minimizer
+    assert np.abs(noise).max() <= 0.5 * np.sqrt(3.0)
+    assert noise.var() == pytest.approx(0.25, rel=0.05)
+
+
+def test_excess_risk_in_a_ball_is_counted_from_its_best_point() -> None:
+    """A minimizer outside the ball: no point of the ball has negative excess, projected descent reaches 0."""
+    curvature, minimizer = (torch.from_numpy(values) for values in power_law(6))
+    population = quadratic_in_ball(curvature, minimizer, 0.5)
+    assert population.least > 0.0
+    point = torch.zeros(6, dtype=torch.float64)
+    for _ in range(5000):
+        point = project_to_ball(point - population.gradient(point), 0.5)
+    assert float(population.excess_risk(point)) == pytest.approx(0.0, abs=1e-9)
+    generator = torch.Generator().manual_seed(0)
+    inside = project_to_ball(torch.randn(1000, 6, generator=generator, dtype=torch.float64), 0.5)
+    assert float(population.excess_risk(inside).min()) > 0.0
+    assert quadratic_in_ball(curvature, minimizer, 1.5).least == 0.0
+
+
+def test_evaluation_at_zero_is_ln_classes() -> None:
+    objective = SoftmaxRegression(3, 10, feature_norm=1.0, dtype=torch.float64)
+    records = Records(torch.randn(20, 3, dtype=torch.float64), torch.zeros(20, dtype=torch.int64))
+    evaluation = objective.evaluate(objective.initial(), records)
+    assert float(evaluation.loss) == pytest.approx(math.log(10.0))
+    assert float(evaluation.accuracy) == 1.0  # argmax of equal logits is the first class
+
+
+def test_constants_of_softmax_regression_bound_gradients_and_their_changes() -> None:
+    """G = √2·max‖z‖ and L = max‖z‖²/2 (spec: 39.6 and 392.5 for MNIST with a bias)."""
+    mnist = SoftmaxRegression(785, 10, feature_norm=math.sqrt(785.0))
+    assert mnist.lipschitz == pytest.approx(39.62, abs=0.01)
+    assert mnist.smoothness == 392.5
+    generator = np.random.default_rng(1)
+    objective = SoftmaxRegression(4, 3, feature_norm=2.0, dtype=torch.float64)
+    one = torch.ones(1, dtype=torch.float64)
+    for _ in range(200):
+        feature = torch.from_numpy(generator.standard_normal((1, 4)))
+        feature *= 2.0 / feature.norm()
+        records = Records(feature, torch.from_numpy(generator.integers(0, 3, 1)))
+        x, y = (torch.from_numpy(generator.standard_normal(12) * scale) for scale in (3.0, 0.1))
+        at_x, at_y = (objective.increment(Query([p]), Batch(records, one), 1e9).total for p in (x, y))
+        assert float(at_x.norm()) <= objective.lipschitz
+        assert float((at_x - at_y).norm()) <= objective.smoothness * float((x - y).norm())
+
+
+def test_an_increment_that_is_not_finite_adds_nothing_and_counts_as_clipped() -> None:
+    objective = PhaseRetrieval(2, 2, feature_norm=1.0, dtype=torch.float64)
+    records = Records(torch.eye(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64))
+    far = torch.tensor([1e200, 1.5], dtype=torch.float64)
+    found = objective.increment(
+        Query([far, far], [1e200, -1e200]), Batch(records, torch.ones(2, dtype=torch.float64)), 1.0
+    )
+    assert torch.isfinite(found.total).all()
+    assert float(found.total.norm()) <= 2.0
+    assert int(found.clipped) >= 1
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_the_loss_is_zero_at_the_hidden_vector_but_for_outliers(power: int) -> None:
+    measurements, sizes, _, _ = phase_retrieval(4000, 10, dimension=8, outliers=0.0, seed=3)
+    generous, wrong, _, _ = phase_retrieval(4000, 10, dimension=8, outliers=0.1, seed=3)
+    assert np.allclose(np.linalg.norm(measurements, axis=1), 1.0)
+    assert np.array_equal(measurements, generous)
+    assert 0.07 < np.mean(wrong != sizes) < 0.13
+    outer = np.einsum("ni,nj,n->ij", measurements, measurements, sizes**2)
+    hidden = np.linalg.eigh(outer)[1][:, -1] * np.sqrt(8)  # the spectral estimate points along the hidden vector
+    objective = PhaseRetrieval(8, power, feature_norm=1.0, dtype=torch.float64)  # type: ignore[arg-type]
+    records = Records(torch.from_numpy(measurements), torch.from_numpy(sizes))
+    near = objective.evaluate(torch.from_numpy(hidden), records)
+    assert float(near.loss) < 0.2 * float(objective.evaluate(objective.initial(), records).loss)
+    again, _, _, _ = phase_retrieval(4000, 10, dimension=8, outliers=0.0, seed=3)
+    other, _, _, _ = phase_retrieval(4000, 10, dimension=8, outliers=0.0, seed=4)
+    assert np.array_equal(again, measurements)
+    assert not np.array_equal(other, measurements)

@@ -1,15 +1,12 @@
-"""Buffered Toeplitz noise: C from its definition as a product of polynomials, sensitivities by brute force."""
+"""Buffered Toeplitz noise: C from its definition as a product of polynomials, brute force, and others' numbers."""
 
-import itertools
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError
 from fedpriv.noise import series
@@ -17,25 +14,9 @@ from fedpriv.noise.buffered import BufferedToeplitz
 from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian
 from fedpriv.noise.workload import Workload
 from fedpriv.participation.orders import Schedule, Separated
-
-Matrix = NDArray[np.float64]
+from tests.noise.matrices import Matrix, clip_norms, farthest, workload_matrix, workload_of
 
 decays = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0.05, 0.999))
-
-
-def workload_of(
-    rounds: int, decay: float = 1.0, rounds_per_epoch: int | None = None, period: int | None = None
-) -> Workload:
-    return Workload(Schedule(rounds, rounds_per_epoch or rounds), decay, np.ones(rounds), period)
-
-
-def workload_matrix(rounds: int, decay: float, period: int | None) -> Matrix:
-    """Row t adds the decayed increments since the last restart, by the recursion that defines the sums."""
-    rows = np.zeros((rounds, rounds))
-    for t in range(rounds):
-        restarts = t == 0 or (period is not None and t % period == 0)
-        rows[t] = np.eye(rounds)[t] + (0.0 if restarts else decay * rows[t - 1])
-    return rows
 
 
 def strategy(mechanism: BufferedToeplitz, rounds: int) -> Matrix:
@@ -103,39 +84,6 @@ def test_its_coefficients_never_increase_and_are_never_negative(
     assert series[0] == 1.0
     assert np.all(series >= 0.0)
     assert np.all(series[1:] <= series[:-1] * (1.0 + 1e-15))
-
-
-def patterns(workload: Workload) -> Iterator[tuple[int, ...]]:
-    """Every set of rounds (from 0) in which one record may take part."""
-    schedule, rounds = workload.schedule, workload.rounds
-    if isinstance(schedule, Schedule):
-        yield from (
-            tuple(range(p, rounds, schedule.rounds_per_epoch))
-            for p in range(min(schedule.rounds_per_epoch, rounds))
-        )
-        return
-    assert isinstance(schedule, Separated)
-    for max_participations in range(1, schedule.max_participations + 1):
-        for chosen in itertools.combinations(range(rounds), max_participations):
-            if all(b - a >= schedule.min_separation for a, b in itertools.pairwise(chosen)):
-                yield chosen
-
-
-def farthest(c: Matrix, workload: Workload) -> float:
-    """Over all patterns and signs of increments ±clip."""
-    moved = 0.0
-    for chosen in patterns(workload):
-        for signs in itertools.product((1.0, -1.0), repeat=len(chosen) - 1):
-            step = c[:, chosen] @ (workload.clips[list(chosen)] * np.array([1.0, *signs]))
-            moved = max(moved, float(np.linalg.norm(step)))
-    return moved
-
-
-@st.composite
-def clip_norms(draw: st.DrawFn, rounds: int) -> Matrix:
-    if draw(st.booleans()):
-        return np.full(rounds, draw(st.floats(0.1, 10.0)))
-    return np.array(draw(st.lists(st.floats(0.1, 10.0), min_size=rounds, max_size=rounds)))
 
 
 @given(data=st.data(), rounds=st.integers(1, 20), decay=decays)
@@ -253,18 +201,6 @@ def test_what_no_certificate_covers_is_refused(build, named: str) -> None:  # ty
         build()
 
 
-@pytest.mark.parametrize("scale", [(), tuple(1.0 + 0.1 * t for t in range(20))])
-def test_streaming_leaves_fresh_vectors_and_old_states_alone(scale: tuple[float, ...]) -> None:
-    mechanism, state = BufferedToeplitz(0.9, (0.9, 0.4), (0.6, 0.0), scale, period=7), ()
-    for t in range(1, 20):
-        fresh = torch.full((3,), float(t))
-        before = [vector.clone() for vector in state]
-        _, following = mechanism.noise(state, t, fresh)
-        assert torch.equal(fresh, torch.full((3,), float(t)))
-        assert all(map(torch.equal, before, state))
-        state = following
-
-
 def test_long_streams_stay_accurate_in_float64() -> None:
     """A pole at 1 adds up all fresh vectors: after 20,000 rounds the noise is what the series says."""
     rounds, mechanism = 20_000, BufferedToeplitz(1.0, (0.9999, 0.98), (0.999, 0.7))
@@ -275,3 +211,67 @@ def test_long_streams_stay_accurate_in_float64() -> None:
     inverse = series.of_roots(mechanism.phi, mechanism.theta, rounds)
     b = np.cumsum(inverse)
     assert float(row) == pytest.approx(float(b[::-1] @ fresh[:, 0].numpy()), abs=1e-11)
+
+
+THETA, OMEGA = (0.9999528892, 0.9857068667), (0.0122853238, 0.1878393665)
+"""A fit of jax-privacy (n = 1e5), published as poles and weights."""
+
+PHI = (0.9991333338233, 0.7864017317767)
+
+
+def test_jax_privacys_mechanism_has_interlacing_roots() -> None:
+    np.testing.assert_allclose(series.residues(THETA, PHI), OMEGA, rtol=1e-9)
+    np.testing.assert_allclose(series.residues(PHI, THETA), (-5.17258988e-5, -0.2000729644), rtol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "squared_norm", "variance"),
+    [
+        (16, 1.500959212135, 2.903667678452),
+        (1000, 2.708936433047, 4.849722161935),
+        (100_000, 4.166791846703, 6.733124995039),
+        (1_000_000, 4.166921440855, 18.64113540934),
+    ],
+)
+def test_jax_privacys_mechanism_in_numbers(rounds: int, squared_norm: float, variance: float) -> None:
+    mechanism = BufferedToeplitz(1.0, THETA, PHI)
+    assert mechanism.sensitivity(workload_of(rounds)) ** 2 == pytest.approx(squared_norm, rel=1e-9)
+    assert mechanism.variance(workload_of(rounds))[-1] == pytest.approx(variance, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "min_separation", "max_participations", "squared_norm"),
+    [
+        (600, 60, 10, 34.1410921634),
+        (128, 8, 4, 22.2454965657),
+        (33, 2, 99, 190.979341677),
+        (100, 7, 5, 32.2731030912),
+    ],
+)
+def test_separated_participation_in_numbers(
+    rounds: int, min_separation: int, max_participations: int, squared_norm: float
+) -> None:
+    workload = Workload(Separated(rounds, max_participations, min_separation), 1.0, np.ones(rounds))
+    found = BufferedToeplitz(1.0, (0.98, 0.7), (0.9, 0.3)).certified(workload)
+    assert found.exact
+    assert found.value**2 == pytest.approx(squared_norm, rel=1e-10)
+
+
+def test_lambda_cgd_in_numbers() -> None:
+    mechanism = BufferedToeplitz(1.0, (0.96,), (0.0,))
+    assert mechanism.sensitivity(workload_of(60)) == pytest.approx(3.558088080423, rel=1e-12)
+    assert mechanism.variance(workload_of(60))[-1] == pytest.approx(1.046135746450**2, rel=1e-11)
+    assert mechanism.variance(workload_of(60))[-1] == pytest.approx(1 + 59 * 0.04**2, rel=1e-13)
+    assert mechanism.sensitivity(workload_of(60, rounds_per_epoch=6)) == pytest.approx(22.845543045804, rel=1e-12)
+    clips = np.sqrt((1 - 0.96**120) / (1 - 0.96 ** (2 * (60.0 - np.arange(60)))))
+    with_columns = Workload(Schedule(60, 6), 1.0, clips)
+    assert mechanism.sensitivity(with_columns) == pytest.approx(24.580195976483, rel=1e-12)
+
+
+def test_roots_for_a_decay_are_roots_for_one_times_the_decay() -> None:
+    mechanism = BufferedToeplitz(0.9, (0.9 * 0.95, 0.9 * 0.5), (0.9 * 0.8, 0.9 * 0.1))
+    assert mechanism.variance(workload_of(60, 0.9))[-1] == pytest.approx(1.397445280669, rel=1e-11)
+    workload = Workload(Separated(60, 5, 12), 0.9, np.ones(60))
+    assert mechanism.sensitivity(workload) ** 2 == pytest.approx(8.434140896455, rel=1e-11)
+    one = BufferedToeplitz(1.0, (0.95, 0.5), (0.8, 0.1))
+    np.testing.assert_allclose(mechanism.strategy(9), one.strategy(9) * 0.9 ** np.arange(9), rtol=1e-12)

@@ -1,4 +1,6 @@
-"""Weights of the tree's released nodes against tables computed elsewhere, and by brute force."""
+"""Weights of the tree's released nodes: golden counts, brute force over nodes and records, and linear algebra."""
+
+import math
 
 import numpy as np
 import pytest
@@ -9,67 +11,104 @@ from hypothesis import strategies as st
 from fedpriv.noise import nodes
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.noise.workload import Workload
+from fedpriv.papers.tran_cutkosky import paper_node_count
 from fedpriv.participation.orders import Schedule
+from tests.oracle_momentum import compose, prefix_nodes, squared_norms
 
 
-def compose(first: int, last: int) -> list[tuple[int, int]]:
-    """The dyadic cover of [first, last], left to right (Tran & Cutkosky 2022)."""
-    cover = []
-    while first <= last:
-        length = 1
-        while (first - 1) % (2 * length) == 0 and first + 2 * length - 1 <= last:
-            length *= 2
-        cover.append((first, first + length - 1))
-        first += length
-    return cover
+def weights_of_nodes(rounds: int, rounds_per_epoch: int, alpha: float) -> float:
+    """W: the squared norm of the worst record at clip 1."""
+    workload = Workload(Schedule(rounds, rounds_per_epoch), 1.0 - alpha, np.ones(rounds))
+    return BinaryTree(1.0 - alpha).sensitivity(workload) ** 2
 
 
-def released(rounds: int) -> set[tuple[int, int]]:
-    """Every node that some prefix [1, t] is composed of."""
-    return {node for t in range(1, rounds + 1) for node in compose(1, t)}
-
-
-def weights_by_record(rounds: int, rounds_per_epoch: int, decay: float) -> list[float]:
-    """Σ over released nodes of (Σ over the record's rounds in it of decay^(end - round))², node by node."""
-    return [
-        sum(
-            sum(decay ** (end - t) for t in range(start, end + 1) if (t - 1) % rounds_per_epoch == place) ** 2
-            for start, end in released(rounds)
-        )
-        for place in range(min(rounds_per_epoch, rounds))
-    ]
-
-
-def test_covers_of_the_specification() -> None:
+def test_the_cover_has_the_form_the_tree_relies_on() -> None:
     assert compose(3, 13) == [(3, 4), (5, 8), (9, 12), (13, 13)]
+    assert compose(4, 8) == [(4, 4), (5, 8)]
     assert compose(1, 0) == []
+    for first in range(1, 40):
+        for last in range(first, 80):
+            cover = compose(first, last)
+            assert [t for y, z in cover for t in range(y, z + 1)] == list(range(first, last + 1))
+            assert all((y - 1) % (z - y + 1) == 0 for y, z in cover)
+            assert len(cover) <= max(1, 2 * ((last - first + 1).bit_length() - 1))
+            if first == 1:
+                assert len(cover) == last.bit_count()
+
+
+@pytest.mark.parametrize("rounds", [1, 6, 13, 64, 65])
+def test_one_left_node_ends_at_every_round(rounds: int) -> None:
+    assert prefix_nodes(rounds) == {(t - (t & -t) + 1, t) for t in range(1, rounds + 1)}
+
+
+def test_golden_energies_of_every_record() -> None:
+    golden = [4.78737208619714, 4.17755037546158, 4.09342288970947, 2.84059143066406, 3.056884765625]
+    assert nodes.record_squared_norms(np.ones(13), 5, 0.75) == pytest.approx(golden, rel=1e-13)
+    assert weights_of_nodes(13, 5, 0.25) == pytest.approx(golden[0], rel=1e-13)
 
 
 @pytest.mark.parametrize(
-    ("rounds_per_epoch", "rounds", "weight"),
+    ("rounds_per_epoch", "rounds", "released", "digits", "ratio"),
     [
-        (8, 9, 3.37),
-        (7, 64, 20.193067),
-        (100, 1000, 46.416984),
-        (128, 1280, 58.23),
-        (1000, 10_000, 69.979598),
-        (50, 5000, 365.3),
+        (8, 9, 3.37, 2, 2.31),
+        (7, 64, 20.193067, 6, 2.90),
+        (100, 1000, 46.416984, 6, 2.64),
+        (128, 1280, 58.23, 2, 2.46),
+        (1000, 10000, 69.979598, 6, 2.57),
+        (50, 5000, 365.3, 1, 2.87),
     ],
 )
-def test_published_weights(rounds_per_epoch: int, rounds: int, weight: float) -> None:
-    """The table of released nodes a record is in, fixed order, decay 1 - 1/N."""
-    decay = 1.0 - 1.0 / rounds_per_epoch
-    sensitivity = BinaryTree(decay).sensitivity(
-        Workload(Schedule(rounds, rounds_per_epoch), decay, np.ones(rounds))
+def test_what_exact_counting_gains(
+    rounds_per_epoch: int, rounds: int, released: float, digits: int, ratio: float
+) -> None:
+    """W and the paper's node noise over the exact one, 2 √V / √W, at α = 1/N."""
+    squared_norm = weights_of_nodes(rounds, rounds_per_epoch, 1.0 / rounds_per_epoch)
+    assert round(squared_norm, digits) == released
+    assert 2.0 * math.sqrt(paper_printed(rounds, rounds_per_epoch) / squared_norm) == pytest.approx(
+        ratio, abs=0.006
     )
-    assert sensitivity**2 == pytest.approx(weight, rel=2e-3 if weight < 4 else 2e-4)
 
 
-def test_published_weights_of_every_record() -> None:
-    expected = [4.78737208619714, 4.17755037546158, 4.09342289, 2.84059143066406, 3.056884765625]
-    found = nodes.record_squared_norms(np.ones(13), 5, 0.75)
-    np.testing.assert_allclose(np.delete(found, 2), np.delete(expected, 2), rtol=1e-13)
-    assert found[2] == pytest.approx(expected[2], abs=5e-9)
+def paper_printed(rounds: int, rounds_per_epoch: int) -> float:
+    """V as the paper prints it, with T/N not rounded up."""
+    levels, within = rounds.bit_length() - 1, rounds_per_epoch.bit_length() - 1
+    return (min(levels, within) + 1) * rounds / rounds_per_epoch + sum(
+        rounds >> j for j in range(within + 1, levels + 1)
+    )
+
+
+@pytest.mark.parametrize(("rounds_per_epoch", "rounds", "corrected"), [(8, 9, 8), (7, 64, 45), (100, 1000, 81)])
+def test_the_papers_count_with_whole_epochs(rounds_per_epoch: int, rounds: int, corrected: float) -> None:
+    assert paper_node_count(rounds, rounds_per_epoch) == corrected
+
+
+def test_the_corrected_count_bounds_every_record() -> None:
+    for rounds_per_epoch in range(1, 20):
+        for rounds in range(1, 5 * rounds_per_epoch + 8):
+            assert most_nodes(rounds, rounds_per_epoch) <= paper_node_count(rounds, rounds_per_epoch)
+
+
+def most_nodes(rounds: int, rounds_per_epoch: int) -> int:
+    """How many released nodes hold the record that is in the most of them, node by node."""
+    places = [{(t - 1) % rounds_per_epoch for t in range(y, z + 1)} for y, z in prefix_nodes(rounds)]
+    return max(sum(place in node for node in places) for place in range(min(rounds_per_epoch, rounds)))
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_mu_is_the_mahalanobis_distance_of_the_momenta(place: int) -> None:
+    """μ² = ‖B⁻¹ Δm‖² / s² = α² h² W(x) / s² by linear algebra, for a record whose gradient flips its sign."""
+    rounds, alpha, step_of_h, std = 13, 0.25, 2.0, 0.05
+    tree, state, rows = BinaryTree(1 - alpha), (), []
+    for t in range(1, rounds + 1):
+        row, state = tree.noise(state, t, torch.eye(rounds, dtype=torch.float64)[t - 1])
+        rows.append(row.numpy())
+    moved = np.zeros(rounds)
+    for t in range(1, rounds + 1):
+        own = step_of_h if (t - 1) % 5 == place else 0.0
+        moved[t - 1] = (1 - alpha) * (moved[t - 2] if t > 1 else 0.0) + alpha * own
+    distance = float(np.linalg.norm(np.linalg.solve(np.array(rows), moved)) / std)
+    squared_norm = nodes.record_squared_norms(np.ones(rounds), 5, 1 - alpha)[place]
+    assert distance == pytest.approx(alpha * step_of_h * math.sqrt(squared_norm) / std, rel=1e-12)
 
 
 def test_published_node_counts_of_a_single_pass() -> None:
@@ -96,17 +135,6 @@ def test_published_noise_factors_with_decay() -> None:
 def test_without_decay_the_variance_counts_set_bits(rounds: int) -> None:
     t = np.arange(1, rounds + 1)
     np.testing.assert_array_equal(nodes.row_squared_norms(rounds, 1.0), np.bitwise_count(t))
-
-
-@given(rounds=st.integers(1, 70), rounds_per_epoch=st.integers(1, 80), decay=st.floats(0.0, 1.0))
-@settings(deadline=None)
-def test_weights_are_those_of_the_node_by_node_loop(rounds: int, rounds_per_epoch: int, decay: float) -> None:
-    expected = weights_by_record(rounds, rounds_per_epoch, decay)
-    np.testing.assert_allclose(
-        nodes.record_squared_norms(np.ones(rounds), rounds_per_epoch, decay), expected, rtol=1e-11
-    )
-    if rounds_per_epoch >= rounds:
-        np.testing.assert_allclose(nodes.column_squared_norms(rounds, decay), expected, rtol=1e-11)
 
 
 @given(rounds=st.integers(1, 300), rounds_per_epoch=st.integers(1, 40), decay=st.floats(0.0, 1.0))
@@ -138,27 +166,12 @@ def test_published_guarantees_of_periodic_trees(
     assert BinaryTree(1.0, period).sensitivity(workload) / std == pytest.approx(mu, abs=1e-12)
 
 
-def test_a_golden_momentum_run() -> None:
-    """Momentum with tree noise, d = 2, N = 5, T = 13, α = 1/4, std 0.05, normalized steps of length 0.1."""
-    alpha, std, step = 0.25, 0.05, 0.1
-    tree = BinaryTree(1.0 - alpha)
-    iterate = torch.tensor([1.0, -0.5], dtype=torch.float64)
-    momentum, state = torch.zeros(2, dtype=torch.float64), tree.start()
-    expected = {
-        1: ((0.110686696361, 0.030907326579), (0.903684429796, -0.526894440622)),
-        7: ((0.086020189033, -0.071676210017), (0.361139866827, -0.361508731018)),
-        13: ((0.000107606213, -0.044093803241), (-0.053048885985, -0.117021018899)),
-    }
-    for t in range(1, 14):
-        record = (t - 1) % 5
-        x = torch.tensor([np.cos(record), np.sin(2 * record + 1)]) / np.sqrt(2)
-        momentum = (1 - alpha) * momentum + alpha * torch.tanh(iterate @ x) * x
-        level = (t & -t).bit_length() - 1
-        index = (t >> level) - 1
-        node = torch.sin(1 + 5 * level + 7 * index + 11 * torch.arange(2, dtype=torch.float64))
-        noise, state = tree.noise(state, t, std * node)
-        noisy = momentum + noise
-        iterate = iterate - step * noisy / torch.linalg.vector_norm(noisy)
-        if t in expected:
-            for found, wanted in zip((noisy, iterate), expected[t], strict=True):
-                torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64), rtol=0, atol=1e-11)
+@given(rounds=st.integers(1, 70), rounds_per_epoch=st.integers(1, 80), decay=st.floats(0.0, 1.0))
+@settings(deadline=None)
+def test_weights_are_those_of_the_node_by_node_loop(rounds: int, rounds_per_epoch: int, decay: float) -> None:
+    expected = squared_norms(prefix_nodes(rounds), rounds_per_epoch, decay)[: min(rounds_per_epoch, rounds)]
+    np.testing.assert_allclose(
+        nodes.record_squared_norms(np.ones(rounds), rounds_per_epoch, decay), expected, rtol=1e-11
+    )
+    if rounds_per_epoch >= rounds:
+        np.testing.assert_allclose(nodes.column_squared_norms(rounds, decay), expected, rtol=1e-11)

@@ -2,24 +2,21 @@
 
 import itertools
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError
 from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian
-from fedpriv.noise.mechanism import Mechanism
-from fedpriv.noise.sensitivity import heaviest_pattern
+from fedpriv.noise.mechanism import Mechanism, toeplitz_inner
+from fedpriv.noise.sensitivity import heaviest_pattern, heaviest_patterns, row_bound
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.noise.workload import Workload
 from fedpriv.participation.orders import Schedule, Separated
-
-Matrix = NDArray[np.float64]
+from tests.noise.matrices import Matrix, clip_norms, farthest, patterns
 
 decays = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0.01, 0.99))
 
@@ -41,31 +38,6 @@ def factor(mechanism: Mechanism, workload: Workload) -> Matrix:
     return c
 
 
-def patterns(workload: Workload) -> Iterator[tuple[int, ...]]:
-    """Every set of rounds (from 0) in which one record may take part."""
-    schedule, rounds = workload.schedule, workload.rounds
-    if isinstance(schedule, Schedule):
-        yield from (
-            tuple(range(p, rounds, schedule.rounds_per_epoch))
-            for p in range(min(schedule.rounds_per_epoch, rounds))
-        )
-        return
-    for max_participations in range(1, schedule.max_participations + 1):
-        for chosen in itertools.combinations(range(rounds), max_participations):
-            if all(b - a >= schedule.min_separation for a, b in itertools.pairwise(chosen)):
-                yield chosen
-
-
-def brute_force(c: Matrix, workload: Workload) -> float:
-    """The farthest that one record with scalar increments ±clip can move C s: over all patterns and signs."""
-    farthest = 0.0
-    for chosen in patterns(workload):
-        for signs in itertools.product((1.0, -1.0), repeat=len(chosen) - 1):
-            moved = c[:, chosen] @ (workload.clips[list(chosen)] * np.array([1.0, *signs]))
-            farthest = max(farthest, float(np.linalg.norm(moved)))
-    return farthest
-
-
 @st.composite
 def mechanisms(draw: st.DrawFn, decay: float, period: int | None) -> Mechanism:
     first = draw(st.floats(0.1, 10.0))
@@ -79,13 +51,6 @@ def mechanisms(draw: st.DrawFn, decay: float, period: int | None) -> Mechanism:
     return draw(st.sampled_from(members))
 
 
-@st.composite
-def clip_norms(draw: st.DrawFn, rounds: int) -> Matrix:
-    if draw(st.booleans()):
-        return np.full(rounds, draw(st.floats(0.1, 10.0)))
-    return np.array(draw(st.lists(st.floats(0.1, 10.0), min_size=rounds, max_size=rounds)))
-
-
 @given(data=st.data(), rounds=st.integers(1, 24), decay=decays)
 @settings(max_examples=300, deadline=None)
 def test_fixed_order_is_exact_for_every_mechanism(data: st.DataObject, rounds: int, decay: float) -> None:
@@ -95,7 +60,7 @@ def test_fixed_order_is_exact_for_every_mechanism(data: st.DataObject, rounds: i
     workload = Workload(Schedule(rounds, rounds_per_epoch), decay, data.draw(clip_norms(rounds)), period)
     found = mechanism.certified(workload)
     assert found.exact
-    assert found.value == pytest.approx(brute_force(factor(mechanism, workload), workload), rel=1e-10)
+    assert found.value == pytest.approx(farthest(factor(mechanism, workload), workload), rel=1e-10)
 
 
 @given(data=st.data(), rounds=st.integers(1, 12), decay=decays)
@@ -108,33 +73,33 @@ def test_separated_patterns_are_exact_or_say_that_they_are_bounds(
     mechanism = data.draw(mechanisms(decay, period))
     workload = Workload(pattern, decay, data.draw(clip_norms(rounds)), period)
     found = mechanism.certified(workload)
-    farthest = brute_force(factor(mechanism, workload), workload)
+    worst = farthest(factor(mechanism, workload), workload)
     if found.exact:
-        assert found.value == pytest.approx(farthest, rel=1e-10)
+        assert found.value == pytest.approx(worst, rel=1e-10)
     else:
-        assert found.value >= farthest * (1.0 - 1e-12)
+        assert found.value >= worst * (1.0 - 1e-12)
 
 
 @pytest.mark.parametrize(("bands", "exact"), [(1, True), (3, True), (4, False)])
 def test_a_separation_of_at_least_the_bands_is_exact_for_any_clips(bands: int, exact: bool) -> None:
     clips = np.array([1.0, 5.0, 2.0, 4.0, 4.0, 0.5, 3.0, 2.0])
     mechanism, workload = BandedSquareRoot(1.0, bands), Workload(Separated(8, 2, 3), 1.0, clips)
-    found, farthest = mechanism.certified(workload), brute_force(factor(mechanism, workload), workload)
+    found, worst = mechanism.certified(workload), farthest(factor(mechanism, workload), workload)
     assert found.exact is exact
-    assert found.value == pytest.approx(farthest) if exact else found.value >= farthest * (1.0 - 1e-12)
+    assert found.value == pytest.approx(worst) if exact else found.value >= worst * (1.0 - 1e-12)
 
 
 def test_the_number_of_participations_counts_also_without_overlap() -> None:
     mechanism, workload = BandedSquareRoot(1.0, 2), Workload(Separated(12, 2, 3), 1.0, np.ones(12))
-    farthest = brute_force(factor(mechanism, workload), workload)
-    assert mechanism.sensitivity(workload) == pytest.approx(farthest)
+    worst = farthest(factor(mechanism, workload), workload)
+    assert mechanism.sensitivity(workload) == pytest.approx(worst)
 
 
 def test_the_bound_of_a_periodic_tree_counts_its_last_short_tree() -> None:
     mechanism, workload = BinaryTree(1.0, 2), Workload(Separated(3, 3, 1), 1.0, np.ones(3), 2)
-    farthest = brute_force(factor(mechanism, workload), workload)
-    assert farthest == pytest.approx(math.sqrt(6))
-    assert mechanism.sensitivity(workload) >= farthest
+    worst = farthest(factor(mechanism, workload), workload)
+    assert worst == pytest.approx(math.sqrt(6))
+    assert mechanism.sensitivity(workload) >= worst
 
 
 @pytest.mark.parametrize("mechanism", [IndependentGaussian(), BandedSquareRoot(0.8, 5)], ids=str)
@@ -170,8 +135,8 @@ def test_opposite_records_attain_the_replace_one_distance(mechanism: Mechanism) 
     clips = np.array([0.5, 2.0, 1.0, 3.0, 1.0, 1.0, 0.2])
     workload = Workload(Schedule(7, 3), 0.6, clips)
     c = factor(mechanism, workload)
-    farthest = max(float(np.linalg.norm(2 * c[:, chosen] @ clips[list(chosen)])) for chosen in patterns(workload))
-    assert 2 * mechanism.sensitivity(workload) == pytest.approx(farthest, rel=1e-12)
+    worst = max(float(np.linalg.norm(2 * c[:, chosen] @ clips[list(chosen)])) for chosen in patterns(workload))
+    assert 2 * mechanism.sensitivity(workload) == pytest.approx(worst, rel=1e-12)
 
 
 def test_the_papers_single_pass_noise() -> None:
@@ -228,8 +193,8 @@ def test_many_epochs_of_unequal_clips_match_the_matrix() -> None:
     workload = Workload(Schedule(rounds, rounds_per_epoch), 0.97, clips)
     for mechanism in (IndependentGaussian(), BinaryTree(0.97), BandedSquareRoot(0.97, 20)):
         c = factor(mechanism, workload)
-        farthest = max(float(np.linalg.norm(c[:, s] @ clips[list(s)])) for s in patterns(workload))
-        assert mechanism.sensitivity(workload) == pytest.approx(farthest, rel=1e-11)
+        worst = max(float(np.linalg.norm(c[:, s] @ clips[list(s)])) for s in patterns(workload))
+        assert mechanism.sensitivity(workload) == pytest.approx(worst, rel=1e-11)
 
 
 def test_a_participation_that_cannot_be_is_refused() -> None:
@@ -246,3 +211,40 @@ def test_a_record_takes_part_no_more_often_than_the_rounds_allow(
     assert pattern.most == min(max_participations, len(range(0, rounds, min_separation)))
     assume(pattern.most == 1)
     assert pattern.single_pass
+
+
+@given(data=st.data(), rounds=st.integers(1, 14), rows=st.integers(1, 5))
+@settings(deadline=None)
+def test_it_is_the_heaviest_pattern_of_every_row(data: st.DataObject, rounds: int, rows: int) -> None:
+    line = st.lists(st.floats(0.0, 9.0), min_size=rounds, max_size=rounds)
+    weights = np.array(data.draw(st.lists(line, min_size=rows, max_size=rows)))
+    pattern = Separated(rounds, data.draw(st.integers(1, 5)), data.draw(st.integers(1, 16)))
+    expected = [heaviest_pattern(row, pattern) for row in weights]
+    np.testing.assert_allclose(heaviest_patterns(weights, pattern), expected, rtol=1e-13)
+
+
+@given(data=st.data(), rounds=st.integers(1, 11), period=st.one_of(st.none(), st.integers(1, 12)))
+@settings(max_examples=150, deadline=None)
+def test_no_pattern_moves_farther_than_the_bound(data: st.DataObject, rounds: int, period: int | None) -> None:
+    """For any C ≥ 0, its coefficients falling or not."""
+    numbers = st.lists(st.floats(0.0, 1.0), min_size=rounds, max_size=rounds)
+    series = np.array(data.draw(numbers))
+    clips = np.array(data.draw(st.lists(st.floats(0.1, 5.0), min_size=rounds, max_size=rounds)))
+    pattern = Separated(rounds, data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6)))
+    workload = Workload(pattern, 1.0, clips, period)
+    block = np.arange(rounds) // workload.block
+    c = sum(value * np.eye(rounds, k=-lag) for lag, value in enumerate(series))
+    c = np.where(np.equal.outer(block, block), c, 0.0)
+    moved = max(
+        float(np.linalg.norm(c[:, chosen] @ clips[list(chosen)]))
+        for count in range(1, pattern.max_participations + 1)
+        for chosen in itertools.combinations(range(rounds), count)
+        if all(b - a >= pattern.min_separation for a, b in itertools.pairwise(chosen))
+    )
+    assert row_bound(toeplitz_inner(series, rounds, period), workload, pattern) >= moved * (1 - 1e-12)
+
+
+def test_it_is_exact_where_columns_do_not_overlap() -> None:
+    workload = Workload(Separated(7, 3, 2), 1.0, np.array([1.0, 3.0, 1.0, 2.0, 0.5, 4.0, 1.0]))
+    inner = toeplitz_inner(np.array([1.0]), 7)
+    assert row_bound(inner, workload, Separated(7, 3, 2)) == pytest.approx(np.sqrt(9 + 4 + 16))

@@ -1,18 +1,52 @@
-"""Theorem parameters of the momentum algorithms: golden numbers and refusals."""
+"""Tran & Cutkosky's algorithms: golden runs, parameters, the length of a step, and the measured table of noise."""
 
 import math
 
+import numpy as np
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.stats import norm
 
+from benchmarks.momentum_crossing import (
+    crossing_table,
+    momentum,
+    noise,
+    reduced_noise,
+    tree_noise,
+)
 from fedpriv.accounting.gaussian import mu_of
 from fedpriv.core.errors import InputError
-from fedpriv.noise.differences import paper_window_counts
+from fedpriv.loss.estimators import Round
+from fedpriv.noise.diagonal import IndependentGaussian
+from fedpriv.noise.differences import AlignedDifferences, paper_window_counts
+from fedpriv.noise.sliding import SlidingDifferences
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.papers.base import Problem
+from fedpriv.papers.table import algorithm_named
 from fedpriv.papers.tran_cutkosky import (
+    NormalizedSGD,
+    movement_bound,
     reduced_parameters,
     simple_noise_multiplier,
     tree_gradient_bound,
     tree_parameters,
+)
+from fedpriv.participation.orders import Schedule
+from tests.oracle_momentum import (
+    GOLDEN_ALPHA,
+    GOLDEN_MIXING,
+    GOLDEN_PLACES,
+    GOLDEN_ROUNDS,
+    GOLDEN_START,
+    GOLDEN_STDS,
+    GOLDEN_STEP,
+    Step,
+    golden_gradient,
+    golden_noise,
+    reduced_run,
+    tree_run,
 )
 
 
@@ -83,3 +117,179 @@ def test_the_corrected_bound_falls_with_more_records() -> None:
 def test_theorem_6_says_where_it_has_no_parameters() -> None:
     with pytest.raises(InputError, match="Theorem 6"):
         tree_parameters(3, 1, 0.1, 1e-6)
+
+
+def current(t: int) -> Round:
+    return Round(t, (1.0,), 0.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_step_has_the_length_of_the_bound(dtype: torch.dtype) -> None:
+    optimizer, generator = NormalizedSGD(0.3), torch.Generator().manual_seed(1)
+    state = optimizer.start(torch.zeros(3, 50_000, dtype=dtype))
+    for t in range(1, 8):
+        before = optimizer.query(state)
+        released = torch.randn(before.shape, generator=generator, dtype=dtype) * 10.0 ** (t - 4)
+        state = optimizer.update(state, released, current(t))
+        moved = (optimizer.query(state).double() - before.double()).norm(dim=-1)
+        assert bool((moved <= movement_bound(0.3)).all())
+        assert moved.tolist() == pytest.approx([0.3] * 3, rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@given(
+    size=st.integers(1, 30),
+    step=st.floats(-12.0, 2.0).map(lambda exponent: 10.0**exponent),
+    scale=st.floats(-3.0, 6.0).map(lambda exponent: 10.0**exponent),
+    seed=st.integers(0, 10**6),
+)
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_no_rounded_step_is_longer_than_the_bound(
+    dtype: torch.dtype, size: int, step: float, scale: float, seed: int
+) -> None:
+    """Noise is sized for steps of η (1 + 1e-6): far from 0, where a step is rounded to its type, too."""
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = NormalizedSGD(step)
+    start = scale * torch.randn(3, size, generator=generator, dtype=torch.float64)
+    state = optimizer.start(start.to(dtype))
+    for t in range(1, 20):
+        before = optimizer.query(state)
+        released = torch.randn(3, size, generator=generator, dtype=torch.float64).to(dtype)
+        state = optimizer.update(state, released, current(t))
+        moved = (optimizer.query(state).double() - before.double()).norm(dim=-1)
+        assert bool((moved <= movement_bound(step)).all())
+
+
+def test_a_momentum_of_zero_moves_nothing() -> None:
+    optimizer = NormalizedSGD(0.3)
+    start = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    state = optimizer.update(optimizer.start(start), torch.tensor([[0.0, 0.0], [0.0, 5.0]]), current(1))
+    assert optimizer.query(state).tolist() == [[1.0, 2.0], [3.0, pytest.approx(3.7)]]
+
+
+@pytest.mark.parametrize("output_round", [1.0, 3.0, math.inf])
+def test_the_output_is_the_chosen_iterate_or_the_last(output_round: float) -> None:
+    optimizer = NormalizedSGD(1.0, output_round)
+    state = optimizer.start(torch.zeros(1))
+    for t in range(1, 6):
+        state = optimizer.update(state, torch.ones(1), current(t))
+    assert float(optimizer.output(state)) == -(min(output_round, 6.0) - 1.0)
+
+
+def test_replicates_may_publish_different_iterates() -> None:
+    optimizer = NormalizedSGD(torch.tensor([[1.0], [1.0]]), torch.tensor([[2.0], [math.inf]]))
+    state = optimizer.start(torch.zeros(2, 1))
+    for t in range(1, 5):
+        state = optimizer.update(state, torch.ones(2, 1), current(t))
+    assert optimizer.output(state).tolist() == [[-1.0], [-4.0]]
+
+
+def test_the_random_iterate_is_public_and_one_of_the_theorems() -> None:
+    row = algorithm_named("momentum-tree")
+    settings = row.settings.model_validate({"clip": 1.0, "output": "random"})
+    chosen = set()
+    for seed in range(40):
+        problem = Problem(
+            2, lipschitz=1.0, smoothness=1.0, batch=1, schedule=Schedule(8, 4), seed=seed, convex=False
+        )
+        optimizer = row.optimizer(settings, problem, 0.0)
+        assert optimizer == row.optimizer(settings, problem, 1.0)
+        chosen.add(optimizer.output_round)
+    assert chosen <= set(map(float, range(1, 9)))
+    assert {1.0, 8.0} <= chosen
+
+
+TREE = {
+    1: (0.068613147121, 0.057735972479, 0.110686696361, 0.030907326579, 0.903684429796, -0.526894440622),
+    7: (0.114467022682, -0.028398638570, 0.086020189033, -0.071676210017, 0.361139866827, -0.361508731018),
+    13: (0.017290618169, -0.067429108050, 0.000107606213, -0.044093803241, -0.053048885985, -0.117021018899),
+}
+REDUCED = {
+    1: (0.068613147121, 0.057735972479, 0.055072957598, 0.072139487770, 0.939319343247, -0.579484953897),
+    7: (0.117172754636, -0.038511428541, 0.126771405325, -0.016179723973, 0.389523132869, -0.530251913420),
+    10: (0.119097589776, -0.091119229627, 0.127673966663, -0.111110304189, 0.156723361295, -0.342845516142),
+    13: (0.032670438303, -0.067763643660, 0.043314216257, -0.069804732554, -0.028601839959, -0.116641004326),
+}
+
+
+def golden_tree_run() -> list[Step]:
+    return tree_run(
+        GOLDEN_START, golden_gradient, golden_noise, GOLDEN_ROUNDS, GOLDEN_ALPHA, GOLDEN_STEP, std=0.05
+    )
+
+
+def golden_reduced_run() -> list[Step]:
+    return reduced_run(
+        GOLDEN_START,
+        golden_gradient,
+        golden_noise,
+        GOLDEN_ROUNDS,
+        GOLDEN_PLACES,
+        GOLDEN_ALPHA,
+        GOLDEN_MIXING,
+        GOLDEN_STEP,
+        GOLDEN_STDS,
+    )
+
+
+@pytest.mark.parametrize("t", TREE)
+def test_the_oracle_of_algorithm_1_gives_the_golden_run(t: int) -> None:
+    np.testing.assert_allclose(np.concatenate(golden_tree_run()[t - 1]), TREE[t], atol=1e-11)
+
+
+@pytest.mark.parametrize("t", REDUCED)
+def test_the_oracle_of_algorithm_2_gives_the_golden_run(t: int) -> None:
+    np.testing.assert_allclose(np.concatenate(golden_reduced_run()[t - 1]), REDUCED[t], atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("rounds_per_epoch", "epochs", "tree", "smooth", "smoother", "balanced"),
+    [
+        (50, 10, 0.414, 0.656, 0.407, 0.392),
+        (50, 40, 0.827, 0.983, 0.561, 0.472),
+        (50, 100, 1.309, 1.236, 0.687, 0.524),
+        (200, 40, 0.293, 0.337, None, None),
+        (200, 80, 0.415, 0.403, None, None),
+    ],
+)
+def test_the_table_of_noise(
+    rounds_per_epoch: int, epochs: int, tree: float, smooth: float, smoother: float | None, balanced: float | None
+) -> None:
+    """A prototype's figures, to 1 %; it charges Σλ = 1, fedpriv the worst record of all groups together: less."""
+    assert tree_noise(rounds_per_epoch, epochs) == pytest.approx(tree, abs=6e-4)
+    for smoothness, is_balanced, expected in ((1.0, False, smooth), (0.1, False, smoother), (0.1, True, balanced)):
+        if expected is not None:
+            found = reduced_noise(SlidingDifferences, rounds_per_epoch, epochs, smoothness, is_balanced)
+            assert 0.95 * expected < found < 1.01 * expected
+
+
+@pytest.mark.parametrize(
+    ("smoothness", "before", "after"),
+    [(1.0, 40, 100), (0.1, 5, 10)],
+)
+def test_the_paper_s_algorithm_2_wins_between(smoothness: float, before: int, after: int) -> None:
+    """Near 80 epochs if L = G, near 10 (less with γ = η N L / G) if L = G/10, at N = 50."""
+    few, many = (reduced_noise(SlidingDifferences, 50, epochs, smoothness) for epochs in (before, after))
+    assert few > tree_noise(50, before)
+    assert many < tree_noise(50, after)
+
+
+@pytest.mark.parametrize(("rounds_per_epoch", "epochs"), [(50, 10), (50, 100), (51, 10), (51, 100)])
+def test_aligned_trees_have_less_noise(rounds_per_epoch: int, epochs: int) -> None:
+    """15 to 26 % less than windows that slide, L = G."""
+    sliding, aligned = (
+        reduced_noise(kind, rounds_per_epoch, epochs, 1.0) for kind in (SlidingDifferences, AlignedDifferences)
+    )
+    assert 0.74 < aligned / sliding < 0.85
+
+
+def test_noise_grows_like_the_root_and_the_fourth_root_of_the_epochs() -> None:
+    (few, many) = crossing_table({50: (100, 400)})
+    assert many.tree / few.tree == pytest.approx(2.0, rel=0.01)
+    assert many.sliding / few.sliding == pytest.approx(2.0**0.5, rel=0.02)
+    assert many.aligned / few.aligned == pytest.approx(2.0**0.5, rel=0.02)
+
+
+def test_the_tree_beats_fresh_noise_on_every_momentum() -> None:
+    workload = momentum(200, 10)
+    assert noise(BinaryTree(workload.decay), workload) < 0.4 * noise(IndependentGaussian(), workload)

@@ -1,8 +1,18 @@
 """Which batches a round reads: schedules against their definition, written out round by round."""
 
+import numpy as np
 import pytest
 
-from fedpriv.participation.orders import Phases, Schedule
+from fedpriv.accounting.gaussian import mu_of
+from fedpriv.core.errors import InputError
+from fedpriv.core.random import simulation_noise
+from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian
+from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.noise.workload import Workload
+from fedpriv.participation.drawn import Available
+from fedpriv.participation.orders import ParticipationKeys, Phases, Schedule, Separated
+from fedpriv.participation.registry import participation_from
 
 
 @pytest.mark.parametrize(("rounds", "rounds_per_epoch"), [(1, 1), (7, 7), (12, 4), (10, 4), (3, 5)])
@@ -37,3 +47,79 @@ def test_there_is_no_round_beyond_the_first_and_the_last(t: int) -> None:
 def test_phases_read_every_batch_once_and_nothing_in_the_round_that_ends_one() -> None:
     phases = Phases((3, 1))
     assert [list(phases.batches(t)) for t in range(1, phases.rounds + 1)] == [[0], [1], [2], [], [3], []]
+
+
+COHORT, PLACES = 20, 30
+CLIENTS = COHORT * PLACES
+
+
+def answers(order: Available, seed: int = 3) -> np.ndarray:
+    """Who answers in which round, (rounds, clients)."""
+    coins = simulation_noise(seed, "float32").coins()
+    found = np.zeros((order.rounds, CLIENTS), bool)
+    for t in range(1, order.rounds + 1):
+        found[t - 1, order.rows(t, COHORT, 0, lambda: coins)] = True
+    return found
+
+
+@pytest.mark.parametrize("most", [4, 2])
+def test_a_client_keeps_its_timer_and_its_count(most: int) -> None:
+    """Guarantee of `Available`: at least the separation between two answers, and no more answers than said."""
+    order = Available(40, most, 10, PLACES)
+    came = answers(order)
+    assert came.sum(0).max() == most
+    for client in came.T:
+        rounds = np.flatnonzero(client)
+        assert len(rounds) < 2 or np.diff(rounds).min() >= 10
+    assert (came.sum(0) > 1).sum() > CLIENTS / 10  # it is no rule of one answer
+
+
+def test_cohorts_are_as_large_as_expected() -> None:
+    """40 rounds of 600 clients, mean 20: the mean lies within 4.9 deviations (false alarm 1e-6)."""
+    sizes = answers(Available(40, 4, 10, PLACES)).sum(1)
+    deviation = np.sqrt(COHORT / 40 * (1 - 10 / PLACES))
+    assert abs(sizes.mean() - COHORT) < 4.9 * deviation
+    assert sizes.std() > 1.0
+
+
+def test_nothing_but_the_key_and_the_round_says_who_comes() -> None:
+    """No state: rounds asked in any order, again, give the same clients."""
+    order, coins = Available(40, 2, 10, PLACES), simulation_noise(3, "float32").coins()
+    in_order = [order.rows(t, COHORT, 0, lambda: coins).tolist() for t in range(1, 41)]
+    backwards = [order.rows(t, COHORT, 0, lambda: coins).tolist() for t in range(40, 0, -1)]
+    assert in_order == backwards[::-1]
+
+
+@pytest.mark.parametrize("mechanism", [IndependentGaussian(), BinaryTree(), LeafGaussian()])
+def test_it_is_accounted_for_as_any_pattern_that_keeps_the_timers(mechanism: Mechanism) -> None:
+    order, clips = Available(40, 3, 10, PLACES), np.full(40, 2.0)
+    known = mechanism.sensitivity(Workload(Separated(40, 3, 10), 1.0, clips))
+    assert mechanism.sensitivity(Workload(order, 1.0, clips)) == known
+    assert known > mechanism.sensitivity(Workload(Schedule(40, 40), 1.0, clips))
+
+
+def test_it_is_data() -> None:
+    order = Available(40, 3, 10, PLACES)
+    assert participation_from(order.as_data()) == order
+    assert order.first(12) == Available(12, 3, 10, PLACES)
+    assert order.first(12).most == 2
+    assert mu_of(1.0, 1e-5) == order.charged("zero-out", mu_of(1.0, 1e-5), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("asked", "line"),
+    [
+        (ParticipationKeys(), "min_separation: sampling = .* needs it"),
+        (ParticipationKeys(groups=2, min_separation=5), "groups = 2"),
+        (ParticipationKeys(min_separation=31), "cohorts of at most 1/31 of them"),
+    ],
+)
+def test_what_cannot_be_is_refused(asked: ParticipationKeys, line: str) -> None:
+    with pytest.raises(InputError, match=line):
+        Available.from_schedule(Schedule(40, PLACES), asked)
+
+
+def test_how_often_is_what_the_rounds_leave_room_for() -> None:
+    assert Available.from_schedule(Schedule(40, PLACES), ParticipationKeys(min_separation=12)) == Available(
+        40, 4, 12, PLACES
+    )

@@ -11,13 +11,17 @@ from typer.testing import CliRunner
 
 from fedpriv.accounting.gaussian import compose
 from fedpriv.cli.app import app
+from fedpriv.loss.views import PerUnit
 from fedpriv.rounds.entries import read_ledger
-from fedpriv.scenario.load import scenario_of
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import resolve_cell, scenario_of
 from fedpriv.show.page import page_of
 from fedpriv.show.summary import privacy_lines
 from fedpriv.study.results import read_results
 from fedpriv.study.sweep import RunOptions, run_sweep
 from tests.conftest import small_tree
+from tests.engines.test_units import persons_tree
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "untrusted": {"evaluation": {"records": [50, 60, 70], "mu": 0.5}},
@@ -106,3 +110,11 @@ def test_reports_say_whose_the_metrics_are_and_what_they_cost(tmp_path: Path, na
     page = page_of(folder, results)
     assert words in page
     assert ("Test records are other records than those that trained" in page) == (name != "exact")
+
+
+@pytest.mark.parametrize("run", [{"metrics": ["auc"]}, {"goldstein_radius": 0.1}, {}])
+def test_scores_and_measures_are_no_coins_of_records(tmp_path: Path, run: dict[str, Any]) -> None:
+    cell = resolve_cell({**persons_tree(tmp_path), "run": run}, "test")
+    looked_at = plan_of(cell, task_of_cell(cell).objective).objective
+    assert isinstance(looked_at, PerUnit)
+    assert looked_at.records == 4

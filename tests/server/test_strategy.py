@@ -13,8 +13,10 @@ from fedpriv.core.errors import RunError
 from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.protocol.arrays import one_array, release_content
 from fedpriv.protocol.cell_folder import run_config_of
+from fedpriv.rounds import round as rounds
 from fedpriv.rounds.outcome import Counts
 from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.round import FloatArithmetic
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import simulated_strategy
@@ -154,3 +156,21 @@ def test_a_trusted_server_adds_noise_once_and_an_untrusted_one_none(small_cell: 
             models[trust, seed] = strategy.model
     assert not torch.allclose(models["trusted", 1], models["trusted", 2])
     assert torch.equal(models["untrusted", 1], models["untrusted", 2])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_pieces_of_the_mean_are_bit_for_bit_those_of_the_whole(
+    dtype: str, small_cell: Callable[..., Cell], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = small_cell(run__dtype=dtype)
+    task = task_of_cell(cell)
+    plan = plan_of(cell, task.objective)
+    initial = task.objective.initial()
+    generator = torch.Generator().manual_seed(1)
+    messages = [torch.randn(len(initial), generator=generator).to(initial.dtype) for _ in plan.weights]
+    weights = torch.tensor(plan.weights, dtype=initial.dtype)
+    assert len(plan.weights) > 1
+    for piece in (64, len(initial) - 1, rounds._PIECE):
+        monkeypatch.setattr(rounds, "_PIECE", piece)
+        mean = FloatArithmetic(plan).added(messages, 1)
+        assert torch.equal(mean, weights @ torch.stack(messages))

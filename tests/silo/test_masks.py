@@ -1,17 +1,27 @@
-"""Masks cancel in the sum of all silos and hide everything else."""
+"""Masks: they cancel in the sum of all silos and hide everything else; keys and messages are given once."""
 
+import json
+import math
 from itertools import combinations
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from typer.testing import CliRunner
 
-from fedpriv.core.errors import RunError
+from fedpriv.cli.app import app
+from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import KeyedNormal, seed_key
-from fedpriv.rounds.arithmetic import Words
+from fedpriv.rounds.arithmetic import Grid, Words, grid_for
+from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.masks import Masker
+from fedpriv.silo.policy import read_policy
+from tests.silo.test_guard import ZERO, cell_json, guard_of, write_silo
 
 
 def maskers(silos: int, run: int = 0) -> list[Masker]:
@@ -79,3 +89,150 @@ def test_keys_that_would_leave_a_message_bare_are_refused() -> None:
 def test_each_run_and_silo_has_a_key_of_its_own() -> None:
     public = {masker.public for run in (0, 1) for masker in maskers(3, run)}
     assert len(public) == 6
+
+
+UNIT = 2.0**-10
+values = st.lists(st.integers(-(2**40), 2**40), min_size=2, max_size=6)
+
+
+@given(values)
+def test_a_sum_of_encoded_vectors_is_exact_and_signed(multiples: list[int]) -> None:
+    grid = Grid(UNIT)
+    messages = [grid.encode(np.array([k * UNIT, -k * UNIT])) for k in multiples]
+    assert grid.decode_sum(messages).tolist() == [sum(multiples) * UNIT, -sum(multiples) * UNIT]
+
+
+def test_a_sum_beyond_64_bits_wraps_as_a_residue() -> None:
+    """The residue is a function of the sum: 3 · 2^61 units come back as 3 · 2^61 - 2^64 if added twice."""
+    grid = Grid(1.0)
+    words = grid.encode(np.array([3.0 * 2.0**60]))
+    assert grid.decode_sum([words] * 4) == [3.0 * 2.0**62 - 2.0**64]
+
+
+@pytest.mark.parametrize("digits", [24, 53])
+@pytest.mark.parametrize("share", [1e-6, 0.7, 1.0, 55.68])
+def test_the_grid_is_a_power_of_two_with_half_of_the_digits_above_it(share: float, digits: int) -> None:
+    unit = grid_for(share, digits, 1.0).unit
+    assert math.frexp(unit)[0] == 0.5
+    assert 2.0 ** (digits // 2) <= share / unit < 2.0 ** (digits // 2 + 1)
+
+
+def test_a_grid_that_has_no_room_is_refused() -> None:
+    assert grid_for(1.0, 53, 2.0**22).unit == 2.0**-26
+    with pytest.raises(InputError, match="do not fit on a grid"):
+        grid_for(1.0, 53, 2.0**22 + 1.0)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 2.0**62])
+def test_what_cannot_be_encoded_is_refused(value: float) -> None:
+    with pytest.raises(RunError, match="not finite, or outside"):
+        Grid(1.0).encode(np.array([0.0, value]))
+
+
+MASKED = "secure-aggregation"
+CELL = cell_json(algorithm__trust=MASKED)
+OTHERS = [Masker(bytes([number]) * 32, number).public + bytes(64) for number in (1, 2)]
+
+
+def keys_with(card: bytes) -> bytes:
+    """The cards of three silos, of which two do not sign."""
+    return b"".join([card, *OTHERS])
+
+
+def allowing(tmp_path: Path, **allow: Any) -> Path:
+    return write_silo(tmp_path, **{"trust": MASKED, **allow})
+
+
+def test_a_round_that_is_asked_again_gets_the_same_bytes_also_after_a_restart(tmp_path: Path) -> None:
+    path = allowing(tmp_path)
+    guard = guard_of(path)
+    public = guard.public_key("run", CELL)
+    first = guard.answer("run", CELL, 1, ZERO, keys_with(public))
+    assert (first.dtype, len(first)) == (torch.uint8, 7850 * 6)
+    again = guard_of(path)
+    assert again.public_key("run", CELL) == public
+    assert torch.equal(again.answer("run", CELL, 1, ZERO, keys_with(public)), first)
+    changed = b"".join([public, OTHERS[1], OTHERS[0]])
+    with pytest.raises(RunError, match="round 1 was answered already, for another query"):
+        again.answer("run", CELL, 1, ZERO, changed)
+    assert not torch.equal(again.answer("run", CELL, 2, ZERO, keys_with(public)), first)
+
+
+def test_asking_for_the_key_again_does_not_start_the_run_again(tmp_path: Path) -> None:
+    guard = guard_of(allowing(tmp_path))
+    public = guard.public_key("run", CELL)
+    guard.answer("run", CELL, 1, ZERO, keys_with(public))
+    assert guard.public_key("run", CELL) == public
+    with pytest.raises(RunError, match="asked for round 3 after round 1"):
+        guard.answer("run", CELL, 3, ZERO, keys_with(public))
+
+
+def test_the_key_is_wiped_with_the_last_round_and_its_public_half_is_not(tmp_path: Path) -> None:
+    path = allowing(tmp_path)
+    guard = guard_of(path)
+    public = guard.public_key("run", CELL)
+    last = [guard.answer("run", CELL, t, ZERO, keys_with(public)) for t in range(1, 9)][-1]
+    run = SiloLedger(read_policy(path).ledger).run("run")
+    assert run is not None
+    assert run.key is None
+    again = guard_of(path)
+    assert again.public_key("run", CELL) == public
+    assert torch.equal(again.answer("run", CELL, 8, ZERO, keys_with(public)), last)
+
+
+@pytest.mark.parametrize("keys", [b"", bytes(3 * 32), bytes(3 * 96), b"".join(OTHERS)])
+def test_without_the_keys_of_all_nothing_leaves(tmp_path: Path, keys: bytes) -> None:
+    guard = guard_of(allowing(tmp_path))
+    public = guard.public_key("run", CELL)
+    with pytest.raises(RunError, match="silo 0: "):
+        guard.answer("run", CELL, 1, ZERO, keys)
+    assert guard.answer("run", CELL, 1, ZERO, keys_with(public)).dtype == torch.uint8
+
+
+def test_a_run_without_masks_gives_no_key(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="this run has no masks"):
+        guard_of(allowing(tmp_path)).public_key("run", cell_json())
+
+
+def test_the_price_is_the_sums_only_where_the_policy_counts_on_the_other_silos(tmp_path: Path) -> None:
+    """Guarantee: μ with the permission; μ √3 of the own share alone without it; nothing for exact sums."""
+    path = allowing(tmp_path)
+    guard_of(path).public_key("run", CELL)
+    assert SiloLedger(read_policy(path).ledger).prices() == [pytest.approx(4.0)]
+    for trust, budget, reason in (
+        ("untrusted", 4.0, r"the run costs mu = 6\.929"),
+        (MASKED, 3.9, "the run costs mu = 4"),
+    ):
+        folder = tmp_path / f"{trust} {budget}"
+        folder.mkdir()
+        with pytest.raises(RunError, match=reason):
+            guard_of(write_silo(folder, trust=trust, budget=budget)).public_key("run", CELL)
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    path = write_silo(alone, budget=7.0)
+    guard_of(path).public_key("run", CELL)
+    assert SiloLedger(read_policy(path).ledger).prices() == [pytest.approx(4.0 * math.sqrt(3.0))]
+
+
+def test_a_policy_that_counts_on_silos_does_not_trust_the_server(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="this silo release its sums without noise"):
+        guard_of(allowing(tmp_path)).answer("run", cell_json(algorithm__trust="trusted"), 1, ZERO)
+
+
+def test_the_command_line_runs_a_masked_federation(tmp_path: Path) -> None:
+    scenario = tmp_path / "masked.toml"
+    scenario.write_text(
+        'name = "masked"\n[data]\nname = "synthetic"\n[federation]\nsilos = 3\nrounds = 6\n'
+        '[algorithm]\nname = "dp-mu2-fl"\ntrust = "untrusted"\ndiameter = 0.1\n'
+        '[privacy]\nrelation = "replace-one"\nrho = 4.0\n'
+    )
+    options = ["--set", "algorithm.trust=secure-aggregation", "--engine", "inprocess", "--quiet"]
+    result = CliRunner().invoke(app, ["run", str(scenario), *options, "--out", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    (cell,) = json.loads((tmp_path / "out" / "results.json").read_text())["cells"]
+    assert (cell["trust"], round(cell["mu"], 9)) == (MASKED, 4.0)
+    assert [release["owner"] for release in cell["releases"]] == ["sum of silos 0-2"]
+    ledger = CliRunner().invoke(app, ["privacy", "ledger", str(tmp_path / "out")])
+    assert "sum of silos 0-2" in ledger.output
+    table = CliRunner().invoke(app, ["table", str(tmp_path / "out")])
+    assert "untrusted server, secure aggregation" in table.output

@@ -23,7 +23,6 @@ GOLDSTEIN = {
 }  # fmt: skip
 FEDERATION = {"silos": 3, "rounds": 2, "batch": 10}
 SGD = {"name": "dp-sgd", "clip": 1.0, "step": 0.1}
-SOFTMAX = {"name": "softmax-regression"}
 
 
 def goldstein(oracle: str, directions: int, **others: Any) -> str:

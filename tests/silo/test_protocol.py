@@ -33,7 +33,6 @@ from fedpriv.server.app import simulated_strategy
 from fedpriv.server.strategy import ReleaseStrategy
 from tests.conftest import small_tree
 
-MakeCell = Callable[..., Cell]
 Answer = Callable[[Message, Context], Message]
 MASKED = "secure-aggregation"
 UNEQUAL = {"silos": 3, "rounds": 8, "samples": 150, "size_skew": 0.5}

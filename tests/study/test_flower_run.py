@@ -14,7 +14,6 @@ from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.study.flower_run import app, run_folder
 from fedpriv.study.results import read_results
 
-ROOT = Path(__file__).resolve().parents[2]
 SCENARIO = """\
 name = "small"
 title = "A small one"

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from fedpriv.accounting.selection import NegativeBinomial, Poisson, Selection
+from fedpriv.cli.options import TuneRequest
+from fedpriv.cli.tune import with_file
 from fedpriv.core.errors import InputError
 from fedpriv.rounds.outcome import Finished
 from fedpriv.rounds.task import spread, task_of_cell
@@ -19,7 +21,15 @@ from fedpriv.show.statement import statements
 from fedpriv.show.summary import choice_of_settings
 from fedpriv.study.results import read_results
 from fedpriv.study.tune import noisy_score
-from fedpriv.study.tuning_file import chosen_settings, grid_around, held_out_of, places, trial
+from fedpriv.study.tuning_file import (
+    chosen_settings,
+    grid_around,
+    held_out_of,
+    places,
+    rows_of,
+    settings_of,
+    trial,
+)
 from tests.cli import command
 from tests.cli.command import refusal
 from tests.conftest import small_tree
@@ -327,3 +337,20 @@ def _Quiet(*, quiet: bool) -> Any:  # noqa: N802 - in place of a class
     from fedpriv.rounds.outcome import RunObserver
 
     return RunObserver()
+
+
+TUNINGS = sorted((Path(__file__).resolve().parents[2] / "scenarios" / "tuning").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", TUNINGS, ids=lambda path: path.stem)
+def test_every_row_of_the_table_gets_the_same_number_of_settings(path: Path) -> None:
+    """Every value of the axis has a grid, no grid is for a row that is not there, and seeds are fresh."""
+    asked, grids = with_file(TuneRequest(path))
+    scenario = load_scenario(asked.scenario)
+    assert grids.of_value is not None
+    assert not set(asked.seeds or []) & set(scenario.seeds)
+    rows = rows_of(scenario, grids.of_value, grids.axis)
+    assert len(rows) == len(scenario.points) / len(scenario.seeds)
+    assert {len(settings_of(grid)) for _, _, grid in rows} == {len(settings_of(rows[0][2]))}
+    values = scenario.axes.get(grids.axis)
+    assert values is None or set(values) == set(grids.of_value)

@@ -1,0 +1,103 @@
+"""The benches: what pairs of runs allow to be said, differences seed by seed, settings around a setting."""
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from benchmarks.compare import interval, verdict
+from benchmarks.differences import differences
+from benchmarks.differences import interval as students_interval
+from benchmarks.refining import fresh_seeds, neighbours
+
+
+def test_the_interval_is_that_of_students_test_of_the_logarithms() -> None:
+    """The bounds are the ratios that a test at 5 % would just not reject."""
+    ratios = [0.9, 1.1, 1.05, 0.97, 1.2]
+    low, mean, high = interval(ratios)
+    assert mean == pytest.approx(stats.gmean(ratios))
+    for bound in (low, high):
+        assert stats.ttest_1samp(np.log(ratios), math.log(bound)).pvalue == pytest.approx(0.05)
+
+
+def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(3)
+    covered = 0
+    for _ in range(400):
+        low, _, high = interval(np.exp(rng.normal(math.log(0.8), 0.3, size=6)).tolist())
+        covered += low <= 0.8 <= high
+    assert 0.91 < covered / 400 < 0.99
+
+
+@pytest.mark.parametrize("ratios", [[0.5], [0.5, 0.5]])
+def test_a_pair_or_two_show_nothing(ratios: list[float]) -> None:
+    low, mean, high = interval(ratios)
+    assert mean == pytest.approx(0.5)
+    assert verdict(low, high) == "no difference shown"
+
+
+def test_verdicts() -> None:
+    assert [verdict(0.8, 0.9), verdict(0.9, 1.1), verdict(1.1, 1.2)] == ["faster", "no difference shown", "slower"]
+
+
+def test_a_commit_that_there_is_not_is_one_line() -> None:
+    root = Path(__file__).resolve().parents[1]
+    command = [sys.executable, "-m", "benchmarks.compare", "no-such-commit"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("benchmarks.compare: fatal: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def _cell(row: str, mu: float, seed: int, accuracy: float) -> dict[str, Any]:
+    return {"point": {"label.method": row, "privacy.mu": mu}, "seed": seed, "test_accuracy": accuracy}
+
+
+def test_rows_are_subtracted_within_a_column_and_a_seed() -> None:
+    """What seeds have in common falls out; a seed that only one of the rows has is left out."""
+    cells = [
+        *(_cell("a", 1.0, seed, 0.9 + 0.1 * seed) for seed in (0, 1, 2)),
+        *(_cell("b", 1.0, seed, 0.8 + 0.1 * seed) for seed in (1, 0)),
+        _cell("a", 4.0, 0, 0.5),
+        _cell("b", 4.0, 0, 0.75),
+        _cell("c", 1.0, 0, 0.0),
+    ]
+    found = differences(cells, "a", "b")
+    assert found.keys() == {'{"privacy.mu": 1.0}', '{"privacy.mu": 4.0}'}
+    assert found['{"privacy.mu": 1.0}'] == pytest.approx([0.1, 0.1])
+    assert found['{"privacy.mu": 4.0}'] == [-0.25]
+
+
+def test_a_row_that_the_run_has_not_is_named() -> None:
+    with pytest.raises(ValueError, match="'z': no such row"):
+        differences([_cell("a", 1.0, 0, 0.9)], "a", "z")
+
+
+def test_the_interval_is_students() -> None:
+    """Of five values: 2.776 standard errors."""
+    mean, half = students_interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert mean == 3.0
+    assert half == pytest.approx(2.776445 * 2.5**0.5 / 5**0.5, rel=1e-6)
+    assert students_interval([1.0])[1] == float("inf")
+
+
+@pytest.mark.parametrize(("key", "longer"), [("algorithm.step", 2.0**0.5), ("algorithm.beta", 0.5**0.5)])
+def test_five_settings_of_which_two_have_the_same_product(key: str, longer: float) -> None:
+    """Steps are 1/β; a clip that falls by √2 goes with a step that is √2 longer."""
+    centre = {"algorithm.clip": 4.0, key: 8.0, "algorithm.radius": 30.0}
+    first, *others = neighbours(centre)
+    assert first == centre
+    assert [each["algorithm.radius"] for each in others] == [30.0] * 4
+    clips, steps = ([each[name] for each in others] for name in ("algorithm.clip", key))
+    assert clips == pytest.approx([4.0, 4.0, 4.0 / 2**0.5, 4.0 * 2**0.5], rel=2e-3)
+    assert steps == pytest.approx([8.0 * longer, 8.0 / longer, 8.0 * longer, 8.0 / longer], rel=2e-3)
+
+
+def test_neighbours_are_compared_on_seeds_of_their_own() -> None:
+    assert fresh_seeds([100]) == [101, 102]
+    assert fresh_seeds([7, 3]) == [8, 9]
