@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from fedpriv.cli.shown import print_table
+from fedpriv.core.errors import InputError
 from fedpriv.core.files import scenario_file
 from fedpriv.scenario.load import load_scenario
+from fedpriv.study.references import References, spread
 from fedpriv.study.results import check_claims, read_claims
-from fedpriv.study.worth import References, Row, gains_of, pooled, references, rows_of
+from fedpriv.study.worth import Row, gains_of, pooled, references, rows_of
 
 _ONE_CLASS = 0.9
 """The share of one class above which accuracy alone says little of a silo."""
@@ -25,8 +27,6 @@ def worth(given: Path, overrides: Sequence[str], *, with_pooled: bool, as_json: 
     """
     if (given / "results.json").exists():
         if overrides:
-            from fedpriv.core.errors import InputError
-
             raise InputError("--set: a run is compared as it ran; give the scenario for another one")
         results = read_claims(given)
         rows = rows_of(given, results, _say)
@@ -142,5 +142,4 @@ def _constant_line(known: References) -> list[str]:
 
 def _line(name: str, scores: Sequence[float], known: References) -> list[str]:
     scale = _scale(known)
-    spread = float(np.std(scores, ddof=1)) if len(scores) > 1 else 0.0
-    return [name, f"{scale * float(np.mean(scores)):.1f}", f"{scale * spread:.1f}", str(len(scores))]
+    return [name, f"{scale * float(np.mean(scores)):.1f}", f"{scale * spread(scores):.1f}", str(len(scores))]

@@ -31,6 +31,7 @@ from fedpriv.data.partition import (
     shards,
 )
 from fedpriv.data.schema import TableSchema
+from fedpriv.data.splits import resplit, spared
 from fedpriv.loss.goldstein import Measured
 from fedpriv.loss.objective import Objective, Records
 from fedpriv.loss.scores import Scored, check_scores
@@ -134,6 +135,10 @@ def public_task_of_cell(cell: Cell) -> PublicTask:
     """InputError if the scenario holds out training records, of which a deployment's server has none."""
     if cell.data.validation is not None:
         raise InputError("data.validation: the server of a deployment has no training records to hold out")
+    if cell.data.redrawn != (None, None):
+        raise InputError(
+            "data.split, data.spared: the records of a deployment are what its silos have; leave them out"
+        )
     by_server = cell.evaluation is None and cell.model.row.evaluated
     if not by_server and (schema := cell.data.table_schema) is not None:
         return task_of_schema(cell, schema)
@@ -159,9 +164,13 @@ def task_of(
     table: TableSchema | None = None,
     revision: int = 0,
     scaling: Scaling | None = None,
+    redrawn: tuple[int | None, float | None] = (None, None),
 ) -> Task:
     """The task, loaded on first use; the cache holds what is never written to."""
     dataset, row, settings, torch_dtype = load(data, table=table), model.row, model.settings, DTYPES[dtype]
+    split, share = redrawn
+    dataset = dataset if split is None else resplit(dataset, split)
+    dataset = dataset if share is None else spared(dataset, share)
     if model.regression != (dataset.classes == 0):
         labels = "real numbers" if dataset.classes == 0 else "classes"
         raise InputError(
@@ -220,11 +229,12 @@ def labels_of(labels: NDArray[Any], dtype: torch.dtype) -> Tensor:
 def task_of_cell(cell: Cell) -> Task:
     data, model = cell.data, cell.model
     unit = cell.privacy.protected
+    dtype, table, redrawn = cell.run.dtype, data.table, data.redrawn
     if unit.name == RECORD.name:
-        task = task_of(data.name, model, cell.run.dtype, data.validation, data.table, revision(), data.scaling)
+        task = task_of(data.name, model, dtype, data.validation, table, revision(), data.scaling, redrawn)
     else:
         pool = _clients_of(cell)
-        task = _by_units(unit, data.name, model, cell.run.dtype, data.validation, data.table, revision(), pool)
+        task = _by_units(unit, data.name, model, dtype, data.validation, table, revision(), pool, redrawn)
     return dataclasses.replace(task, objective=_measured(task, cell))
 
 
@@ -245,9 +255,10 @@ def _by_units(
     table: TableSchema | None,
     revision: int,
     clients: tuple[int, DataSection] | None = None,
+    redrawn: tuple[int | None, float | None] = (None, None),
 ) -> Task:
     """The task whose training rows are units: persons, or clients of so many records each."""
-    task = task_of(data, model, dtype, validation, table, revision)
+    task = task_of(data, model, dtype, validation, table, revision, None, redrawn)
     count = len(task.train.labels)
     if unit.name == USER.name:
         assert task.persons is not None  # a cell is checked for it
