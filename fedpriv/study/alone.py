@@ -43,8 +43,8 @@ class Held:
     silo: int
     name: str
     train: Records
-    test: Records
     units: NDArray[np.int64]
+    test: Records
 
 
 class Pull(NamedTuple):
@@ -284,7 +284,7 @@ def any_learner(objective: Objective, held: Held, seed: int, own: Floats) -> tup
     for out in _tested(held, seed):
         inside = Records(*(column[torch.from_numpy(~out)] for column in held.train))
         outside = Records(*(column[torch.from_numpy(out)] for column in held.train))
-        part = Held(held.silo, held.name, inside, outside, held.units[~out])
+        part = Held(held.silo, held.name, inside, held.units[~out], outside)
         point, _ = alone(objective, part, seed)
         scores["the model"] += score_of(objective, point, outside)
         for name, predict in tried.items():

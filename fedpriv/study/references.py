@@ -29,6 +29,9 @@ FORMAT = 2
 MOST_SILOS = 16
 """Of a federation with more silos so many are drawn, by a public seed."""
 
+ONE_CLASS = 0.9
+"""The share of one class above which accuracy alone says little of a silo."""
+
 
 @dataclass(frozen=True)
 class Alone:
@@ -45,7 +48,7 @@ class Alone:
     majority: float
     """The share of the largest class among the training records; 0 for a regression."""
     balanced: float
-    """The mean of the accuracies in each class of the test records; the score itself for a regression."""
+    """The mean of the accuracies in each class of the test records where one has most; else the score itself."""
     any_learner: float | None = None
     """The score of the best of several learners by the same folds, where they were tried."""
     learner: str = ""

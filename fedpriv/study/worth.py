@@ -51,6 +51,7 @@ from fedpriv.study.alone import (
 )
 from fedpriv.study.references import (
     MOST_SILOS,
+    ONE_CLASS,
     Alone,
     References,
     keep_references,
@@ -96,7 +97,12 @@ def held_of(cell: Cell, most: int = MOST_SILOS) -> tuple[int, list[Held]]:
         drawn = public_generator(cell.seed, "silos alone").permutation(len(usable))[:most]
         usable = sorted(usable[place] for place in drawn)
     names = _names(cell, len(shares))
-    return len(shares), [_held(silo, names[silo], task, shares[silo], tests[silo]) for silo in usable]
+    common = _tested(task, tests[0]) if cell.data.partition == "iid" else None
+    held = [
+        Held(silo, names[silo], *_trained(task, shares[silo]), common or _tested(task, tests[silo]))
+        for silo in usable
+    ]
+    return len(shares), held
 
 
 def _names(cell: Cell, silos: int) -> Sequence[str]:
@@ -119,7 +125,8 @@ def _tests(cell: Cell, task: Task, shares: Sequence[NDArray[np.int64]]) -> list[
     return [counts[share] for share in own]
 
 
-def _held(silo: int, name: str, task: Task, share: Tensor, tests: NDArray[np.int64]) -> Held:
+def _trained(task: Task, share: Tensor) -> tuple[Records, NDArray[np.int64]]:
+    """A silo's training records that count, and which unit each is of."""
     rows = _exact(Records(*(column[share] for column in task.train)))
     if rows.labels.dim() > 1:  # units of several records each
         units = torch.arange(len(rows.labels)).unsqueeze(-1).expand(rows.labels.shape).flatten()
@@ -127,8 +134,11 @@ def _held(silo: int, name: str, task: Task, share: Tensor, tests: NDArray[np.int
     else:
         units = torch.arange(len(rows.labels))
     rows, there = counting(rows)
-    test = _exact(Records(*(column[torch.from_numpy(tests)] for column in task.tests)))
-    return Held(silo, name, Records(rows.features[there], rows.labels[there]), test, units[there].numpy())
+    return Records(rows.features[there], rows.labels[there]), units[there].numpy()
+
+
+def _tested(task: Task, tests: NDArray[np.int64]) -> Records:
+    return _exact(Records(*(column[torch.from_numpy(tests)] for column in task.tests)))
 
 
 def _exact(records: Records) -> Records:
@@ -161,11 +171,11 @@ def references(cell: Cell, *, any_model: bool = False, say: Callable[[str], None
     cell = _whole(cell)
     objective = linear_objective(cell)
     of, silos = held_of(cell)
-    records = _digest(silos)
+    records = digest_of_silos(silos)
     key = key_of(cell) or records
-    if (kept := _believed(key, records, silos)) is not None:
-        if not any_model or kept.silos[0].any_learner is not None:
-            return kept
+    kept = _believed(key, records, silos)
+    if kept is not None and (not any_model or kept.silos[0].any_learner is not None):
+        return kept
     rows = []
     for place, held in enumerate(silos, 1):
         say(f"{held.name} alone: {place} of {len(silos)}")
@@ -174,7 +184,7 @@ def references(cell: Cell, *, any_model: bool = False, say: Callable[[str], None
         share = 0.0 if labels.is_floating_point() else float(torch.bincount(labels).max()) / len(labels)
         sizes = len(labels), len(held.test.labels)
         score, constant = score_of(objective, point, held.test), constant_score(objective, held)
-        balanced = balanced_score(objective, point, held.test)
+        balanced = balanced_score(objective, point, held.test) if share > ONE_CLASS else score
         row = Alone(held.silo, held.name, *sizes, score, constant, kappa, share, balanced)
         if any_model:
             best, learner = any_learner(objective, held, cell.seed, point)
@@ -206,7 +216,7 @@ def _believed(key: str, records: str, silos: Sequence[Held]) -> References | Non
     return known if same else None
 
 
-def _digest(silos: Sequence[Held]) -> str:
+def digest_of_silos(silos: Sequence[Held]) -> str:
     """SHA-256 of the records as the model sees them."""
     digest = hashlib.sha256(json.dumps(PENALTIES).encode())
     for held in silos:
@@ -216,44 +226,66 @@ def _digest(silos: Sequence[Held]) -> str:
     return digest.hexdigest()
 
 
-def gains_of(cell: Cell, known: References, released: Floats, *, own: bool = False) -> Gains:
-    """The gain of a published model (d,) over each of the `known` silos; with `own` their personal models, too.
+@dataclass(frozen=True)
+class Bench:
+    """The silos that references are of, ready to judge one model after another."""
 
-    InputError for a model of another scenario, or with a number that is not finite.
-    """
-    objective = linear_objective(cell)
-    if released.shape != (objective.dimension,) or not np.isfinite(released).all():
-        raise InputError(
-            f"worth: the model has shape {released.shape} or a number that is not finite, and this scenario's "
-            f"has ({objective.dimension},) finite ones"
-        )
-    held = {each.silo: each for each in held_of(_whole(cell))[1]}
-    silos = [held[silo.silo] for silo in known.silos]
-    scores = [score_of(objective, released, each.test) for each in silos]
-    fitted = [score_of(objective, recalibrated(objective, each, released), each.test) for each in silos]
-    balanced = [balanced_score(objective, released, each.test) for each in silos]
-    found = Gains(
-        tuple(scores),
-        tuple(fitted),
-        tuple(np.subtract(scores, [silo.score for silo in known.silos]).tolist()),
-        tuple(balanced),
-    )
+    cell: Cell
+    objective: Objective
+    known: References
+    silos: tuple[Held, ...]
+
+    def gains(self, released: Floats) -> Gains:
+        """The gain of a published model (d,) over each silo alone.
+
+        InputError for a model of another scenario, or with a number that is not finite.
+        """
+        if released.shape != (self.objective.dimension,) or not np.isfinite(released).all():
+            raise InputError(
+                f"worth: a model of shape {released.shape}, or one with a number that is not finite; this "
+                f"scenario's have ({self.objective.dimension},) finite ones"
+            )
+        scores = [score_of(self.objective, released, each.test) for each in self.silos]
+        fitted = [
+            score_of(self.objective, recalibrated(self.objective, each, released), each.test)
+            for each in self.silos
+        ]
+        balanced = [
+            balanced_score(self.objective, released, each.test) if silo.majority > ONE_CLASS else score
+            for each, silo, score in zip(self.silos, self.known.silos, scores, strict=True)
+        ]
+        gains = np.subtract(scores, [silo.score for silo in self.known.silos]).tolist()
+        return Gains(tuple(scores), tuple(fitted), tuple(gains), tuple(balanced))
+
+    def personal(self, released: Floats, cell: Cell) -> tuple[list[float], list[float], str]:
+        """(scores, λ, the records by which λ was chosen) of each silo's personal model of `cell`'s release."""
+        models = [
+            personal(self.objective, each, released, self.cell.seed, silo.penalty, saw)
+            for each, silo, saw in zip(self.silos, self.known.silos, seen_of(cell, self.silos), strict=True)
+        ]
+        scores = [
+            score_of(self.objective, one.point, each.test) for one, each in zip(models, self.silos, strict=True)
+        ]
+        return scores, [one.pull for one in models], models[0].judged
+
+
+def bench_of(cell: Cell, known: References) -> Bench:
+    cell = _whole(cell)
+    held = {each.silo: each for each in held_of(cell)[1]}
+    return Bench(cell, linear_objective(cell), known, tuple(held[silo.silo] for silo in known.silos))
+
+
+def gains_of(cell: Cell, known: References, released: Floats, *, own: bool = False) -> Gains:
+    """`Bench.gains`; with `own` the silos' personal models, too."""
+    bench = bench_of(cell, known)
+    found = bench.gains(released)
     if not own:
         return found
-    seen = _seen(cell, silos)
-    models = [
-        personal(objective, each, released, cell.seed, silo.penalty, saw)
-        for each, silo, saw in zip(silos, known.silos, seen, strict=True)
-    ]
-    return replace(
-        found,
-        personal=tuple(score_of(objective, one.point, each.test) for one, each in zip(models, silos, strict=True)),
-        pulls=tuple(one.pull for one in models),
-        judged=models[0].judged,
-    )
+    scores, pulls, judged = bench.personal(released, cell)
+    return replace(found, personal=tuple(scores), pulls=tuple(pulls), judged=judged)
 
 
-def _seen(cell: Cell, silos: Sequence[Held]) -> list[NDArray[np.bool_] | None]:
+def seen_of(cell: Cell, silos: Sequence[Held]) -> list[NDArray[np.bool_] | None]:
     """Which of each silo's training records the release has seen; None where it has seen all."""
     if cell.data.spared is None:
         return [None for _ in silos]
@@ -277,7 +309,7 @@ def pooled(cell: Cell) -> Floats:
     columns = (torch.cat([getattr(held.train, name) for held in silos]) for name in Records._fields)
     starts = np.cumsum([0, *(int(held.units.max(initial=-1)) + 1 for held in silos)])[:-1]
     units = np.concatenate([held.units + start for held, start in zip(silos, starts, strict=True)])
-    whole = Held(-1, "pooled", Records(*columns), silos[0].test, units)
+    whole = Held(-1, "pooled", Records(*columns), units, silos[0].test)
     return alone(objective, whole, cell.seed)[0]
 
 

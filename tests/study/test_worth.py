@@ -101,7 +101,7 @@ def test_labels_flipped_in_half_of_the_silos_make_joining_lose_and_own_intercept
     features = np.concatenate([train[0] / 8.0, np.ones((320, 1))], axis=1)
     tests = np.concatenate([test[0] / 8.0, np.ones((1_000, 1))], axis=1)
     pooled = Records(torch.from_numpy(features), torch.from_numpy(labels))
-    x, _ = fits.alone(objective, Held(-1, "pooled", pooled, model.test, np.arange(320)), 0)
+    x, _ = fits.alone(objective, Held(-1, "pooled", pooled, np.arange(320), model.test), 0)
     for silo in range(8):
         own = sites == silo
         right = 1 - test[1] if silo % 2 else test[1]
@@ -109,8 +109,8 @@ def test_labels_flipped_in_half_of_the_silos_make_joining_lose_and_own_intercept
             silo,
             f"silo {silo}",
             Records(torch.from_numpy(features[own]), torch.from_numpy(labels[own])),
-            Records(torch.from_numpy(tests), torch.from_numpy(right)),
             np.arange(40),
+            Records(torch.from_numpy(tests), torch.from_numpy(right)),
         )
         scores.append(fits.score_of(objective, fits.alone(objective, held, 0)[0], held.test))
         united.append(fits.score_of(objective, fits.recalibrated(objective, held, x), held.test))
@@ -145,7 +145,7 @@ def test_recalibration_fits_intercepts_and_one_scale_and_nothing_else() -> None:
 def test_folds_keep_units_whole_and_share_classes_out() -> None:
     units = np.repeat(np.arange(30), 3)
     labels = torch.from_numpy(np.repeat(np.arange(30) % 2, 3))
-    held = Held(0, "silo 0", Records(torch.zeros(90, 2), labels), Records(torch.zeros(1, 2), labels[:1]), units)
+    held = Held(0, "silo 0", Records(torch.zeros(90, 2), labels), units, Records(torch.zeros(1, 2), labels[:1]))
     folds = folds_of(held, seed=5)
     assert all(len(set(folds[units == unit])) == 1 for unit in range(30))
     for fold in range(5):
