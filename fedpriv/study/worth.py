@@ -334,6 +334,10 @@ class Row:
             return None
         return float(np.std([each.gain for each in self.gains], ddof=1)) / math.sqrt(len(self.gains))
 
+    def mean_of(self, name: str) -> float:
+        """The mean over silos and seeds of a figure of `Gains`."""
+        return float(np.mean([np.mean(getattr(each, name)) for each in self.gains]))
+
     @property
     def by_silo(self) -> dict[str, float]:
         """Each silo's gain, the mean over the seeds in which it is one of the references."""
