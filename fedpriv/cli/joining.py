@@ -130,7 +130,7 @@ def _notes(found: Joining) -> list[str]:
     if found.monotone:
         notes.append(
             "Settings were chosen in each split, on a fifth of its training records, among those of this ε and of "
-            "smaller ones: the line never falls. That choice is not accounted for."
+            "smaller ones: the fitted line never falls. That choice is not accounted for."
         )
     else:
         notes.append(

@@ -13,16 +13,18 @@ import json
 import math
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedpriv.core.errors import FedprivError
 from fedpriv.core.files import OWN, write_json
 from fedpriv.data.fetch import COMPUTED, ORIGINS, default_root
 from fedpriv.data.named import is_added, load_added
+from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 
 FORMAT = 2
@@ -164,3 +166,33 @@ def _references(tree: Mapping[str, Any]) -> References:
 
 def keep_references(key: str, records: str, known: References) -> None:
     write_kept("alone", key, records, asdict(known))
+
+
+def alone_of(scenarios: Iterable[Mapping[str, Any]]) -> dict[int, References]:
+    """What the cache has of resolved scenarios, by their place in the order given; nothing is computed.
+
+    A scenario that this version cannot resolve has none.
+    """
+    folder = default_root().parent / "alone"
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return {}
+    known: dict[str, References | None] = {}
+    found = {}
+    for place, scenario in enumerate(scenarios):
+        told = {**scenario, "privacy": {k: v for k, v in scenario["privacy"].items() if k in ("unit", "records")}}
+        told["algorithm"] = {k: v for k, v in scenario["algorithm"].items() if k not in ("trust", "clip", "step")}
+        same = json.dumps({k: v for k, v in told.items() if k not in ("title", "name", "label", "run")})
+        if same not in known:
+            known[same] = _of_scenario(scenario)
+        if (references := known[same]) is not None:
+            found[place] = references
+    return found
+
+
+def _of_scenario(scenario: Mapping[str, Any]) -> References | None:
+    try:
+        cell = resolve_cell(scenario, "results.json")
+        key = None if cell.federation.clients is not None else key_of(cell)
+    except FedprivError:
+        return None
+    return None if key is None else known_references(key)
