@@ -155,7 +155,7 @@ def worth(
     ] = False,
     trust: Annotated[
         list[str] | None,
-        typer.Option("--trust", help="The gain against ε for this one; all by default. Repeatable."),
+        typer.Option("--trust", help="The gain against ε for it; all by default. Repeatable."),
     ] = None,
     epsilon: Annotated[
         list[float] | None, typer.Option("--epsilon", help="A point of the grid (.1 .3 1 3 10 30). Repeatable.")
@@ -171,8 +171,8 @@ def worth(
 ) -> None:
     """Is it worth joining? Each silo alone, nothing released, beside what a run's models gain.
 
-    With --splits, --trust, --epsilon or --plot it runs the scenario over a grid of ε and says from which on joining
-    pays. It reads records of all silos: for simulations and public data.
+    With --splits, --trust, --epsilon or --plot it runs the scenario over a grid of ε and says from which on
+    joining pays. It reads records of all silos: for simulations and public data.
 
     Examples:
 

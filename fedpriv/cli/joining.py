@@ -119,9 +119,9 @@ def _notes(found: Joining) -> list[str]:
     splits, seeds = len(found.splits), found.question.seeds
     if splits:
         notes.append(
-            f"{splits} splits of the records and {seeds} noise seeds in each; s.e. with Nadeau & Bengio's correction "
-            f"for what splits share (test records over training records: {found.ratio:.2f}), noise apart. The "
-            "interval is the 5th to 95th percentile over splits drawn again. The published split is not in the mean."
+            f"{splits} splits of the records and {seeds} noise seeds in each; s.e. with Nadeau & Bengio's "
+            f"correction for what splits share (test over training records: {found.ratio:.2f}), noise apart. The "
+            "interval is the 5th to 95th percentile over splits drawn again. The published split is apart."
         )
     else:
         notes.append(
@@ -134,8 +134,8 @@ def _notes(found: Joining) -> list[str]:
         )
     else:
         notes.append(
-            "The settings are the scenario's, not chosen in each split: the line may fall, and if they were chosen "
-            "on the published split they have seen test records of the others."
+            "The settings are the scenario's, not chosen in each split: the line may fall, and if they were "
+            "chosen on the published split they have seen test records of the others."
         )
     if found.question.own:
         judged = found.published.judged
@@ -151,14 +151,16 @@ def _notes(found: Joining) -> list[str]:
         silos = found.silos
         more = (silos / (silos - 1)) ** 0.5 if silos > 1 else 1.0
         notes.append(
-            f"With masks ε is against the server; a silo knows its own share, and against it μ is {more:.3g} times as large."
+            f"With masks ε is against the server; a silo knows its own share, and against it μ is {more:.3g} "
+            "times as large."
         )
     notes.append(
         f"Better off by chance: at a true gain of 0, if models differ on {_DIFFERING:.0%} of the test records."
     )
     return [
         *notes,
-        "ε of different trust settings is against different adversaries. A silo that joins has spent its records' ε.",
+        "ε of different trust settings is against different adversaries. A silo that joins has spent its "
+        "records' ε.",
     ]
 
 

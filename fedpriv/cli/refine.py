@@ -42,8 +42,8 @@ def print_refined(
         f"personal: pulled with lambda = {found.model.pull:g} (0 is alone, inf the released model), chosen on "
         f"{judged}, one standard error towards alone.\n"
         f"{len(home.held.test.labels):,} test records: differences below {_noise(home)} tell nothing.\n"
-        "All of this is of this silo's records without noise, lambda and scores too: keep it to yourself.  Leaving "
-        "or staying after a look tells others a little of it.\n"
+        "All of this is of this silo's records without noise, lambda and scores too: keep it to yourself.  "
+        "Leaving or staying after a look tells others a little of it.\n"
     )
     if out is not None:
         sys.stdout.write(f"wrote {write_model(out, 'personal', found.model.point)}\n")

@@ -70,7 +70,7 @@ def resplit(data: Dataset, number: int) -> Dataset:
 def spared(data: Dataset, share: float) -> Dataset:
     """The data with a `share` of the training records, drawn like a split, as zeros that keep their places."""
     known = counted(data.train_labels)
-    units = int(round(1.0 / share))
+    units = round(1.0 / share)
     generator = public_generator(_SEED, "spared")
     quota = known & (generator.permutation(len(known)) % units == 0)
     aside = _drawn(data, data.train_labels, known, quota, "spared", 0)

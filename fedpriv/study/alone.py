@@ -19,6 +19,7 @@ from scipy.optimize import minimize
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import public_generator
+from fedpriv.core.replicates import one_thread
 from fedpriv.loss.objective import Batch, Objective, Records
 
 Floats = NDArray[np.float64]
@@ -83,7 +84,8 @@ def fit(
 
     ends = tolerance * float(np.abs(value(np.zeros_like(start))[1]).max())
     limits = {"gtol": ends, "ftol": 0.0, "maxiter": 1000}
-    found = minimize(value, start, jac=True, method="L-BFGS-B", options=limits)
+    with one_thread():
+        found = minimize(value, start, jac=True, method="L-BFGS-B", options=limits)
     return np.asarray(found.x, np.float64)
 
 
@@ -173,7 +175,8 @@ def recalibrated(objective: Objective, held: Held, released: Floats) -> Floats:
 
     start = np.concatenate([[size], released[mask]])
     limits = {"gtol": 1e-7, "ftol": 1e-12, "maxiter": 200}
-    return model(minimize(value, start, jac=True, method="L-BFGS-B", options=limits).x)
+    with one_thread():
+        return model(minimize(value, start, jac=True, method="L-BFGS-B", options=limits).x)
 
 
 PULLS = (0.0, *(float(10.0 ** (half / 2)) for half in range(-6, 1)), math.inf)

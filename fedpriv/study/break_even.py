@@ -73,7 +73,7 @@ def crossing(epsilons: Floats, line: Floats) -> float:
 
 @dataclass(frozen=True)
 class BreakEven:
-    """The ε from which joining pays, with the 5th and 95th percentile over draws of splits; 0 and ∞ off the grid."""
+    """The ε from which joining pays, with the 5th and 95th percentile over splits drawn again; 0 and ∞ off it."""
 
     epsilon: float
     low: float | None
@@ -116,7 +116,7 @@ def epsilon_words(value: float, epsilons: Floats) -> str:
 
 
 def verdict(found: BreakEven, epsilons: Floats, noiseless: float, united: float) -> str:
-    """The words for a break-even: `noiseless` is the same settings' gain without noise, `united` that of pooling."""
+    """The words for a break-even: `noiseless` is the settings' gain without noise, `united` pooling's."""
     if not math.isinf(found.epsilon) or noiseless >= 0.0:
         words = epsilon_words(found.epsilon, epsilons)
         if found.low is None or found.high is None:

@@ -1,6 +1,6 @@
 """The gain of joining against ε: released models of many splits of the records, beside each silo alone.
 
-For every split, trust setting, ε and noise seed one cell is run, on an engine like any other cell, and its model is
+For every split, trust setting, ε and noise seed one cell is run, on an engine like any other, and its model is
 judged on the silos' own test records.  Where the scenario sweeps other keys, these are settings to choose from: in
 each split, on a fifth of the training records that the candidates did not read.  Settings at ε may be any of a
 smaller ε, with its noise, since what holds there holds at a larger one.  With one setting nothing is chosen.

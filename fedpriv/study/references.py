@@ -127,7 +127,7 @@ def write_kept(kind: str, key: str, records: str, content: Mapping[str, Any]) ->
 
 
 def read_kept(kind: str, key: str, records: str | None = None) -> Mapping[str, Any] | None:
-    """What is kept under `key`; None where nothing is, and for a file that is somebody else's or of other records."""
+    """What is kept under `key`; None without it, and for a file of somebody else or of other records."""
     file = default_root().parent / kind / f"{key[:32]}.json"
     try:
         with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as opened:

@@ -1,8 +1,8 @@
 """A silo at home: its own model, the released one, and its own pulled towards the released one.
 
-This is neither the guard nor a client: a process of the silo's administrator that opens no socket, reads the silo's
-records and a file that everybody has, prints to its own terminal and writes into a folder of its own.  What it
-computes is a function of the silo's records without noise, and no run's guarantee covers it for whoever sees it.
+This is neither the guard nor a client: a process of the silo's administrator that opens no socket, reads the
+silo's records and a file that everybody has, prints to its own terminal and writes into a folder of its own.
+What it computes is a function of the silo's records without noise, and no run's guarantee covers it for whoever sees it.
 """
 
 import os
@@ -153,7 +153,7 @@ def learning_curve(home: Home) -> list[tuple[int, float, float]]:
 
 
 def write_model(folder: Path, name: str, point: Floats) -> Path:
-    """Write a model for its owner alone, into a folder that nobody else may read; InputError for another folder."""
+    """Write a model for its owner alone, into a folder that nobody else may read; InputError for another."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from typer.testing import CliRunner
 
 import fedpriv
@@ -68,7 +67,7 @@ def test_coverage_of_the_standard_error() -> None:
         assert told.error is not None
         hit += abs(told.mean) <= 1.96 * told.error
         plain_hit += abs(told.mean) <= 1.96 * gains.mean(axis=1).std(ddof=1) / math.sqrt(20)
-    assert 0.88 <= hit / worlds
+    assert hit / worlds >= 0.88
     assert plain_hit / worlds < 0.8
 
 
@@ -84,8 +83,10 @@ def test_the_interval_is_scaled_by_what_splits_share() -> None:
     draw = np.random.default_rng(0)
     gains = np.log(GRID)[:, None, None] * 0.01 + 0.03 * draw.standard_normal((1, 20, 1)) + np.zeros((6, 20, 2))
     narrow, wide = (break_even(GRID, gains, ratio, monotone=True) for ratio in (0.0, 0.5))
-    assert wide.low is not None and wide.high is not None
-    assert narrow.low is not None and narrow.high is not None
+    assert wide.low is not None
+    assert wide.high is not None
+    assert narrow.low is not None
+    assert narrow.high is not None
     assert wide.low < narrow.low <= narrow.epsilon <= narrow.high < wide.high
 
 
@@ -128,7 +129,9 @@ def test_a_split_keeps_sizes_sites_and_places_and_shares_no_record() -> None:
     for site in range(3):
         assert (data.sites.test[test] == site).sum() == (data.sites.test[before] == site).sum()
     assert (other.train_images[~train] == 0).all()
-    labels = {float(i): int(c) for i, c in zip(other.test_images[test].ravel(), other.test_labels[test], strict=True)}
+    labels = {
+        float(i): int(c) for i, c in zip(other.test_images[test].ravel(), other.test_labels[test], strict=True)
+    }
     for image, label in zip(data.test_images[before].ravel(), data.test_labels[before], strict=True):
         assert labels.get(float(image), int(label)) == int(label)
     assert not np.array_equal(test, counted(resplit(data, 2).test_labels))
@@ -158,7 +161,9 @@ def test_lambda_zero_is_alone_and_infinity_the_release_bit_for_bit() -> None:
     released = np.random.default_rng(0).standard_normal(objective.dimension)
     penalty = fits.penalties(objective, held.train, kappa)
     start = np.zeros(objective.dimension)
-    none, whole = (fits.fit(objective, held.train, penalty, start, 1e-6, Pull(w, released)) for w in (PULLS[0], PULLS[-1]))
+    none, whole = (
+        fits.fit(objective, held.train, penalty, start, 1e-6, Pull(w, released)) for w in (PULLS[0], PULLS[-1])
+    )
     assert none.tobytes() == own.tobytes()
     assert whole.tobytes() == released.tobytes()
     middle = fits.fit(objective, held.train, penalty, start, 1e-6, Pull(1.0, released))
@@ -226,7 +231,11 @@ def test_a_federation_that_loses_is_told_and_personal_models_limit_it(tmp_path: 
     assert found.along("untrusted", "personal").mean() > -0.05
     words = verdict(found.break_even("untrusted"), np.array([1.0, 30.0]), -0.2, found.splits[0].pooled)
     assert words == "never, even without noise"
-    few = joining(Question(_written(tmp_path, federation_of(flipped("few", 6, 20, 0.17), 6, 20)), (), ("untrusted",), (30.0,), 1))
+    few = joining(
+        Question(
+            _written(tmp_path, federation_of(flipped("few", 6, 20, 0.17), 6, 20)), (), ("untrusted",), (30.0,), 1
+        )
+    )
     gains = few.splits[0].gains["untrusted"][0].mean(axis=0)
     names = few.splits[0].names
     assert gains[names.index("s0")] < gains.mean() - 0.3 < gains.mean()
@@ -241,7 +250,7 @@ def _written(folder: Path, tree: dict[str, Any]) -> Path:
         lines.extend(f'"{k}" = {json.dumps(v)}' for k, v in keys.items() if not isinstance(v, dict))
         for key, value in keys.items():
             if isinstance(value, dict):
-                table(f'{prefix}.{key}' if prefix else key, value)
+                table(f"{prefix}.{key}" if prefix else key, value)
 
     table("", tree)
     path = folder / f"{len(list(folder.glob('*.toml')))}.toml"
@@ -269,7 +278,9 @@ def test_a_study_that_was_stopped_goes_on_and_its_cache_is_the_owners(
     chart = gain_chart(first)
     assert "each silo alone" in svg(chart)
     save_chart(chart, tmp_path / "gain.svg")
-    assert "each silo alone" in (tmp_path / "gain.svg").read_text() or (tmp_path / "gain.svg").stat().st_size > 5_000
+    assert (
+        "each silo alone" in (tmp_path / "gain.svg").read_text() or (tmp_path / "gain.svg").stat().st_size > 5_000
+    )
 
 
 def test_the_command_says_from_where_on_joining_pays(tmp_path: Path) -> None:
@@ -329,16 +340,9 @@ def test_a_model_of_another_scenario_or_without_numbers_is_refused(wrong: np.nda
         gains_of(cell, known, wrong)
 
 
-def test_a_silo_of_one_record_and_a_regression_have_references() -> None:
+def test_a_silo_of_one_record_has_a_reference() -> None:
     one = references(cell_on(added("single", 4, 1, 1.0), 4, 1, federation={"rounds": 1, "batch": 1}))
     assert all(silo.train == 1 for silo in one.silos)
-    draw = np.random.default_rng(0)
-    part = [(x := draw.standard_normal((200, 5)), x @ np.arange(5.0)) for _ in range(2)]
-    fedpriv.add_data("numbers", lambda: (part[0], part[1]), classes=0)
-    cell = cell_on(
-        "numbers", 4, 50, model={"name": "softmax-regression"} if False else {"name": "least-squares"},
-    ) if False else None
-    assert cell is None
 
 
 @pytest.mark.parametrize(
@@ -352,4 +356,3 @@ def test_splits_that_mean_nothing_are_refused(keys: dict[str, Any], said: str) -
     tree = cell_on(added("unsplit", 2, 40, 1.0), 2, 40).canonical()
     with pytest.raises(InputError, match=said):
         resolve_cell({**tree, "data": {**tree["data"], **keys}}, "test")
-    assert torch.get_num_threads() >= 1
