@@ -1,8 +1,8 @@
 """A silo at home: its own model, the released one, and its own pulled towards the released one.
 
 This is neither the guard nor a client: a process of the silo's administrator that opens no socket, reads the
-silo's records and a file that everybody has, prints to its own terminal and writes into a folder of its own.
-What it computes is a function of the silo's records without noise, and no run's guarantee covers it for whoever sees it.
+silo's records and a file that everybody has, prints to its own terminal and writes into a folder of its
+own.  What it computes is a function of the silo's records without noise, and no run's guarantee covers it for whoever sees it.
 """
 
 import os
@@ -103,7 +103,7 @@ def home_of(policy: Policy, cell: Cell, held_out: Path | None) -> Home:
 
 def _records(shard: Shard, cell: Cell) -> tuple[Records, NDArray[np.int64]]:
     """A shard's records that count, and which of its rows they are."""
-    features = seen(shard.images, cell.model, torch.float64, cell.data.scaling)
+    features = seen(np.array(shard.images), cell.model, torch.float64, cell.data.scaling)
     rows, there = counting(Records(features, labels_of(shard.labels, torch.float64)))
     return Records(rows.features[there], rows.labels[there]), np.flatnonzero(there.numpy())
 
