@@ -1,8 +1,8 @@
 """A silo at home: its own model, the released one, and its own pulled towards the released one.
 
 This is neither the guard nor a client: a process of the silo's administrator that opens no socket, reads the
-silo's records and a file that everybody has, prints to its own terminal and writes into a folder of its
-own.  What it computes is a function of the silo's records without noise, and no run's guarantee covers it for whoever sees it.
+silo's records and a file that everybody has, prints to its own terminal and writes into a folder of its own.  What
+it computes is a function of the silo's records without noise: no run's guarantee covers it for those who see it.
 """
 
 import os
