@@ -53,16 +53,16 @@ def resplit(data: Dataset, number: int) -> Dataset:
     named = None if data.sites is None or sites is None else Sites(data.sites.names, sites, sites)
     whole = dataclasses.replace(data, sites=named)
     aside = _drawn(whole, labels, known, tests & known, "split", number)
-    test = np.flatnonzero(aside | (tests & ~known))
-    train = np.flatnonzero(~aside & ~(tests & ~known))
-    train = train[public_generator(_SEED, "order of split", str(number)).permutation(len(train))]
+    out = aside | (tests & ~known)
+    chosen, others = np.flatnonzero(out), np.flatnonzero(~out)
+    others = others[public_generator(_SEED, "order of split", str(number)).permutation(len(others))]
     return dataclasses.replace(
         data,
-        train_images=images[train],
-        train_labels=labels[train],
-        test_images=images[test],
-        test_labels=labels[test],
-        sites=None if named is None else Sites(named.names, named.train[train], named.test[test]),
+        train_images=images[others],
+        train_labels=labels[others],
+        test_images=images[chosen],
+        test_labels=labels[chosen],
+        sites=None if named is None else Sites(named.names, named.train[others], named.test[chosen]),
         rows=None,
     )
 

@@ -10,6 +10,7 @@ Not private: everything here is a function of the records, and in a deployment n
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -242,15 +243,11 @@ def any_learner(objective: Objective, held: Held, seed: int, own: Floats) -> tup
     InputError where scikit-learn is not installed.
     """
     try:
-        from sklearn.ensemble import (
-            HistGradientBoostingClassifier,
-            HistGradientBoostingRegressor,
-        )
-        from sklearn.kernel_ridge import KernelRidge
+        ensemble, kernels = map(import_module, ("sklearn.ensemble", "sklearn.kernel_ridge"))
     except ImportError:
         raise InputError(
             "--any-learner: kernel ridge and boosted trees are of scikit-learn, which is not installed; "
-            "pip install scikit-learn, or leave it out"
+            "pip install 'fedpriv[learners]', or leave it out"
         ) from None
     real = held.train.labels.is_floating_point()
     if _one_class(held.train) or len(held.train.labels) < 2 * _FOLDS:
@@ -265,7 +262,7 @@ def any_learner(objective: Objective, held: Held, seed: int, own: Floats) -> tup
 
     def ridge(width: float, alpha: float) -> Callable[[Floats, NDArray[Any], Floats], NDArray[Any]]:
         def predict(train: Floats, given: NDArray[Any], asked: Floats) -> NDArray[Any]:
-            found = KernelRidge(alpha=alpha, kernel="rbf", gamma=width * gamma)
+            found = kernels.KernelRidge(alpha=alpha, kernel="rbf", gamma=width * gamma)
             wanted = given if real else (given[:, None] == classes[None]) * 2.0 - 1.0
             answer = found.fit(train, wanted).predict(asked)
             return np.asarray(answer if real else classes[answer.argmax(1)])
@@ -273,8 +270,8 @@ def any_learner(objective: Objective, held: Held, seed: int, own: Floats) -> tup
         return predict
 
     def trees(train: Floats, given: NDArray[Any], asked: Floats) -> NDArray[Any]:
-        kind = HistGradientBoostingRegressor if real else HistGradientBoostingClassifier
-        return np.asarray(kind(max_iter=100, random_state=0).fit(train, given).predict(asked))
+        name = f"HistGradientBoosting{'Regressor' if real else 'Classifier'}"
+        return np.asarray(getattr(ensemble, name)(max_iter=100, random_state=0).fit(train, given).predict(asked))
 
     def right(answer: NDArray[Any], truth: NDArray[Any]) -> float:
         return -float(((answer - truth) ** 2).mean()) / 2.0 if real else float((answer == truth).mean())

@@ -128,13 +128,15 @@ def read_released(path: Path, home: Home) -> Floats:
 
 
 def refined(home: Home, released: Floats) -> Refined:
-    """Judge each silo's alone, released, recalibrated and personal model on the silo's own test records."""
+    """Judge the silo's alone, released, recalibrated and personal model on the silo's own test records."""
     objective, held = home.objective, home.held
     own, kappa = alone(objective, held, home.seed)
     model = personal(objective, held, released, home.seed, kappa, home.read)
     fitted = recalibrated(objective, held, released)
-    scores = [score_of(objective, point, held.test) for point in (own, released, fitted, model.point)]
-    return Refined(*scores, constant_score(objective, held), model)
+    first, second, third, fourth = (
+        score_of(objective, point, held.test) for point in (own, released, fitted, model.point)
+    )
+    return Refined(first, second, third, fourth, constant_score(objective, held), model)
 
 
 def learning_curve(home: Home) -> list[tuple[int, float, float]]:

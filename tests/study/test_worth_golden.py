@@ -51,7 +51,7 @@ def test_mnist_in_a_hundred_silos(own_alone: Path) -> None:
 
 @pytest.mark.slow
 def test_hospitals_over_splits(own_alone: Path) -> None:
-    """Golden 2: alone 83.4, pooled 80.7, with intercepts fitted at home 83.1, each ± .5 over 60 splits; here 20."""
+    """Golden 2: alone 83.4, pooled 80.7, with intercepts fitted at home 83.1, ± .5 over 60 splits; here 20."""
     found = []
     for split in range(1, 21):
         words = [f"data.split={split}", "seeds=1", "sweep.privacy.epsilon=[1.0]"]
@@ -106,7 +106,7 @@ def test_pooling_gains_twelve_points_where_silos_are_small_and_alike() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_cache")
 def test_the_break_even_falls_with_the_number_of_silos_and_with_masks() -> None:
-    """Golden 3: |m| = 1, 20 training records: 4.7, 1.6, .65 for 5, 20, 100 silos untrusted; masks bring it down."""
+    """Golden 3: |m| = 1, 20 training records: 4.7, 1.6, .65 for 5, 20, 100 silos untrusted; less with masks."""
     grid = np.array([0.1, 0.3, 1.0, 3.0, 10.0, 30.0])
     found: dict[tuple[str, int], float] = {}
     for silos in (5, 20, 100):
