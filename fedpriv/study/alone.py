@@ -32,7 +32,7 @@ _ENOUGH = 5
 """Records of every class that folds need; a silo with fewer takes the largest κ."""
 _LARGE = 5_000
 """Records above which one fold is held out in place of five."""
-_EXACT, _ROUGH = 1e-6, 1e-4
+_EXACT, ROUGH = 1e-6, 1e-4
 """Norms of the gradient, as shares of that at 0, at which a fit and a fold's fit end."""
 _OWN_INTERCEPT = 1e-3
 """The public penalty of an intercept that is fitted by itself: a silo with one class has a finite one."""
@@ -129,7 +129,7 @@ def chosen_penalty(objective: Objective, held: Held, seed: int) -> float:
         inside, outside = (Records(*(column[rows] for column in held.train)) for rows in (~out, out))
         point = np.zeros(objective.dimension)
         for place, kappa in enumerate(PENALTIES):  # each from the one before: fewer steps
-            point = fit(objective, inside, penalties(objective, inside, kappa), point, _ROUGH)
+            point = fit(objective, inside, penalties(objective, inside, kappa), point, ROUGH)
             losses[place] += float(objective.losses(torch.from_numpy(point), outside).mean())
     return PENALTIES[int(np.argmin(losses))]
 
@@ -228,7 +228,7 @@ def _held_out(objective: Objective, held: Held, released: Floats, kappa: float, 
     """The losses on records `out` of models fitted to the others, (λ, records)."""
     rows = torch.from_numpy(out)
     inside, outside = (Records(*(column[chosen] for column in held.train)) for chosen in (~rows, rows))
-    points = [_pulled(objective, inside, kappa, Pull(weight, released), _ROUGH) for weight in PULLS]
+    points = [_pulled(objective, inside, kappa, Pull(weight, released), ROUGH) for weight in PULLS]
     return np.stack([objective.losses(torch.from_numpy(point), outside).numpy() for point in points])
 
 
