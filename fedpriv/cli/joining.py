@@ -9,7 +9,7 @@ import numpy as np
 
 from fedpriv.cli.shown import print_table
 from fedpriv.noise.trust import trust_named
-from fedpriv.show.charts import gain_chart
+from fedpriv.show.gains import gain_chart
 from fedpriv.show.plots import save_chart
 from fedpriv.study.break_even import better_by_chance, epsilon_words, estimate, verdict
 from fedpriv.study.joining import Joining

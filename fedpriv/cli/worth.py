@@ -104,7 +104,9 @@ def _reference_lines(known: References, wanted: Wanted) -> list[list[str]]:
     if wanted.any_learner and best:
         lines.append(_line("each silo alone, any learner", best, known))
     if any(silo.majority > ONE_CLASS for silo in known.silos):
-        lines.append(_line("alone, balanced accuracy", [silo.balanced for silo in known.silos], known))
+        lines.append(
+            _line("alone, balanced where one class has most", [silo.balanced for silo in known.silos], known)
+        )
     return lines
 
 

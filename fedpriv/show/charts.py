@@ -8,13 +8,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fedpriv.core.figures import epsilon_words, lower_figure, upper_figure
 from fedpriv.noise.registry import CHOSEN
-from fedpriv.noise.trust import trust_named
 from fedpriv.rounds.ledger import from_data
 from fedpriv.rounds.setting import Setting, Table
 from fedpriv.show.looks import MOST_SERIES, Look, key_names, layout_of, level_look, nth_look, shade
@@ -30,11 +29,7 @@ from fedpriv.show.summary import (
     shared_metrics,
     summarize,
 )
-from fedpriv.study.break_even import estimate
 from fedpriv.study.results import Results
-
-if TYPE_CHECKING:
-    from fedpriv.study.joining import Joining
 
 
 @dataclass(frozen=True)
@@ -393,26 +388,6 @@ def comparison_chart(table: Table, title: str) -> Chart:
         log_x=True,
         rows=[f"{line.name}{' (auto)' if line.chosen else ''}, {line.cost.memory} vectors" for line in lines],
     )
-
-
-def gain_chart(found: "Joining") -> Chart:
-    """The gain over each silo alone against ε: a line a trust setting with its standard error, and zero."""
-    grid, scale = found.question.epsilons, 100.0 if found.metric == "accuracy" else 1.0
-    ends = [Mark(epsilon, 0.0, "gain 0") for epsilon in (grid[0], grid[-1])]
-    series = [Series("each silo alone", replace(shade(5), dash=1), ends, dots=False)]
-    for place, trust in enumerate(found.trusts):
-        marks = []
-        for epsilon, values in zip(grid, found.along(trust), strict=True):
-            told = estimate(values, found.ratio)
-            error = scale * (told.error or 0.0)
-            tip = f"ε = {epsilon:g}: {scale * told.mean:+.1f} ± {error:.1f}"
-            marks.append(Mark(epsilon, scale * told.mean, tip, error))
-        series.append(Series(trust_named(trust).title, nth_look(place), marks))
-    splits = f"mean over {len(found.splits)} splits ± s.e." if found.splits else "the published split"
-    note = f"{splits}, {found.question.seeds} noise seeds each; ε is against the server, δ = {found.delta:g}."
-    y = "gain over each silo alone (points)" if scale > 1.0 else "gain over each silo alone"
-    caption = f"Is it worth joining? {found.name}, {found.silos} silos"
-    return Chart("worth", caption, "ε", y, [Panel("", series)], note, log_x=True, ticks=grid)
 
 
 def _tradeoff(results: Results, audit: StoredAudit | None) -> Chart | None:

@@ -17,7 +17,7 @@ from fedpriv.data.own import Dataset, Sites
 from fedpriv.data.partition import counted
 from fedpriv.data.splits import resplit, spared
 from fedpriv.scenario.load import resolve_cell
-from fedpriv.show.charts import gain_chart
+from fedpriv.show.gains import gain_chart
 from fedpriv.show.plots import save_chart
 from fedpriv.show.svg import svg
 from fedpriv.show.table import render
