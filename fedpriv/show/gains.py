@@ -1,4 +1,4 @@
-"""The chart of `fedpriv worth`: the gain over each silo alone against ε, for the same two pens as a run's charts."""
+"""The chart of `fedpriv worth`: the gain over each silo alone against ε, for the two pens of all charts."""
 
 from dataclasses import replace
 

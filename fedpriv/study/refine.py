@@ -104,7 +104,7 @@ def home_of(policy: Policy, cell: Cell, held_out: Path | None) -> Home:
 def _records(shard: Shard, cell: Cell) -> tuple[Records, NDArray[np.int64]]:
     """A shard's records that count, and which of its rows they are."""
     features = seen(np.array(shard.images), cell.model, torch.float64, cell.data.scaling)
-    rows, there = counting(Records(features, labels_of(shard.labels, torch.float64)))
+    rows, there = counting(Records(features, labels_of(np.array(shard.labels), torch.float64)))
     return Records(rows.features[there], rows.labels[there]), np.flatnonzero(there.numpy())
 
 
