@@ -83,9 +83,11 @@ def draw(charts: Sequence[Chart], folder: Path, name: str, title: str = "") -> l
 
 
 def check_plot(path: Path) -> None:
-    """InputError for a file whose kind is not known."""
+    """InputError for a file whose kind is not known, or that is in no folder."""
     if path.suffix not in _KINDS:
         raise InputError(f"--plot {path}: a figure is a file that ends with {', '.join(_KINDS)}")
+    if not path.parent.is_dir():
+        raise InputError(f"--plot {path}: the figure cannot be written there: {path.parent} is no folder")
 
 
 def save_chart(chart: Chart, path: Path) -> None:
@@ -93,7 +95,7 @@ def save_chart(chart: Chart, path: Path) -> None:
     check_plot(path)
     with _our_settings():
         try:
-            write_bytes(path, _rendered(mpl([chart]), path.suffix[1:], chart.key))
+            path.write_bytes(_rendered(mpl([chart]), path.suffix[1:], chart.key))
         except OSError as error:
             raise InputError(f"--plot {path}: the figure cannot be written there: {error}") from None
 
