@@ -179,9 +179,12 @@ def alone_of(scenarios: Iterable[Mapping[str, Any]]) -> dict[int, References]:
     known: dict[str, References | None] = {}
     found = {}
     for place, scenario in enumerate(scenarios):
-        told = {**scenario, "privacy": {k: v for k, v in scenario["privacy"].items() if k in ("unit", "records")}}
-        told["algorithm"] = {k: v for k, v in scenario["algorithm"].items() if k not in ("trust", "clip", "step")}
-        same = json.dumps({k: v for k, v in told.items() if k not in ("title", "name", "label", "run")})
+        algorithm = {
+            k: v for k, v in dict(scenario.get("algorithm", {})).items() if k not in ("trust", "clip", "step")
+        }
+        unit = [dict(scenario.get("privacy", {})).get(key) for key in ("unit", "records", "shared")]
+        others = [scenario.get(key) for key in ("seed", "data", "model", "federation")]
+        same = json.dumps([algorithm, unit, others])
         if same not in known:
             known[same] = _of_scenario(scenario)
         if (references := known[same]) is not None:
