@@ -179,12 +179,15 @@ def alone_of(scenarios: Iterable[Mapping[str, Any]]) -> dict[int, References]:
     known: dict[str, References | None] = {}
     found = {}
     for place, scenario in enumerate(scenarios):
-        algorithm = {
-            k: v for k, v in dict(scenario.get("algorithm", {})).items() if k not in ("trust", "clip", "step")
-        }
-        unit = [dict(scenario.get("privacy", {})).get(key) for key in ("unit", "records", "shared")]
-        others = [scenario.get(key) for key in ("seed", "data", "model", "federation")]
-        same = json.dumps([algorithm, unit, others])
+        try:
+            algorithm = {
+                k: v for k, v in dict(scenario.get("algorithm", {})).items() if k not in ("trust", "clip", "step")
+            }
+            unit = [dict(scenario.get("privacy", {})).get(key) for key in ("unit", "records", "shared")]
+            others = [scenario.get(key) for key in ("seed", "data", "model", "federation")]
+            same = json.dumps([algorithm, unit, others])
+        except (TypeError, ValueError):  # somebody wrote it
+            continue
         if same not in known:
             known[same] = _of_scenario(scenario)
         if (references := known[same]) is not None:

@@ -34,7 +34,7 @@ from fedpriv.study.break_even import (
     verdict,
 )
 from fedpriv.study.joining import Question, joining
-from fedpriv.study.references import folder_of, key_of, known_references
+from fedpriv.study.references import alone_of, folder_of, key_of, known_references
 from fedpriv.study.results import read_claims
 from fedpriv.study.worth import gains_of, held_of, linear_objective, references
 from tests.study.test_worth import added, cell_on, own_cache, two_classes
@@ -356,3 +356,9 @@ def test_splits_that_mean_nothing_are_refused(keys: dict[str, Any], said: str) -
     tree = cell_on(added("unsplit", 2, 40, 1.0), 2, 40).canonical()
     with pytest.raises(InputError, match=said):
         resolve_cell({**tree, "data": {**tree["data"], **keys}}, "test")
+
+
+@pytest.mark.parametrize("written", [{"privacy": [1]}, {"algorithm": "sgd"}, {"data": {"name": "/dev/zero"}}, {}])
+def test_a_scenario_that_somebody_wrote_has_no_row(written: dict[str, Any]) -> None:
+    references(cell_on(added("filled", 2, 40, 1.0), 2, 40))
+    assert alone_of([written]) == {}
