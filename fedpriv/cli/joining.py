@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedpriv.cli.shown import print_table
+from fedpriv.core.figures import upper_figure
 from fedpriv.noise.trust import trust_named
 from fedpriv.show.gains import gain_chart
 from fedpriv.show.plots import save_chart
@@ -71,7 +72,13 @@ def _table(found: Joining) -> list[list[str]]:
         released, own = (found.along(trust, name).mean(axis=(1, 2)) for name in ("released", "recalibrated"))
         for place, epsilon in enumerate(found.question.epsilons):
             better, chance = _better(found, trust, place)
-            row = [trust, f"{epsilon:g}", text(released[place]), text(own[place]), *_figures(gains[place], found)]
+            row = [
+                trust,
+                upper_figure(epsilon, 3),
+                text(released[place]),
+                text(own[place]),
+                *_figures(gains[place], found),
+            ]
             row += [f"{better:.0%}", f"{chance:.0%}"]
             if found.question.own:
                 row += _figures(found.along(trust, "personal")[place], found)[:2]

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from fedpriv.core.figures import delta_figure, upper_figure
 from fedpriv.noise.trust import trust_named
 from fedpriv.show.charts import Chart, Mark, Panel, Series
 from fedpriv.show.looks import nth_look, shade
@@ -19,11 +20,12 @@ def gain_chart(found: Joining) -> Chart:
         for epsilon, values in zip(grid, found.along(trust), strict=True):
             told = estimate(values, found.ratio)
             error = scale * (told.error or 0.0)
-            tip = f"ε = {epsilon:g}: {scale * told.mean:+.1f} ± {error:.1f}"
+            tip = f"ε = {upper_figure(epsilon, 3)}: {scale * told.mean:+.1f} ± {error:.1f}"
             marks.append(Mark(epsilon, scale * told.mean, tip, error))
         series.append(Series(trust_named(trust).title, nth_look(place), marks))
     splits = f"mean over {len(found.splits)} splits ± s.e." if found.splits else "the published split"
-    note = f"{splits}, {found.question.seeds} noise seeds each; ε is against the server, δ = {found.delta:g}."
+    delta, seeds = delta_figure(found.delta), found.question.seeds
+    note = f"{splits}, {seeds} noise seeds each; ε is against the server, δ = {delta}."
     y = "gain over each silo alone (points)" if scale > 1.0 else "gain over each silo alone"
     caption = f"Is it worth joining? {found.name}, {found.silos} silos"
     return Chart("worth", caption, "ε", y, [Panel("", series)], note, log_x=True, ticks=grid)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpriv.core.figures import upper_figure
 from fedpriv.core.random import public_generator
 
 Floats = NDArray[np.float64]
@@ -111,8 +112,8 @@ def break_even(epsilons: Floats, gains: Floats, ratio: float, *, monotone: bool)
 def epsilon_words(value: float, epsilons: Floats) -> str:
     """ "1.6", "below 0.1" or "above 30"."""
     if value == 0.0:
-        return f"below {epsilons[0]:g}"
-    return f"above {epsilons[-1]:g}" if math.isinf(value) else f"{value:.2g}"
+        return f"below {upper_figure(epsilons[0], 3)}"
+    return f"above {upper_figure(epsilons[-1], 3)}" if math.isinf(value) else f"{value:.2g}"
 
 
 def verdict(found: BreakEven, epsilons: Floats, noiseless: float, united: float) -> str:

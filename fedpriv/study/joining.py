@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import FedprivError, InputError
+from fedpriv.core.figures import upper_figure
 from fedpriv.engines.table import engine_named
 from fedpriv.loss.objective import Records
 from fedpriv.noise.trust import trust_named
@@ -325,7 +326,7 @@ def _personal(
             for seed in seeds:
                 cell = cells[trust][taken[trust][epsilon][seed]]
                 cell = resolve_cell(with_data(cell, spared=_SPARED), cell.name) if can else cell
-                say(f"personal, {trust}, epsilon = {epsilon:g}")
+                say(f"personal, {trust}, epsilon = {upper_figure(epsilon, 3)}")
                 bench = benches[seed]
                 scores, _, judged = bench.personal(_models([cell])[_name(cell)], cell)
                 row.append(float(np.mean(scores)) - bench.known.mean)
