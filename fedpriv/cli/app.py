@@ -144,21 +144,51 @@ def worth(
     pooled: Annotated[
         bool, typer.Option("--pooled", help="Also the records of all silos in one place, without noise.")
     ] = False,
+    any_learner: Annotated[
+        bool, typer.Option("--any-learner", help="Also the best of kernel ridge and boosted trees (scikit-learn).")
+    ] = False,
+    alone: Annotated[
+        bool, typer.Option("--alone", help="Only fill the row that tables and reports show: every seed and model.")
+    ] = False,
+    personal: Annotated[
+        bool, typer.Option("--personal", help="Also models that each silo pulls home from the released one.")
+    ] = False,
+    trust: Annotated[
+        list[str] | None,
+        typer.Option("--trust", help="The gain against ε for it; all by default. Repeatable."),
+    ] = None,
+    epsilon: Annotated[
+        list[float] | None, typer.Option("--epsilon", help="A point of the grid (.1 .3 1 3 10 30). Repeatable.")
+    ] = None,
+    splits: Annotated[
+        int | None, typer.Option(min=0, help="Splits of the records into training and test; 0: as published.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=2, help="Noise seeds in each split.")] = 2,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the gain against ε: .svg, .png or .pdf.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, silo by silo.")] = False,
 ) -> None:
     """Is it worth joining? Each silo alone, nothing released, beside what a run's models gain.
 
-    It reads records of all silos: for simulations and public data.
+    With --splits, --trust, --epsilon or --plot it runs the scenario over a grid of ε and says from which on
+    joining pays. It reads records of all silos: for simulations and public data.
 
     Examples:
 
         fedpriv worth heart-hospitals --pooled
 
+        fedpriv worth heart-hospitals --splits 20 --plot gain.svg
+
         fedpriv worth runs/heart-hospitals
     """
+    from fedpriv.cli.worth import Wanted
     from fedpriv.cli.worth import worth as compare
 
-    compare(given, overrides or [], with_pooled=pooled, as_json=as_json)
+    grid = None
+    if trust or epsilon or splits is not None or plot is not None:
+        grid = (tuple(trust or ()), tuple(sorted(set(epsilon or ()))), splits, seeds, plot)
+    compare(given, overrides or [], Wanted(pooled, any_learner, alone, personal, grid, as_json))
 
 
 @app.command("list")

@@ -87,9 +87,10 @@ def compare(
     size = (_DIMENSION if algorithm else 0) if dimension is None else dimension
     seconds = _times(table, workload, size)
     if plot is not None:
-        from fedpriv.show.plots import save_comparison
+        from fedpriv.show.charts import comparison_chart
+        from fedpriv.show.plots import save_chart
 
-        save_comparison(table, plot, f"{algorithm or 'running sums'}, {rounds} rounds")
+        save_chart(comparison_chart(table, f"{algorithm or 'running sums'}, {rounds} rounds"), plot)
     facts = setting_facts(setting, federation.unit) | ({} if algorithm is None else {"algorithm": algorithm})
     if as_json:
         rows = [_facts(line, took) for line, took in zip(table.lines, seconds, strict=True)]

@@ -92,6 +92,39 @@ def end(
     typer.echo(f"ended {run_id!r}: its key and its state are wiped")
 
 
+@app.command()
+def refine(
+    policy: Policy,
+    scenario: Annotated[
+        Path, typer.Option(metavar="SCENARIO", help="The run's scenario, whose model and features are used.")
+    ],
+    model: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The released model (.npy), as the run's folder has it.")
+    ] = None,
+    held_out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Records like the shard that the guard never held: the pull is chosen on them."
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the model goes, mode 0600.")] = None,
+    alone: Annotated[
+        bool,
+        typer.Option("--alone", help="Only the learning curve of this silo alone; no released model is needed."),
+    ] = False,
+) -> None:
+    """Compare at home: this silo alone, the released model, and one's own pulled towards it. Opens no socket.
+
+    What it prints and writes is a function of this silo's records without noise: it is for nobody else.
+
+    Example: fedpriv silo refine silo-0.toml --scenario run.toml --model model.npy --out refined
+    Example: fedpriv silo refine silo-0.toml --scenario run.toml --alone
+    """
+    from fedpriv.cli.refine import print_refined
+
+    print_refined(policy, scenario, model, held_out, out, alone=alone)
+
+
 def superlink(
     control: Annotated[
         Path, typer.Option(metavar="SOCKET", help="Where its owner, and nobody else, starts runs: a Unix socket.")

@@ -4,50 +4,110 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from fedpriv.cli.joining import print_joining
 from fedpriv.cli.shown import print_table
+from fedpriv.core.errors import InputError
 from fedpriv.core.files import scenario_file
-from fedpriv.scenario.load import load_scenario
+from fedpriv.scenario.load import load_scenario, resolve_cell
+from fedpriv.scenario.schema import Cell
+from fedpriv.show.plots import check_plot
+from fedpriv.study.joining import GRID, Question, joining
+from fedpriv.study.references import ONE_CLASS, References, key_of, spread
 from fedpriv.study.results import check_claims, read_claims
-from fedpriv.study.worth import References, Row, gains_of, pooled, references, rows_of
-
-_ONE_CLASS = 0.9
-"""The share of one class above which accuracy alone says little of a silo."""
+from fedpriv.study.worth import Row, gains_of, pooled, references, rows_of
 
 
-def worth(given: Path, overrides: Sequence[str], *, with_pooled: bool, as_json: bool) -> None:
-    """Print the references of a scenario, or those of a run's cells with what its models gain.
+@dataclass(frozen=True)
+class Wanted:
+    """What a person asked for beside each silo alone."""
 
-    InputError as `references` and `rows_of` raise it, and for overrides of a run that is over.
+    pooled: bool = False
+    any_learner: bool = False
+    alone: bool = False
+    personal: bool = False
+    grid: tuple[tuple[str, ...], tuple[float, ...], int | None, int, Path | None] | None = None
+    """(trusts, ε, splits, seeds, file of the picture) of a break-even; None where nobody asks for one."""
+    as_json: bool = False
+
+
+def worth(given: Path, overrides: Sequence[str], wanted: Wanted) -> None:
+    """Print the references of a scenario, what a run's models gain, or the gain against ε.
+
+    InputError as `references`, `rows_of` and `joining` raise it, and for overrides of a run that is over.
     """
     if (given / "results.json").exists():
-        if overrides:
-            from fedpriv.core.errors import InputError
-
-            raise InputError("--set: a run is compared as it ran; give the scenario for another one")
-        results = read_claims(given)
-        rows = rows_of(given, results, _say)
-        if as_json:
-            _print_json({"rows": [_row_data(row) for row in rows]})
-        else:
-            _print_run(rows)
-        check_claims(given, results)
+        _of_run(given, overrides, wanted)
         return
-    cell = load_scenario(scenario_file(given), list(overrides)).points[0].cell
-    known = references(cell, say=_say)
-    united = gains_of(cell, known, pooled(cell)) if with_pooled else None
-    if as_json:
+    path = scenario_file(given)
+    if wanted.alone:
+        _fill([point.cell for point in load_scenario(path, list(overrides)).points], wanted)
+        return
+    if wanted.grid is not None:
+        trusts, epsilons, splits, seeds, plot = wanted.grid
+        if plot is not None:
+            check_plot(plot)
+        asked = Question(path, tuple(overrides), trusts, epsilons or GRID, splits, seeds, wanted.personal)
+        print_joining(joining(asked, _say), as_json=wanted.as_json, plot=plot)
+        return
+    if wanted.personal:
+        raise InputError("--personal: starts from a released model; give a run's folder, or --splits")
+    cell = load_scenario(path, list(overrides)).points[0].cell
+    known = references(cell, any_model=wanted.any_learner, say=_say)
+    united = gains_of(cell, known, pooled(cell)) if wanted.pooled else None
+    if wanted.as_json:
         _print_json({"alone": dataclasses.asdict(known), "pooled": united and dataclasses.asdict(united)})
         return
-    lines = [["", known.metric, "spread over silos", "silos"], _alone_line(known), _constant_line(known)]
+    lines = _reference_lines(known, wanted)
     if united is not None:
         lines.append(_line("pooled, no noise", united.released, known))
         lines.append(_line("pooled, recalibrated", united.recalibrated, known))
     print_table(lines)
     sys.stdout.writelines(_notes(known))
+
+
+def _of_run(given: Path, overrides: Sequence[str], wanted: Wanted) -> None:
+    if overrides:
+        raise InputError("--set: a run is compared as it ran; give the scenario for another one")
+    if wanted.grid is not None:
+        raise InputError(
+            "--splits, --trust, --epsilon, --plot: run a scenario anew; give that, not a run's folder"
+        )
+    results = read_claims(given)
+    if wanted.alone:
+        cells = [resolve_cell(dict(record["scenario"]), str(given / "results.json")) for record in results.cells]
+        _fill(cells, wanted)
+    else:
+        rows = rows_of(given, results, _say, any_model=wanted.any_learner, own=wanted.personal)
+        if wanted.as_json:
+            _print_json({"rows": [_row_data(row) for row in rows]})
+        else:
+            _print_run(rows, wanted)
+    check_claims(given, results)
+
+
+def _fill(cells: Sequence[Cell], wanted: Wanted) -> None:
+    """Fit each silo alone for every seed and model of the cells, so that tables have the row."""
+    once = {key_of(cell): cell for cell in cells}
+    for cell in once.values():
+        known = references(cell, any_model=wanted.any_learner, say=_say)
+        print_table([[f"seed {cell.seed}", known.metric, "spread over silos", "silos"], _alone_line(known)])
+
+
+def _reference_lines(known: References, wanted: Wanted) -> list[list[str]]:
+    lines = [["", known.metric, "spread over silos", "silos"], _alone_line(known), _constant_line(known)]
+    best = [silo.any_learner for silo in known.silos if silo.any_learner is not None]
+    if wanted.any_learner and best:
+        lines.append(_line("each silo alone, any learner", best, known))
+    if any(silo.majority > ONE_CLASS for silo in known.silos):
+        lines.append(
+            _line("alone, balanced where one class has most", [silo.balanced for silo in known.silos], known)
+        )
+    return lines
 
 
 def _say(line: str) -> None:
@@ -71,21 +131,17 @@ def _row_data(row: Row) -> dict[str, object]:
     }
 
 
-def _print_run(rows: Sequence[Row]) -> None:
+def _print_run(rows: Sequence[Row], wanted: Wanted) -> None:
     known = rows[0].references[0]
     scale = _scale(known)
-    print_table(
-        [["", known.metric, "spread over silos", "silos"], _alone_line(known), _constant_line(known)],
-    )
+    print_table(_reference_lines(known, wanted))
     sys.stdout.write("\n")
     axes = list(rows[0].point) or ["run"]
     head = [*axes, "released", "recalibrated", "gain over alone", "s.e.", "worst silo", "best silo", "seeds"]
+    head += ["personal"] if wanted.personal else []
     table = [head]
     for row in rows:
-        released, own = (
-            float(np.mean([np.mean(getattr(each, name)) for each in row.gains]))
-            for name in ("released", "recalibrated")
-        )
+        released, own = (row.mean_of(name) for name in ("released", "recalibrated"))
         error, silos = row.standard_error, row.by_silo.values()
         table.append(
             [
@@ -95,6 +151,7 @@ def _print_run(rows: Sequence[Row]) -> None:
                 "-" if error is None else f"{scale * error:.1f}",
                 *(f"{scale * value:+.1f}" for value in (min(silos), max(silos))),
                 str(len(row.seeds)),
+                *([f"{scale * row.mean_of('personal'):.1f}"] if wanted.personal else []),
             ]
         )
     print_table(table)
@@ -120,8 +177,8 @@ def _notes(known: References) -> list[str]:
     notes = []
     if len(known.silos) < known.of:
         notes.append(f"{len(known.silos)} of {known.of} silos, drawn by a public seed.\n")
-    if skewed := [silo.name for silo in known.silos if silo.majority > _ONE_CLASS]:
-        share = f"{_ONE_CLASS:.0%}".replace("%", " %")
+    if skewed := [silo.name for silo in known.silos if silo.majority > ONE_CLASS]:
+        share = f"{ONE_CLASS:.0%}".replace("%", " %")
         notes.append(
             f"More than {share} of one class at {', '.join(skewed)}: accuracy alone decides nothing there.\n"
         )
@@ -142,5 +199,4 @@ def _constant_line(known: References) -> list[str]:
 
 def _line(name: str, scores: Sequence[float], known: References) -> list[str]:
     scale = _scale(known)
-    spread = float(np.std(scores, ddof=1)) if len(scores) > 1 else 0.0
-    return [name, f"{scale * float(np.mean(scores)):.1f}", f"{scale * spread:.1f}", str(len(scores))]
+    return [name, f"{scale * float(np.mean(scores)):.1f}", f"{scale * spread(scores):.1f}", str(len(scores))]

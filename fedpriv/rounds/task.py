@@ -31,6 +31,7 @@ from fedpriv.data.partition import (
     shards,
 )
 from fedpriv.data.schema import TableSchema
+from fedpriv.data.splits import resplit, spared
 from fedpriv.loss.goldstein import Measured
 from fedpriv.loss.objective import Objective, Records
 from fedpriv.loss.scores import Scored, check_scores
@@ -112,12 +113,15 @@ class ModelInputs:
     dtype: str
     table: TableSchema | None = None
     scaling: Scaling | None = None
+    redrawn: tuple[int | None, float | None] = (None, None)
+    """`data.split` and `data.spared`: which records are tested, and how many are trained on."""
     revision: int = field(default_factory=revision)
     """Of the tables that get rows of somebody's own."""
 
     @staticmethod
     def of(cell: Cell) -> "ModelInputs":
-        return ModelInputs(cell.data.name, cell.model, cell.run.dtype, cell.data.table, cell.data.scaling)
+        data = cell.data
+        return ModelInputs(data.name, cell.model, cell.run.dtype, data.table, data.scaling, data.redrawn)
 
     def features(self, images: NDArray[Any]) -> Tensor:
         """Scale columns by what a first step gave, then apply the model's own map, record by record."""
@@ -150,6 +154,10 @@ def public_task_of_cell(cell: Cell) -> PublicTask:
     """InputError if the scenario holds out training records, of which a deployment's server has none."""
     if cell.data.validation is not None:
         raise InputError("data.validation: the server of a deployment has no training records to hold out")
+    if cell.data.redrawn != (None, None):
+        raise InputError(
+            "data.split, data.spared: the records of a deployment are what its silos have; leave them out"
+        )
     by_server = cell.evaluation is None and cell.model.row.evaluated
     if not by_server and (schema := cell.data.table_schema) is not None:
         return task_of_schema(cell, schema)
@@ -170,6 +178,9 @@ def task_of(inputs: ModelInputs, validation: int | None = None) -> Task:
     """The task, loaded on first use; the cache holds what is never written to."""
     data, model = inputs.data, inputs.model
     dataset = load(data, table=inputs.table)
+    split, share = inputs.redrawn
+    dataset = dataset if split is None else resplit(dataset, split)
+    dataset = dataset if share is None else spared(dataset, share)
     if model.regression != (dataset.classes == 0):
         labels = "real numbers" if dataset.classes == 0 else "classes"
         raise InputError(

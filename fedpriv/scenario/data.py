@@ -103,6 +103,18 @@ class DataSection(Section):
         None,
         description="so many training records, the last ones, are held out and evaluated in place of the test set",
     )
+    splits: Count | None = Field(
+        None, description="how many splits into training and test records `fedpriv worth` draws in simulations"
+    )
+    split: Count | None = Field(
+        None,
+        description="in simulations: which of the public splits, by site and stratified by label; left out, the "
+        "published one",
+    )
+    spared: Annotated[float, Field(gt=0.0, le=0.5)] | None = Field(
+        None,
+        description="in simulations: this share of the training records is drawn and keeps its places as zeros",
+    )
     scale: ScaleSection | None = Field(
         None, description="columns of numbers by noisy means and deviations; without it by public ranges alone"
     )
@@ -113,6 +125,24 @@ class DataSection(Section):
             if (self.partition == partition) != (getattr(self, key) is not None):
                 raise ValueError(f'{key} is needed for partition = "{partition}", and only there')
         return self
+
+    @model_validator(mode="after")
+    def _spared_records_move_no_other(self) -> Self:
+        if self.spared is not None and self.partition not in ("iid", "site"):
+            raise ValueError(
+                f'spared = {self.spared:g} with partition = "{self.partition}": records are dealt out by their '
+                "labels, and those of spared ones are not read; leave it out"
+            )
+        if self.validation is not None and (self.split is not None or self.spared is not None):
+            raise ValueError(
+                "validation: holds out the last training records of the published split; leave it out"
+            )
+        return self
+
+    @property
+    def redrawn(self) -> tuple[int | None, float | None]:
+        """The split and the share of training records that is spared, None for what is as published."""
+        return self.split, self.spared
 
     @property
     def table_schema(self) -> TableSchema | None:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import write_bytes
 from fedpriv.noise.trust import trust_named
-from fedpriv.rounds.setting import Table
-from fedpriv.show.charts import Chart, Panel, Series, charts_of, comparison_chart
+from fedpriv.show.charts import Chart, Panel, Series, charts_of
 from fedpriv.show.looks import DASHES, Look, tick_text
 from fedpriv.show.statement import stored_audit
 from fedpriv.show.summary import point_text, state_of
@@ -82,13 +81,20 @@ def draw(charts: Sequence[Chart], folder: Path, name: str, title: str = "") -> l
     return paths
 
 
-def save_comparison(table: Table, path: Path, title: str) -> None:
-    """Draw a table of mechanisms into a file; InputError if it cannot be written or its kind is not known."""
+def check_plot(path: Path) -> None:
+    """InputError for a file whose kind is not known, or that is in no folder."""
     if path.suffix not in _KINDS:
         raise InputError(f"--plot {path}: a figure is a file that ends with {', '.join(_KINDS)}")
+    if not path.parent.is_dir():
+        raise InputError(f"--plot {path}: the figure cannot be written there: {path.parent} is no folder")
+
+
+def save_chart(chart: Chart, path: Path) -> None:
+    """Draw a chart into a file; InputError if it cannot be written or its kind is not known."""
+    check_plot(path)
     with _our_settings():
         try:
-            mpl([comparison_chart(table, title)]).savefig(path, dpi=_DPI)
+            path.write_bytes(_rendered(mpl([chart]), path.suffix[1:], chart.key))
         except OSError as error:
             raise InputError(f"--plot {path}: the figure cannot be written there: {error}") from None
 

@@ -15,17 +15,11 @@ from fedpriv.core.errors import InputError
 from fedpriv.loss.objective import Records
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
+from fedpriv.study import alone as fits
 from fedpriv.study import worth
-from fedpriv.study.worth import (
-    PENALTIES,
-    Held,
-    References,
-    folds_of,
-    gains_of,
-    held_of,
-    linear_objective,
-    references,
-)
+from fedpriv.study.alone import PENALTIES, Held, folds_of
+from fedpriv.study.references import MOST_SILOS, Alone, References, spread
+from fedpriv.study.worth import gains_of, held_of, linear_objective, references
 
 DIMENSION = 20
 
@@ -77,7 +71,7 @@ def test_a_federation_of_small_silos_gains_what_pooling_gives() -> None:
     known = references(cell)
     pooled = gains_of(cell, known, worth.pooled(cell))
     assert known.of == 40
-    assert len(known.silos) == worth.MOST_SILOS
+    assert len(known.silos) == MOST_SILOS
     assert 0.55 < known.mean < 0.70
     assert 0.12 < pooled.gain < 0.20
 
@@ -86,8 +80,8 @@ def test_alone_is_the_minimum_of_the_penalised_mean_loss() -> None:
     cell = cell_on(added("worth-minimum", 2, 40, 1.0), 2, 40)
     objective = linear_objective(cell)
     held = held_of(cell)[1][0]
-    penalty = worth.penalties(objective, held.train, 0.1)
-    found = torch.tensor(worth.fit(objective, held.train, penalty, np.zeros(objective.dimension), 1e-6))
+    penalty = fits.penalties(objective, held.train, 0.1)
+    found = torch.tensor(fits.fit(objective, held.train, penalty, np.zeros(objective.dimension), 1e-6))
     point = found.requires_grad_()
     loss = objective.losses(point, held.train).mean() + (torch.from_numpy(penalty) * point.square()).sum() / 2.0
     (gradient,) = torch.autograd.grad(loss, point)
@@ -107,7 +101,7 @@ def test_labels_flipped_in_half_of_the_silos_make_joining_lose_and_own_intercept
     features = np.concatenate([train[0] / 8.0, np.ones((320, 1))], axis=1)
     tests = np.concatenate([test[0] / 8.0, np.ones((1_000, 1))], axis=1)
     pooled = Records(torch.from_numpy(features), torch.from_numpy(labels))
-    x, _ = worth.alone(objective, Held(-1, "pooled", pooled, model.test, np.arange(320)), 0)
+    x, _ = fits.alone(objective, Held(-1, "pooled", pooled, np.arange(320), model.test), 0)
     for silo in range(8):
         own = sites == silo
         right = 1 - test[1] if silo % 2 else test[1]
@@ -115,11 +109,11 @@ def test_labels_flipped_in_half_of_the_silos_make_joining_lose_and_own_intercept
             silo,
             f"silo {silo}",
             Records(torch.from_numpy(features[own]), torch.from_numpy(labels[own])),
-            Records(torch.from_numpy(tests), torch.from_numpy(right)),
             np.arange(40),
+            Records(torch.from_numpy(tests), torch.from_numpy(right)),
         )
-        scores.append(worth.score_of(objective, worth.alone(objective, held, 0)[0], held.test))
-        united.append(worth.score_of(objective, worth.recalibrated(objective, held, x), held.test))
+        scores.append(fits.score_of(objective, fits.alone(objective, held, 0)[0], held.test))
+        united.append(fits.score_of(objective, fits.recalibrated(objective, held, x), held.test))
     assert np.mean(scores) > 0.8
     assert np.mean(united) < np.mean(scores) - 0.2
 
@@ -140,18 +134,18 @@ def test_skewed_labels_are_judged_on_the_silos_own_shares() -> None:
 def test_recalibration_fits_intercepts_and_one_scale_and_nothing_else() -> None:
     cell = cell_on(added("worth-intercepts", 2, 40, 1.0), 2, 40)
     objective, held = linear_objective(cell), held_of(cell)[1][0]
-    released = 1e-4 * worth.alone(objective, held, 0)[0]
-    own, weights = worth.recalibrated(objective, held, released).reshape(2, -1), released.reshape(2, -1)
+    released = 1e-4 * fits.alone(objective, held, 0)[0]
+    own, weights = fits.recalibrated(objective, held, released).reshape(2, -1), released.reshape(2, -1)
     scale = own[0, 0] / weights[0, 0]
     assert scale > 100.0
     assert np.allclose(own[:, :-1], scale * weights[:, :-1], rtol=1e-9)
-    assert worth.score_of(objective, own.ravel(), held.train) > 0.8
+    assert fits.score_of(objective, own.ravel(), held.train) > 0.8
 
 
 def test_folds_keep_units_whole_and_share_classes_out() -> None:
     units = np.repeat(np.arange(30), 3)
     labels = torch.from_numpy(np.repeat(np.arange(30) % 2, 3))
-    held = Held(0, "silo 0", Records(torch.zeros(90, 2), labels), Records(torch.zeros(1, 2), labels[:1]), units)
+    held = Held(0, "silo 0", Records(torch.zeros(90, 2), labels), units, Records(torch.zeros(1, 2), labels[:1]))
     folds = folds_of(held, seed=5)
     assert all(len(set(folds[units == unit])) == 1 for unit in range(30))
     for fold in range(5):
@@ -164,7 +158,7 @@ def test_a_model_gains_nothing_over_itself_and_references_come_from_the_cache(ow
     cell = cell_on(added("worth-cached", 1, 40, 1.0), 1, 40)
     known = references(cell)
     (file,) = own_cache.iterdir()
-    x, _ = worth.alone(linear_objective(cell), held_of(cell)[1][0], cell.seed)
+    x, _ = fits.alone(linear_objective(cell), held_of(cell)[1][0], cell.seed)
     assert gains_of(cell, known, x).gain == 0.0
     tree = json.loads(file.read_text())
     tree["silos"][0]["score"] = 0.25
@@ -230,7 +224,7 @@ def test_a_reference_is_no_part_of_the_run_folder(tmp_path: Path) -> None:
 
 
 def test_spread_is_over_silos() -> None:
-    silo = worth.Alone(0, "a", 10, 10, 0.5, 0.5, 0.1, 0.5)
-    known = References("accuracy", 2, (silo, worth.Alone(1, "b", 10, 10, 0.7, 0.5, 0.1, 0.5)))
+    silo = Alone(0, "a", 10, 10, 0.5, 0.5, 0.1, 0.5, 0.5)
+    known = References("accuracy", 2, (silo, Alone(1, "b", 10, 10, 0.7, 0.5, 0.1, 0.5, 0.5)))
     assert known.mean == pytest.approx(0.6)
-    assert known.spread == pytest.approx(0.1 * 2**0.5)
+    assert spread([silo.score for silo in known.silos]) == pytest.approx(0.1 * 2**0.5)

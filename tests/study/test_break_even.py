@@ -1,0 +1,364 @@
+"""Break-even: standard errors over splits, the crossing, its words; splits of records and personal models."""
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fedpriv
+from fedpriv.cli.app import app
+from fedpriv.core.errors import InputError
+from fedpriv.data.own import Dataset, Sites
+from fedpriv.data.partition import counted
+from fedpriv.data.splits import resplit, spared
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.show.gains import gain_chart
+from fedpriv.show.plots import save_chart
+from fedpriv.show.svg import svg
+from fedpriv.show.table import render
+from fedpriv.study import alone as fits
+from fedpriv.study import joining as joined
+from fedpriv.study.alone import PULLS, Pull, personal
+from fedpriv.study.break_even import (
+    better_by_chance,
+    break_even,
+    crossing,
+    epsilon_words,
+    estimate,
+    isotonic,
+    verdict,
+)
+from fedpriv.study.joining import Question, joining
+from fedpriv.study.references import alone_of, folder_of, key_of, known_references
+from fedpriv.study.results import read_claims
+from fedpriv.study.worth import gains_of, held_of, linear_objective, references
+from tests.study.test_worth import added, cell_on, own_cache, two_classes
+
+__all__ = ["own_cache"]
+GRID = np.array([0.1, 0.3, 1.0, 3.0, 10.0, 30.0])
+
+
+def test_the_standard_error_is_nadeau_and_bengios_where_there_is_no_noise() -> None:
+    """Golden 2: √(1 + 60 · 254/486) = 5.69 times the plain one, and noise is not scaled."""
+    means = np.random.default_rng(0).standard_normal(60)
+    plain = means.std(ddof=1) / math.sqrt(60)
+    found = estimate(np.stack([means, means], axis=1), 254 / 486)
+    assert found.error == pytest.approx(plain * math.sqrt(1.0 + 60 * 254 / 486), rel=1e-9)
+    noisy = np.random.default_rng(1).standard_normal((60, 2))
+    told = estimate(noisy, 254 / 486)
+    assert told.error is not None
+    assert told.error < 0.35
+    assert estimate(means[:1, None], 0.5).error is None
+
+
+def test_coverage_of_the_standard_error() -> None:
+    """Golden 6 in small: known truth, 20 splits of the same records, noise of its own."""
+    draw, hit, plain_hit, worlds = np.random.default_rng(5), 0, 0, 400
+    for _ in range(worlds):
+        records = draw.standard_normal(90)
+        splits = np.array([records[draw.permutation(90)[:30]].mean() for _ in range(20)])
+        gains = splits[:, None] + 0.1 * draw.standard_normal((20, 2))
+        told = estimate(gains, 0.5)
+        assert told.error is not None
+        hit += abs(told.mean) <= 1.96 * told.error
+        plain_hit += abs(told.mean) <= 1.96 * gains.mean(axis=1).std(ddof=1) / math.sqrt(20)
+    assert hit / worlds >= 0.88
+    assert plain_hit / worlds < 0.8
+
+
+def test_the_line_crosses_zero_in_log_epsilon() -> None:
+    assert crossing(GRID, np.array([-2.0, -1.0, -1.0, 1.0, 2.0, 2.0])) == pytest.approx(math.sqrt(3.0))
+    assert crossing(GRID, np.ones(6)) == 0.0
+    assert math.isinf(crossing(GRID, -np.ones(6)))
+    assert isotonic(np.array([1.0, 0.0, 2.0])).tolist() == [0.5, 0.5, 2.0]
+    assert [epsilon_words(value, GRID) for value in (0.0, 1.64, math.inf)] == ["below 0.1", "1.6", "above 30"]
+
+
+def test_the_interval_is_scaled_by_what_splits_share() -> None:
+    draw = np.random.default_rng(0)
+    gains = np.log(GRID)[:, None, None] * 0.01 + 0.03 * draw.standard_normal((1, 20, 1)) + np.zeros((6, 20, 2))
+    narrow, wide = (break_even(GRID, gains, ratio, monotone=True) for ratio in (0.0, 0.5))
+    assert wide.low is not None
+    assert wide.high is not None
+    assert narrow.low is not None
+    assert narrow.high is not None
+    assert wide.low < narrow.low <= narrow.epsilon <= narrow.high < wide.high
+
+
+def test_words_tell_settings_from_noise() -> None:
+    lost = break_even(GRID, np.full((6, 3, 2), -0.1), 0.5, monotone=False)
+    assert verdict(lost, GRID, -0.1, -0.2) == "never, even without noise"
+    assert verdict(lost, GRID, -0.1, 0.2) == "never: the settings lose it, not the noise"
+    assert verdict(lost, GRID, 0.1, 0.2) == "above 30"
+
+
+def test_pure_noise_shows_a_third_to_a_half_of_silos_better_off() -> None:
+    assert 0.3 < better_by_chance(np.array([20, 100]), np.array([0.1, 0.1])) < 0.45
+    assert better_by_chance(np.array([0]), np.array([0.1])) < 0.01
+
+
+def sites_of(records: int) -> Dataset:
+    draw = np.random.default_rng(0)
+    images = np.arange(1.0, records + 1)[:, None]
+    labels = draw.integers(0, 2, records)
+    test = draw.random(records) < 0.3
+    place = draw.integers(0, 3, records)
+    rows = draw.permutation(records)
+
+    def part(mask: Any, order: Any) -> tuple[Any, Any]:
+        return np.where(mask[:, None], images, 0.0)[order], np.where(mask, labels, -1)[order]
+
+    here = np.arange(records)
+    sites = Sites(("a", "b", "c"), place[rows], place)
+    return Dataset("x", *part(~test, rows), *part(test, here), 2, sites, None, 1.0, (rows, here))
+
+
+def test_a_split_keeps_sizes_sites_and_places_and_shares_no_record() -> None:
+    data = sites_of(200)
+    other = resplit(data, 1)
+    train, test = counted(other.train_labels), counted(other.test_labels)
+    assert not set(other.train_images[train].ravel()) & set(other.test_images[test].ravel())
+    assert len(set(other.train_images[train].ravel()) | set(other.test_images[test].ravel())) == 200
+    assert data.sites is not None
+    before = counted(data.test_labels)
+    for site in range(3):
+        assert (data.sites.test[test] == site).sum() == (data.sites.test[before] == site).sum()
+    assert (other.train_images[~train] == 0).all()
+    labels = {
+        float(i): int(c) for i, c in zip(other.test_images[test].ravel(), other.test_labels[test], strict=True)
+    }
+    for image, label in zip(data.test_images[before].ravel(), data.test_labels[before], strict=True):
+        assert labels.get(float(image), int(label)) == int(label)
+    assert not np.array_equal(test, counted(resplit(data, 2).test_labels))
+    assert np.array_equal(test, counted(resplit(data, 1).test_labels))
+
+
+def test_spared_records_are_zeros_where_they_were() -> None:
+    data = sites_of(200)
+    kept = counted(spared(data, 0.2).train_labels)
+    whole = counted(data.train_labels)
+    assert (kept <= whole).all()
+    assert 0.12 < 1.0 - kept.sum() / whole.sum() < 0.28
+
+
+def test_labels_too_rare_to_share_out_are_drawn_at_random() -> None:
+    images, labels = np.arange(46.0)[:, None], np.array([0] + [1] * 45)
+    data = Dataset("x", images[:30], labels[:30], images[30:], labels[30:], 2)
+    without = sum(int((resplit(data, number).train_labels == 0).sum() == 0) for number in range(1, 61))
+    assert 10 < without < 32  # one in three
+
+
+def test_lambda_zero_is_alone_and_infinity_the_release_bit_for_bit() -> None:
+    """Golden 5."""
+    cell = cell_on(added("pulled", 2, 40, 1.0), 2, 40)
+    objective, held = linear_objective(cell), held_of(cell)[1][0]
+    own, kappa = fits.alone(objective, held, 0)
+    released = np.random.default_rng(0).standard_normal(objective.dimension)
+    penalty = fits.penalties(objective, held.train, kappa)
+    start = np.zeros(objective.dimension)
+    none, whole = (
+        fits.fit(objective, held.train, penalty, start, 1e-6, Pull(w, released)) for w in (PULLS[0], PULLS[-1])
+    )
+    assert none.tobytes() == own.tobytes()
+    assert whole.tobytes() == released.tobytes()
+    middle = fits.fit(objective, held.train, penalty, start, 1e-6, Pull(1.0, released))
+    assert 0.0 < np.linalg.norm(middle - released) < np.linalg.norm(own - released)
+
+
+def test_a_personal_model_takes_a_good_release_and_leaves_a_bad_one() -> None:
+    cell = cell_on(added("taken", 40, 15, 0.75), 40, 15)
+    objective = linear_objective(cell)
+    held = held_of(cell)[1][0]
+    good = np.zeros((2, objective.dimension // 2))
+    good[:, 0] = [-10.0, 10.0]
+    kappa = fits.alone(objective, held, 0)[1]
+    score = {side: personal(objective, held, side * good.ravel(), 0, kappa) for side in (1.0, -1.0)}
+    assert fits.score_of(objective, score[1.0].point, held.test) >= fits.score_of(
+        objective, fits.alone(objective, held, 0)[0], held.test
+    )
+    assert score[-1.0].pull < 0.4
+    assert score[1.0].judged == "folds"
+    read = np.arange(len(held.train.labels)) % 3 > 0
+    assert personal(objective, held, good.ravel(), 0, kappa, read).judged == "spared"
+
+
+def flipped(name: str, silos: int, each: int, share: float) -> str:
+    """A federation by sites, of whose silos a `share` has labels flipped, in training and tests."""
+    train, test = two_classes(silos, each, 1.5, silos * 100)
+    folder = Path(os.environ["FEDPRIV_DATA"]).parent
+    lines = ["site,split,label," + ",".join(f"x{j}" for j in range(20))]
+    for part, (features, labels) in (("train", train), ("test", test)):
+        for place, (row, label) in enumerate(zip(features, labels, strict=True)):
+            site = place % silos if part == "test" else place // each
+            right = 1 - label if site < share * silos else label
+            cells = [f"s{site}", part, "ab"[right], *(f"{float(v):.4f}" for v in np.clip(row, -6, 6))]
+            lines.append(",".join(cells))
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def federation_of(path: str, silos: int, each: int) -> dict[str, Any]:
+    columns = {f"x{j}": {"range": [-6.0, 6.0]} for j in range(20)}
+    table = {
+        "public": True, "target": "label", "classes": ["a", "b"], "site": "site", "split": "split",
+        "sites": [f"s{i}" for i in range(silos)], "test_share": 0.5, "columns": columns,
+    }  # fmt: skip
+    rows = each + 100
+    return {
+        "name": "worth",
+        "data": {"name": path, "partition": "site", "table": table},
+        "model": {"name": "softmax-regression", "feature_norm": 4.0},
+        "federation": {"silos": silos, "rounds": 10, "epochs": 10, "batch": rows},
+        "algorithm": {"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 5.0},
+        "privacy": {"relation": "zero-out", "epsilon": 1.0, "delta": 1e-5},
+        "run": {"evaluations": 1},
+    }
+
+
+def test_a_federation_that_loses_is_told_and_personal_models_limit_it(tmp_path: Path) -> None:
+    """Golden 4: labels flipped in half of the silos; with and without noise joining loses, personal does not."""
+    tree = federation_of(flipped("half", 6, 20, 0.5), 6, 20)
+    path = _written(tmp_path, tree)
+    found = joining(Question(path, (), ("untrusted",), (1.0, 30.0), 2, own=True))
+    assert found.along("untrusted").mean() < -0.15
+    assert found.along("untrusted", "personal").mean() > -0.05
+    words = verdict(found.break_even("untrusted"), np.array([1.0, 30.0]), -0.2, found.splits[0].pooled)
+    assert words == "never, even without noise"
+    few = joining(
+        Question(
+            _written(tmp_path, federation_of(flipped("few", 6, 20, 0.17), 6, 20)), (), ("untrusted",), (30.0,), 1
+        )
+    )
+    gains = few.splits[0].gains["untrusted"][0].mean(axis=0)
+    names = few.splits[0].names
+    assert gains[names.index("s0")] < gains.mean() - 0.3 < gains.mean()
+
+
+def _written(folder: Path, tree: dict[str, Any]) -> Path:
+    lines: list[str] = []
+
+    def table(prefix: str, keys: dict[str, Any]) -> None:
+        if prefix:
+            lines.append(f"[{prefix}]")
+        lines.extend(f'"{k}" = {json.dumps(v)}' for k, v in keys.items() if not isinstance(v, dict))
+        for key, value in keys.items():
+            if isinstance(value, dict):
+                table(f"{prefix}.{key}" if prefix else key, value)
+
+    table("", tree)
+    path = folder / f"{len(list(folder.glob('*.toml')))}.toml"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_a_study_that_was_stopped_goes_on_and_its_cache_is_the_owners(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _written(tmp_path, federation_of(flipped("stopped", 3, 20, 0.0), 3, 20))
+    question = Question(path, (), ("untrusted",), (1.0,), 1)
+    first = joining(question)
+    for kind in ("worth", "alone"):
+        assert folder_of(kind).stat().st_mode & 0o777 == 0o700
+        assert all(file.stat().st_mode & 0o777 == 0o600 for file in folder_of(kind).iterdir())
+    real = joined._models
+
+    def nothing_runs(cells: Any) -> Any:
+        raise AssertionError("computed again")
+
+    monkeypatch.setattr(joined, "_models", nothing_runs)
+    assert np.array_equal(joining(question).along("untrusted"), first.along("untrusted"))
+    monkeypatch.setattr(joined, "_models", real)
+    chart = gain_chart(first)
+    assert "each silo alone" in svg(chart)
+    save_chart(chart, tmp_path / "gain.svg")
+    assert (
+        "each silo alone" in (tmp_path / "gain.svg").read_text() or (tmp_path / "gain.svg").stat().st_size > 5_000
+    )
+
+
+def test_the_command_says_from_where_on_joining_pays(tmp_path: Path) -> None:
+    path = _written(tmp_path, federation_of(flipped("said", 8, 20, 0.0), 8, 20))
+    words = ["worth", str(path), "--splits", "2", "--epsilon", "0.1", "--epsilon", "30", "--trust", "untrusted"]
+    text = CliRunner().invoke(app, words).stdout
+    assert "each silo alone, nothing released" in text
+    assert "Joining pays" in text
+    tree = json.loads(CliRunner().invoke(app, [*words, "--json", "--personal"]).stdout)
+    assert tree["splits"] == 2
+    assert tree["trusts"]["untrusted"]["gains"][0]["mean"] < tree["trusts"]["untrusted"]["gains"][1]["mean"]
+    assert len(tree["trusts"]["untrusted"]["personal"]) == 2
+
+
+def test_a_cache_of_other_records_or_of_somebody_else_is_not_believed() -> None:
+    cell = cell_on(added("poisoned", 2, 40, 1.0), 2, 40)
+    known = references(cell)
+    key = key_of(cell)
+    assert key is not None
+    (file,) = folder_of("alone").iterdir()
+    tree = json.loads(file.read_text())
+    for lie in ({"records": "0" * 64}, {"key": "0" * 64}, {"metric": "rank"}, {"silos": []}):
+        file.write_text(json.dumps({**tree, **lie}))
+        assert references(cell) == known
+    tree["silos"][0]["score"] = 7.0
+    file.write_text(json.dumps(tree))
+    assert references(cell) == known
+    file.chmod(0o622)
+    assert known_references(key) is None
+    file.unlink()
+    file.symlink_to("/dev/zero")
+    assert known_references(key) is None
+
+
+def test_a_table_has_the_row_of_each_silo_alone_and_never_computes_it(tmp_path: Path) -> None:
+    tree = cell_on(added("rowed", 3, 40, 1.0), 3, 40).canonical()
+    fedpriv.run({**tree, "sweep": {"privacy.mu": [0.5, 8.0], "seeds": 2}}, out=tmp_path / "run")
+    results = read_claims(tmp_path / "run")
+    assert "nothing released" not in render(results, "markdown")
+    done = CliRunner().invoke(app, ["worth", str(tmp_path / "run"), "--alone"])
+    assert done.exit_code == 0, done.output
+    text = render(results, "markdown")
+    mean = np.mean([references(resolve_cell({**tree, "seed": seed}, "x")).mean for seed in (0, 1)])
+    (row,) = [line for line in text.splitlines() if "each silo alone, nothing released" in line]
+    assert f"{100 * mean:.1f}" in row
+    added("rowed", 3, 40, 0.2)  # other records of the same name
+    two = two_classes(3, 40, 0.2, 2_000, seed=1)
+    fedpriv.add_data("rowed", lambda: two, classes=2)
+    assert "nothing released" not in render(results, "markdown")
+
+
+@pytest.mark.parametrize("wrong", [np.full(42, np.nan), np.zeros(7)])
+def test_a_model_of_another_scenario_or_without_numbers_is_refused(wrong: np.ndarray[Any, Any]) -> None:
+    cell = cell_on(added("refused-model", 2, 40, 1.0), 2, 40)
+    known = references(cell)
+    with pytest.raises(InputError, match="a model of shape"):
+        gains_of(cell, known, wrong)
+
+
+def test_a_silo_of_one_record_has_a_reference() -> None:
+    one = references(cell_on(added("single", 4, 1, 1.0), 4, 1, federation={"rounds": 1, "batch": 1}))
+    assert all(silo.train == 1 for silo in one.silos)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"spared": 0.2, "partition": "shards", "shards": 1}, "dealt out by their labels"),
+        ({"split": 1, "validation": 10}, "of the published split"),
+    ],
+)
+def test_splits_that_mean_nothing_are_refused(keys: dict[str, Any], said: str) -> None:
+    tree = cell_on(added("unsplit", 2, 40, 1.0), 2, 40).canonical()
+    with pytest.raises(InputError, match=said):
+        resolve_cell({**tree, "data": {**tree["data"], **keys}}, "test")
+
+
+@pytest.mark.parametrize("written", [{"privacy": [1]}, {"algorithm": "sgd"}, {"data": {"name": "/dev/zero"}}, {}])
+def test_a_scenario_that_somebody_wrote_has_no_row(written: dict[str, Any]) -> None:
+    references(cell_on(added("filled", 2, 40, 1.0), 2, 40))
+    assert alone_of([written]) == {}

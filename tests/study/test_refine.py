@@ -1,0 +1,147 @@
+"""`fedpriv silo refine`: at home, without a socket, and nothing of it leaves."""
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fedpriv
+from fedpriv.cli.app import app
+from fedpriv.study import alone as fits
+from fedpriv.study.worth import held_of, linear_objective
+from tests.study.test_worth import added, cell_on, own_cache, two_classes
+
+__all__ = ["own_cache"]
+
+
+def silo_at(folder: Path, each: int = 60) -> tuple[Path, Path, Path]:
+    """(policy, scenario, released model) of a silo with training and test records."""
+    folder.mkdir(exist_ok=True)
+    train, test = two_classes(1, each, 1.0, 200)
+    np.savez(
+        folder / "shard-0.npz",
+        features=train[0],
+        labels=train[1],
+        test_features=test[0],
+        test_labels=test[1],
+    )
+    policy = folder / "silo-0.toml"
+    policy.write_text(
+        'silo = 0\nclasses = 2\nshard = "shard-0.npz"\nledger = "ledger-0.sqlite"\nsocket = "0.sock"\n[allow]\n'
+        'relation = "zero-out"\nclip = 1.0\nrounds = 10\nbudget = 4.0\n'
+    )
+    for file in (policy, folder / "shard-0.npz"):
+        file.chmod(0o600)
+    scenario = folder / "run.toml"
+    tree = cell_on(added("refined", 1, each, 1.0), 1, each).canonical()
+    lines = [f'name = "worth"\nseed = {tree["seed"]}']
+    for name in ("data", "model", "federation", "algorithm", "privacy"):
+        lines.append(f"[{name}]")
+        lines += [
+            f"{key} = {json.dumps(value)}" for key, value in tree[name].items() if not isinstance(value, dict)
+        ]
+    scenario.write_text("\n".join(lines) + "\n")
+    model = folder / "model.npy"
+    released = np.zeros((2, 21))
+    released[:, 0] = [-5.0, 5.0]
+    np.save(model, released.ravel())
+    return policy, scenario, model
+
+
+def invoked(policy: Path, scenario: Path, *words: str) -> Any:
+    return CliRunner().invoke(app, ["silo", "refine", str(policy), "--scenario", str(scenario), *words])
+
+
+def test_it_opens_no_socket_and_writes_for_its_owner_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, scenario, model = silo_at(tmp_path / "silo")
+    before = {path: path.read_bytes() for path in (tmp_path / "silo").iterdir()}
+
+    def none(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a socket was opened")
+
+    monkeypatch.setattr(socket, "socket", none)
+    done = invoked(policy, scenario, "--model", str(model), "--out", str(tmp_path / "refined"))
+    assert done.exit_code == 0, done.output
+    assert "this silo alone, nothing released" in done.output
+    assert "keep it to yourself" in done.output
+    written = tmp_path / "refined" / "personal.npy"
+    assert written.stat().st_mode & 0o777 == 0o600
+    assert written.parent.stat().st_mode & 0o777 == 0o700
+    assert np.load(written).shape == (42,)
+    assert before == {path: path.read_bytes() for path in (tmp_path / "silo").iterdir()}
+
+
+def test_lambda_is_chosen_on_records_that_the_guard_never_held(tmp_path: Path) -> None:
+    policy, scenario, model = silo_at(tmp_path)
+    (features, labels), _ = two_classes(1, 30, 1.0, 10, seed=7)
+    np.savez(tmp_path / "more.npz", features=features, labels=labels)
+    (tmp_path / "more.npz").chmod(0o600)
+    assert (
+        "has not read"
+        in invoked(policy, scenario, "--model", str(model), "--held-out", str(tmp_path / "more.npz")).output
+    )
+    assert "folds, all of which" in invoked(policy, scenario, "--model", str(model)).output
+
+
+def test_the_learning_curve_needs_no_release(tmp_path: Path) -> None:
+    policy, scenario, _ = silo_at(tmp_path)
+    text = invoked(policy, scenario, "--alone").output
+    assert [line.split()[0] for line in text.splitlines()[1:4]] == ["15", "30", "60"]
+
+
+def test_what_cannot_be_refined_is_told_in_one_line(tmp_path: Path) -> None:
+    policy, scenario, model = silo_at(tmp_path)
+
+    def told(*words: str) -> str:
+        done = invoked(policy, scenario, *words)
+        assert done.exit_code != 0
+        return f"{done.output}{done.exception}"
+
+    assert "give one" in told()
+    np.save(tmp_path / "other.npy", np.zeros(7))
+    assert "not a model of this scenario" in told("--model", str(tmp_path / "other.npy"))
+    np.save(tmp_path / "nan.npy", np.full(42, np.nan))
+    assert "not finite" in told("--model", str(tmp_path / "nan.npy"))
+    np.save(tmp_path / "objects.npy", np.array([{}]), allow_pickle=True)
+    assert "not a released model" in told("--model", str(tmp_path / "objects.npy"))
+    (tmp_path / "open").mkdir(mode=0o755)
+    assert "others may read it" in told("--model", str(model), "--out", str(tmp_path / "open"))
+    (tmp_path / "shard-0.npz").chmod(0o644)
+    assert "shard-0.npz" in told("--model", str(model))
+
+
+def test_nothing_of_a_personal_model_is_in_a_run_or_on_the_wire(tmp_path: Path) -> None:
+    """A run's folder and its messages have no byte of a silo's own model, before and after the silos looked."""
+    cell = cell_on(added("wired", 2, 40, 1.0), 2, 40)
+    sent: list[bytes] = []
+    real = socket.socket.send
+
+    def watched(self: socket.socket, data: Any, *rest: Any) -> int:
+        sent.append(bytes(data))
+        return real(self, data, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "send", watched)
+        patch.setattr(socket.socket, "sendall", watched)
+        fedpriv.run(cell.canonical(), out=tmp_path / "run", engine="inprocess")
+        before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+        done = CliRunner().invoke(app, ["worth", str(tmp_path / "run"), "--personal"])
+        assert done.exit_code == 0, done.output
+    after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert before == after
+    objective, held = linear_objective(cell), held_of(cell)[1][0]
+    own, _ = fits.alone(objective, held, cell.seed)
+    released = np.load(next((tmp_path / "run").rglob("*.npy"))).astype(np.float64)
+    mine = fits.personal(objective, held, released, cell.seed, fits.alone(objective, held, cell.seed)[1]).point
+    for secret in (own, mine):
+        for kind in (np.float32, np.float64):
+            piece = secret.astype(kind)[:2].tobytes()
+            if secret is mine and np.array_equal(mine, released):
+                continue
+            assert not any(piece in content for content in (*after.values(), *sent))
