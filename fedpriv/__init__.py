@@ -9,6 +9,7 @@
 |---|---|
 | `run` | run a scenario, by name, file or dictionaries; with records and modules of your own |
 | `load` | read the folder of a run |
+| `advise` | from public facts which row, clip, step and rounds to take, and the scenario with them |
 | `RunResults`, `CellResults`, `Evaluation`, `Privacy` | what both return, frozen |
 | `add_algorithm`, `add_mechanism`, `add_model`, `add_data` | give one of your own a name that scenarios can use |
 | `RunObserver` | hears how a run goes |
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from fedpriv.noise.registry import add_mechanism
     from fedpriv.papers.table import add_algorithm
     from fedpriv.rounds.outcome import RunObserver
+    from fedpriv.study.advise import advise
 
 __version__ = "0.2.0"
 
@@ -52,6 +54,7 @@ __all__ = [
     "add_data",
     "add_mechanism",
     "add_model",
+    "advise",
     "load",
     "run",
 ]
@@ -67,6 +70,7 @@ _HOMES = {
     "add_data": ("fedpriv.data.named", None),
     "add_mechanism": ("fedpriv.noise.registry", None),
     "add_model": ("fedpriv.loss.own", "add_module"),
+    "advise": ("fedpriv.study.advise", None),
 }
 
 

@@ -57,7 +57,7 @@ def test_policies_are_for_the_scenario_and_refused_until_they_are_public(tmp_pat
     path.write_text(path.read_text().replace("public = false", "public = true"))
     policy = read_policy(path)
     assert policy.table is not None
-    assert (policy.silo, policy.table.sites, policy.allow.rounds) == (1, ("north", "south"), 50)
+    assert (policy.silo, policy.table.sites, policy.allow.rounds) == (1, ("north", "south"), 30)
 
 
 def test_a_real_target_is_proposed_as_one(tmp_path: Path) -> None:
