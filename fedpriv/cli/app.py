@@ -187,9 +187,7 @@ def advise(
     epsilon: Annotated[float, typer.Option(help="Of the promise.")],
     delta: Annotated[float, typer.Option(help="Of the promise.")] = 1e-5,
     classes: Annotated[int, typer.Option(help="How many classes there are; 0 for a real target.")] = 0,
-    trust: Annotated[
-        str, typer.Option(help="untrusted, secure-aggregation, trusted or curator.")
-    ] = "untrusted",
+    trust: Annotated[str, typer.Option(help="untrusted, secure-aggregation or trusted.")] = "untrusted",
     feature_norm: Annotated[
         float | None,
         typer.Option(help="Bound on the norm of a record; by default that of features in -1 … 1, √features."),

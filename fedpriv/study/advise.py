@@ -28,7 +28,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.figures import upper_figure
 from fedpriv.data.schema import TableSchema
 from fedpriv.data.tables import schema_toml
-from fedpriv.noise.trust import RECORD, trust_named
+from fedpriv.noise.trust import RECORD, UNTRUSTED, trust_named
 from fedpriv.rounds.claim import claim_of
 from fedpriv.rounds.plan import Plan, plan_of
 from fedpriv.rounds.task import DTYPES
@@ -295,9 +295,8 @@ def _signal(facts: Facts) -> float:
 
 
 def _once(trust: str) -> bool:
-    """Whether the noise of one party is in the mean, or a masked sum has as much."""
-    found = trust_named(trust)
-    return found.masked or trust != "untrusted"
+    """Whether the mean has the noise of one party: the server's, or that of a masked sum."""
+    return trust_named(trust).name != UNTRUSTED.name
 
 
 def _settings(facts: Facts) -> _Settings:
