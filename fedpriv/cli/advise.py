@@ -18,9 +18,7 @@ def advise_on(
     """Print the advice, and write its scenario to `out`; InputError for facts that no federation has."""
     if out is not None and out.exists():
         raise InputError(f"--out {out}: exists; give another name")
-    found = advise(
-        silos=silos, records=_counts(records), data=None if data is None else {"name": data}, **others
-    )
+    found = advise(silos=silos, records=_counts(records), data=None if data is None else {"name": data}, **others)
     if as_json:
         sys.stdout.write(json.dumps(_as_data(found)) + "\n")
     else:
@@ -36,7 +34,9 @@ def _counts(text: str) -> int | tuple[int, ...]:
     try:
         numbers = tuple(int(each) for each in text.split(","))
     except ValueError:
-        raise InputError(f"--records {text!r}: expected a whole number, or one for each silo: 120,80,300") from None
+        raise InputError(
+            f"--records {text!r}: expected a whole number, or one for each silo: 120,80,300"
+        ) from None
     return numbers[0] if len(numbers) == 1 else numbers
 
 

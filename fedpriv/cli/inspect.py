@@ -82,7 +82,9 @@ def inspect_table(path: Path, roles: Roles, out: Path | None) -> None:
     counted = _units(encoded, schema, train.rows[train.counts], of_persons="unit" in unit)
     _warn(encoded, schema, counted, "persons in training" if unit else "training records")
     if schema.classes is not None and {column.name: column for column in columns}[schema.target].codes:
-        typer.echo(f"{printable(schema.target)}: whole numbers, taken for classes; --regression if they are amounts")
+        typer.echo(
+            f"{printable(schema.target)}: whole numbers, taken for classes; --regression if they are amounts"
+        )
     if out is None:
         return
     files = _files(path, schema, sizes, unit)
@@ -165,9 +167,7 @@ def _files(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dict[str
 def _advice(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dict[str, Any]) -> Advice:
     """What `fedpriv advise` says of a table with this description and so many records a silo."""
     keys = {"unit": unit["unit"], "records_of_person": unit["records"]} if unit else {}
-    facts = Facts(
-        tuple(sizes), schema.width, schema.class_count, _EPSILON, feature_norm=schema.norm, **keys
-    )
+    facts = Facts(tuple(sizes), schema.width, schema.class_count, _EPSILON, feature_norm=schema.norm, **keys)
     spread = {"name": str(path), "partition": "site" if schema.site is not None else "iid"}
     name = "".join(c if c.isalnum() and c.isascii() else "-" for c in path.stem.lower()).strip("-")
     return advice_of(facts, spread, name or "table")

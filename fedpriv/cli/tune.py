@@ -122,9 +122,7 @@ def tune_scenario(given: TuneRequest) -> None:
         workers = None if asked.workers is None else Workers(asked.workers)
         options = RunOptions(out=folder / "trials", resume=asked.resume, workers=workers)
         observers = [Progress(quiet=False)]
-        choices = tuned_openly(
-            scenario, rows, held_out, fixed, asked.seeds or [], metric, options, observers
-        )
+        choices = tuned_openly(scenario, rows, held_out, fixed, asked.seeds or [], metric, options, observers)
     else:
         if asked.resume or asked.workers is not None or asked.metric not in (None, ACCURACY):
             raise InputError(

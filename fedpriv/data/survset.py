@@ -106,7 +106,15 @@ def patients(frame: bytes) -> list[dict[str, str]]:
         _, event, time = blocks[_INTS]
         age, begin = blocks[_NUMBERS]
         centre, disease = (_words(blocks[place].state) for place in (_CENTRES, _DISEASES))
-    except (pickle.UnpicklingError, EOFError, AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+    except (
+        pickle.UnpicklingError,
+        EOFError,
+        AttributeError,
+        KeyError,
+        IndexError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise InputError(f"{FRAME}: not laid out as that of SurvSet 0.2.11 ({error})") from None
     died = (event == 1) & (time <= HORIZON)
     known = (begin <= END - HORIZON) & (died | (time >= HORIZON))

@@ -65,26 +65,31 @@ RULES: tuple[Rule, ...] = (
         "all records of a silo in every round",
         "a round's noise is relative to the records that it reads, and rounds that read them all share one budget "
         "for nothing: the noise of the last model does not depend on how many rounds there are",
-        "MEASURED_BATCHES",
+        "Wine, breast cancer, diabetes at ε = 1, best of 6 steps each: 86.6, 94.4 %, R² .38 with 30 full rounds; "
+        "50.8, 85.0 %, .18 with 5 passes in 50 rounds.",
     ),
     Rule(
         "algorithm.name",
         "dp-sgd with independent noise",
         "where a record takes part in every round, independent noise has the least error in the sum of all rounds; "
         "correlated noise (dp-ftrl) is for rounds that read different records",
-        "MEASURED_ROW",
+        "The same three: dp-ftrl with fitted noise in 5 passes 78.4, 92.5 %, .34; in full rounds its fit is "
+        "independent noise, and its figures are those of dp-sgd.",
     ),
     Rule(
         "federation.rounds",
         f"{ROUNDS}, up to {MOST_ROUNDS} where the travel needs them, and never more than the network allows",
         "more rounds cost messages and no privacy, and gain little where noise decides how far a model travels",
-        "MEASURED_ROUNDS",
+        "Breast cancer at ε = 1: 90.6, 94.2, 93.7 % with 10, 30, 100 rounds, best of 8 steps. MNIST, 20 silos of "
+        "3,000, trusted, ε = 1 (1 seed): 88.0 % with 30, 90.2 % with 100.",
     ),
     Rule(
         "algorithm.clip",
         f"{CLIP:g} of a record's largest feature norm F",
         "records then count alike, and only clip times step matters: a small clip cannot diverge",
-        "MEASURED_CLIP",
+        "Breast cancer at ε = 1, clip times 1, 2, 4, 8 at the same travel: 94.1, 94.2, 93.4, 89.7 %; wine 87.8, "
+        "87.3, 80.5, 61.6 %. Where classes are unequal a small clip moves the intercept: Dialysis has the same "
+        "AUC and a test loss of .90 in place of .56.",
     ),
     Rule(
         "algorithm.step",
@@ -92,19 +97,23 @@ RULES: tuple[Rule, ...] = (
         f"and no round that could move a score by more than {CLASSES_TURN:g} (classes / 2)^{TURN_POWER:g}, a number "
         f"by more than {REAL_TURN:g} half ranges",
         "noise grows with the travel as the signal does, until the scores are as large as they need to be",
-        "MEASURED_STEP",
+        "Best travel of 8, untrusted, ε = .1, .3, 1, 3, 8: breast cancer (q = 1.3 to 68) 10, 20, 40, 80, 160; "
+        "wine (q = .6 to 32) 3, 10, 20, 40, 40; MNIST trusted (q = 195) 200. Diabetes, averaged (q = 1.8 to 91): "
+        "1, 3, 10, 20, 20.",
     ),
     Rule(
         "algorithm.output",
         "the average of the models for numbers, the last one for classes",
         "steps that overshoot a least-squares minimum are averaged out; classes need the longer way of the last",
-        "MEASURED_OUTPUT",
+        "Diabetes at ε = 1: R² .386 averaged, .371 last; wine at ε = 1: 83.2 % averaged, 86.0 % last; best of 8 "
+        "steps each.",
     ),
     Rule(
         "algorithm.trust",
         "as asked; secure aggregation where silos can agree on keys",
         "M silos that each add noise add √M times that of one; a masked sum has it once, and no server is trusted",
-        "MEASURED_TRUST",
+        "Wine at ε = 1: 86.0 % untrusted, 98.4 % with noise once; breast cancer at ε = .3: 87.4 %, 93.5 %; best "
+        "of 8 steps each.",
     ),
     Rule(
         "federation.sampling",
@@ -244,7 +253,9 @@ class Advice:
                 if key != "table"
             ]
             table = keys.get("table")
-            described = "" if table is None else "\n" + schema_toml(TableSchema.model_validate(table), "data.table")
+            described = (
+                "" if table is None else "\n" + schema_toml(TableSchema.model_validate(table), "data.table")
+            )
             found[name] = f"[{name}]\n{told.get(name, '')}{''.join(lines)}{described}"
         return found
 
