@@ -286,7 +286,7 @@ def _worse(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     }
     reasons = ["R² is below 0"] if found.get("test_r2", 1.0) < 0.0 else []
     scenario = cells[0]["scenario"]
-    classes = _classes(scenario["data"])
+    classes = _classes(scenario.get("data", {}))
     if classes == 0:
         return reasons
     for key, words in (("test_accuracy", "accuracy"), ("test_balanced_accuracy", "balanced accuracy")):
@@ -307,7 +307,7 @@ def _classes(data: Mapping[str, Any]) -> int:
     """Classes of a table by its public description; 0 for numbers, and for data that are no table."""
     if (given := data.get("table")) is not None:
         return len(given.get("classes") or ())
-    known = PUBLIC_TABLES.get(data["name"])
+    known = PUBLIC_TABLES.get(data.get("name", ""))
     return 0 if known is None else known.schema.class_count
 
 

@@ -239,7 +239,9 @@ def test_tune_works_on_what_is_written_and_compares_by_its_metric(
     write_csv(tmp_path / "adult.csv", records)
     told = fedpriv("data", "inspect", "adult.csv", "--target", target, "--site", "hospital", "--out", "out")
     assert ("stage: whole numbers, taken for classes" in told.output) == (target == "stage")
-    assert ('classes = ["9", "10", "11"]' in (tmp_path / "out" / "scenario.toml").read_text()) == (target == "stage")
+    assert ('classes = ["9", "10", "11"]' in (tmp_path / "out" / "scenario.toml").read_text()) == (
+        target == "stage"
+    )
     tuned = fedpriv(
         "tune", "out/scenario.toml", "--set", "data.table.public=true", "--trials", "3", "--held-out", "17",
     )  # fmt: skip

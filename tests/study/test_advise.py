@@ -148,7 +148,7 @@ def test_the_command_writes_what_runs(tmp_path: Path) -> None:
         tmp_path / "mine.npz", train_features=records[:900], train_labels=labels[:900],
         test_features=records[900:], test_labels=labels[900:], classes=3,
     )  # fmt: skip
-    words = "advise --silos 3 --records 300 --features 8 --classes 3 --epsilon 3".split()
+    words = ["advise", "--silos", "3", "--records", "300", "--features", "8", "--classes", "3", "--epsilon", "3"]
     done = fedpriv(*words, "--data", "mine.npz", "--out", "mine.toml", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert all(rule.key in done.stdout for rule in RULES)
