@@ -8,7 +8,7 @@ All runs are untrusted at delta = 1e-5.  Accuracy is a share of all test records
 | column | meaning |
 |---|---|
 | advise | the scenario that `fedpriv advise` writes, mean over seeds (noise and partition) |
-| tune | from that scenario, the best of 24 of its default grid on a tenth of the training records, tuning not charged |
+| tune | from that scenario, the best of 24 of its default grid on a tenth of the training records |
 | oracle | the best of 40 settings by the mean over the same seeds on the test records: too good by its choice |
 | alone | `fedpriv.study.worth`: each silo by itself, its score weighted by test records |
 | no privacy | the same model fitted to all records, with a penalty by folds |
@@ -158,9 +158,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         shown = [f"{scale * row[key]:.{digits}f}" for key in _COLUMNS]
         shown[0] += f" ± {scale * row['spread']:.{digits}f}"
         mark = "" if row["federation"] in DEVELOPED else " *"
-        lines.append(
-            f"| {row['federation']}{mark} | {row['epsilon']:g} | {row['q']:.3g} | {' | '.join(shown)} | {row['seeds']} |"
-        )
+        cells = [f"{row['federation']}{mark}", f"{row['epsilon']:g}", f"{row['q']:.3g}", *shown, str(row["seeds"])]
+        lines.append(f"| {' | '.join(cells)} |")
         near["within 2 of tune"] += row["advise"] >= row["tune"] - 0.02
         near["within 4 of the oracle"] += row["advise"] >= row["oracle"] - 0.04
         near["not below a constant"] += row["advise"] >= row["constant"] - 1e-6

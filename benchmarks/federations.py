@@ -1,7 +1,7 @@
 """Federations on which the rules of `fedpriv advise` were measured: tables and images, iid, by site, skewed.
 
-Wine, breast cancer and diabetes are read out of the wheel of scikit-learn 1.7.2 as text; no code of it runs.  Their
-ranges are those that `fedpriv data inspect` writes, which are read from the records: public data, and no example.
+Wine, breast cancer and diabetes are read out of the wheel of scikit-learn 1.7.2 as text; no code of it runs.
+Their ranges are those that `fedpriv data inspect` writes, read from the records: public data, and no example.
 """
 
 import csv

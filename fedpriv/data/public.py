@@ -1,7 +1,7 @@
-"""Public tables by name: four hospitals, dialysis centres, a census, and made-up visits of patients to four clinics.
+"""Public tables by name: four hospitals, dialysis centres, a census, and made-up visits of patients to clinics.
 
-The files of hospitals, centres and census come out of packages.  Ranges and vocabularies are those of the questionnaires
-and of what the quantities can be; none was taken from the records.
+The files of hospitals, centres and census come out of packages.  Ranges and vocabularies are those of the
+questionnaires and of what the quantities can be; none was taken from the records.
 
 The visits are computed, always the same, and describe nobody: persons with several records.  Patients come 1 to 16
 times, half of them once or twice; what is measured varies between patients and, less, between the visits of one,

@@ -13,10 +13,11 @@ What the table is, and what censoring does to it:
 | `time` in months, `event` | the target: died within `HORIZON` months of the first treatment, or lived longer |
 
 The study ended after `END` months.  1,665 patients came in the last year of it and cannot be seen for a year,
-whatever happens; they are left out by the calendar, which looks at no outcome.  915 whom the centre lost from sight
-before a year without a death (a transplant, a move) have no known target and are left out, too: that looks at what
-happened.  So the share of deaths here, 978 of 4,225, is that of patients who died or stayed a year, above that of
-all patients, and a model of it is no estimate of survival.  A survival model would keep them all.
+whatever happens; they are left out by the calendar, which looks at no outcome.  915 whom the centre lost from
+sight before a year without a death (a transplant, a move) have no known target and are left out, too: that
+looks at what happened.  So the share of deaths here, 978 of 4,225, is that of patients who died or stayed a
+year, above that of all patients, and a model of it is no estimate of survival.  A survival model would keep
+them all.
 """
 
 import io

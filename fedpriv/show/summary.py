@@ -294,8 +294,8 @@ def _worse(cells: Sequence[Mapping[str, Any]]) -> list[str]:
             reasons.append(f"{words} is that of guessing among {classes} classes")
     if scenario["model"]["name"] == _SOFTMAX and found.get("test_loss", 0.0) >= math.log(classes):
         reasons.append(
-            f"test loss is above ln {classes} = {math.log(classes):.3f}: its probabilities say less than calling all "
-            "classes equally likely, whatever its accuracy"
+            f"test loss is above ln {classes} = {math.log(classes):.3f}: its probabilities say less than calling "
+            "all classes equally likely, whatever its accuracy"
         )
     return reasons
 

@@ -12,8 +12,8 @@ the constants below are theirs.
 | q = n μ / (√m F) | what the records say beside the noise: the one number that the rules turn on |
 | travel = step · clip · rounds | norm that the model reaches at most |
 
-Where every record is read in every round, noise of standard deviation clip · √rounds · √m / (n μ) in each mean adds
-up to travel · √m / (n μ) in the last model, whatever clip, step and rounds are apart.
+Where every record is read in every round, noise of standard deviation clip · √rounds · √m / (n μ) in each mean
+adds up to travel · √m / (n μ) in the last model, whatever clip, step and rounds are apart.
 """
 
 import json
@@ -41,7 +41,7 @@ CLIP = 0.1
 """Of F: less than most gradients have."""
 CLASSES_TRAVEL, CLASSES_POWER = 6.0, 2.0 / 3.0
 CLASSES_TURN, TURN_POWER = 20.0, 0.75
-"""The most that a round moves a score where all records pull one way, of 2 classes, and its growth with classes/2."""
+"""The most that a round moves a score where all records pull one way; of 2 classes, and growing with classes/2."""
 REAL_TRAVEL = 0.7
 REAL_TURN = 2.0
 """The same of a prediction in -1 … 1."""
@@ -71,8 +71,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "algorithm.name",
         "dp-sgd with independent noise",
-        "where a record takes part in every round, independent noise has the least error in the sum of all rounds; "
-        "correlated noise (dp-ftrl) is for rounds that read different records",
+        "where a record takes part in every round, independent noise has the least error in the sum of all "
+        "rounds; correlated noise (dp-ftrl) is for rounds that read different records",
         "The same three: dp-ftrl with fitted noise in 5 passes 78.4, 92.5 %, .34; in full rounds its fit is "
         "independent noise, and its figures are those of dp-sgd.",
     ),
@@ -94,8 +94,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "algorithm.step",
         f"travel / (clip · rounds): travel {CLASSES_TRAVEL:g} q^(2/3) for classes, {REAL_TRAVEL:g} q for numbers, "
-        f"and no round that could move a score by more than {CLASSES_TURN:g} (classes / 2)^{TURN_POWER:g}, a number "
-        f"by more than {REAL_TURN:g} half ranges",
+        f"and no round that could move a score by more than {CLASSES_TURN:g} (classes / 2)^{TURN_POWER:g}, a "
+        f"number by more than {REAL_TURN:g} half ranges",
         "noise grows with the travel as the signal does, until the scores are as large as they need to be",
         "Best travel of 8, untrusted, ε = .1, .3, 1, 3, 8: breast cancer (q = 1.3 to 68) 10, 20, 40, 80, 160; "
         "wine (q = .6 to 32) 3, 10, 20, 40, 40; MNIST trusted (q = 195) 200. Diabetes, averaged (q = 1.8 to 91): "
@@ -212,8 +212,9 @@ class Forecast:
     def sentence(self) -> str:
         """The forecast as a person reads it."""
         told = (
-            f"Noise of the published model: {upper_figure(self.std, 3)} in each coordinate, {upper_figure(self.norm, 3)} "
-            f"in all, beside a model of norm {self.travel:.3g} at most; q = {self.q:.3g}."
+            f"Noise of the published model: {upper_figure(self.std, 3)} in each coordinate, "
+            f"{upper_figure(self.norm, 3)} in all, beside a model of norm {self.travel:.3g} at most; "
+            f"q = {self.q:.3g}."
         )
         if self.enough:
             return told

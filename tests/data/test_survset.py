@@ -1,4 +1,4 @@
-"""Dialysis out of a pickled data frame, read without pandas: rows, censoring, and frames that ask for other things."""
+"""Dialysis out of a pickled data frame, read without pandas: rows, censoring, frames that ask for other things."""
 
 import hashlib
 import io
@@ -108,7 +108,7 @@ def test_a_frame_that_asks_for_a_program_is_refused(function: Any) -> None:
 
 @pytest.mark.parametrize("frame", [b"", b"\x80\x05", pickle.dumps([]), pickle.dumps({"_mgr": 1})])
 def test_a_frame_of_another_layout_is_one_line(frame: bytes) -> None:
-    with pytest.raises(InputError, match="not laid out as that of SurvSet 0.2.11") as refused:
+    with pytest.raises(InputError, match=r"not laid out as that of SurvSet 0\.2\.11") as refused:
         patients(frame)
     assert "\n" not in str(refused.value)
 

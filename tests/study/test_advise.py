@@ -1,4 +1,4 @@
-"""`fedpriv advise`: any public facts give a scenario that runs at the asked ε; facts of no federation are one line."""
+"""`fedpriv advise`: public facts give a scenario that runs at the asked ε; facts of no federation are one line."""
 
 import json
 import math
