@@ -109,5 +109,11 @@ FEDERATIONS: Mapping[str, Callable[[], Federation]] = {
     "Fashion-MNIST, 20 silos of 100": _of_images("fashion-mnist", 20, 100),
     "MNIST, 100 silos of 20, skewed": _of_images("mnist", 100, 20, **_SKEWED),
 }
-DEVELOPED = ("wine, 4 silos", "breast cancer, 4 silos", "diabetes, 4 silos", "MNIST, 20 silos of 100")
+DEVELOPED = (
+    "wine, 4 silos",
+    "breast cancer, 4 silos",
+    "diabetes, 4 silos",
+    "MNIST, 20 silos of 100",
+    "breast cancer, 10 silos, skewed",
+)
 """Those on which the rules were chosen (of MNIST, 20 silos of 3,000); the others were looked at afterwards."""
