@@ -9,10 +9,11 @@
 |---|---|
 | `run` | run a scenario, by name, file or dictionaries; with records and modules of your own |
 | `load` | read the folder of a run |
+| `advise` | from public facts which row, clip, step and rounds to take, and the scenario with them |
 | `RunResults`, `CellResults`, `Evaluation`, `Privacy` | what both return, frozen |
 | `add_algorithm`, `add_mechanism`, `add_participation` | give one of your own a name that scenarios can use |
 | `add_model`, `add_data` | the same |
-| `RunObserver` | hears how a run goes |
+| `RunObserver` | receives the events of a run |
 | `InputError`, `RunError`, `FedprivError` | what is raised on purpose |
 
 Each is imported when it is first asked for, so that `fedpriv privacy` does not wait for torch.
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from fedpriv.papers.table import add_algorithm
     from fedpriv.participation.registry import add_participation
     from fedpriv.rounds.outcome import RunObserver
+    from fedpriv.study.advise import advise
 
 __version__ = "0.2.0"
 
@@ -55,6 +57,7 @@ __all__ = [
     "add_mechanism",
     "add_model",
     "add_participation",
+    "advise",
     "load",
     "run",
 ]
@@ -71,6 +74,7 @@ _HOMES = {
     "add_mechanism": ("fedpriv.noise.registry", None),
     "add_model": ("fedpriv.loss.own", "add_module"),
     "add_participation": ("fedpriv.participation.registry", None),
+    "advise": ("fedpriv.study.advise", None),
 }
 
 

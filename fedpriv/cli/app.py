@@ -210,6 +210,44 @@ def list_(
 
 
 @app.command()
+def advise(
+    silos: Annotated[int, typer.Option(help="How many silos there are.")],
+    records: Annotated[str, typer.Option(help="Records of each silo for training: 500, or 120,80,300.")],
+    features: Annotated[int, typer.Option(help="Numbers that a record becomes.")],
+    epsilon: Annotated[float, typer.Option(help="Of the promise.")],
+    delta: Annotated[float, typer.Option(help="Of the promise.")] = 1e-5,
+    classes: Annotated[int, typer.Option(help="How many classes there are; 0 for a real target.")] = 0,
+    trust: Annotated[str, typer.Option(help="untrusted, secure-aggregation or trusted.")] = "untrusted",
+    feature_norm: Annotated[
+        float | None,
+        typer.Option(help="Bound on the norm of a record; by default that of features in -1 … 1, √features."),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="The most that the network allows.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="What the scenario names as its data; nothing of it is read.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the scenario there.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+) -> None:
+    """Say from public facts which row, batch, clip, step, rounds and trust to take, and why; no record is read.
+
+    Example: fedpriv advise --silos 4 --records 120,80,300,95 --features 13 --classes 2 --epsilon 1 --out mine.toml
+    """
+    from fedpriv.cli.advise import advise_on
+
+    facts = {
+        "features": features,
+        "epsilon": epsilon,
+        "delta": delta,
+        "classes": classes,
+        "trust": trust,
+        "feature_norm": feature_norm,
+        "rounds": rounds,
+    }
+    advise_on(silos, records, facts, data, out, as_json=as_json)
+
+
+@app.command()
 def init(folder: Annotated[Path, typer.Argument(metavar="NAME", help="The folder to make.")]) -> None:
     """Make a folder to start from: a scenario, an algorithm, a model and a notebook of your own.
 

@@ -20,7 +20,8 @@ def data_fetch(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", help="mnist, fashion-mnist, emnist, cifar10, heart-hospitals, adult or visits."
+            metavar="NAME",
+            help="mnist, fashion-mnist, emnist, cifar10, heart-hospitals, dialysis, adult or visits.",
         ),
     ],
     root: Annotated[

@@ -18,10 +18,13 @@ from fedpriv.data.partition import roster
 from fedpriv.data.schema import TableSchema
 from fedpriv.data.tables import check_persons, schema_toml
 from fedpriv.scenario.load import resolve_cell
-from fedpriv.silo.demo import allowance_of, policy_text, toml_lines
+from fedpriv.silo.demo import allowance_of, policy_text
 from fedpriv.silo.policy import keep_to_owner
+from fedpriv.study.advise import Advice, Facts, advice_of
 
-_ROUNDS_PER_EPOCH, _EPOCHS = 10, 5
+_FEW = 10
+"""Training records of a silo, below which it is warned of."""
+_EPSILON = 3.0
 _SILOS = 4  # of a table that does not say whose records they are
 _MOST_RECORDS = 16  # of one person: each takes room in every batch, and more say little that is new
 WARNING = (
@@ -78,6 +81,10 @@ def inspect_table(path: Path, roles: Roles, out: Path | None) -> None:
     sizes = _units(encoded, schema, train.rows, of_persons="unit" in unit)
     counted = _units(encoded, schema, train.rows[train.counts], of_persons="unit" in unit)
     _warn(encoded, schema, counted, "persons in training" if unit else "training records")
+    if schema.classes is not None and {column.name: column for column in columns}[schema.target].codes:
+        typer.echo(
+            f"{printable(schema.target)}: whole numbers, taken for classes; --regression if they are amounts"
+        )
     if out is None:
         return
     files = _files(path, schema, sizes, unit)
@@ -126,7 +133,7 @@ def _warn(encoded: Encoded, schema: TableSchema, sizes: Sequence[int], noun: str
     if (least := min(sizes)) < 1:
         raise InputError(f"{names[sizes.index(least)]!r} has no {noun}; leave its records out of the table")
     for place, (name, size) in enumerate(zip(names, sizes, strict=True)):
-        if size < _ROUNDS_PER_EPOCH:
+        if size < _FEW:
             typer.echo(f"warning: {name!r} has {size} {noun}: its noise will hide nearly all they say")
         if schema.classes is None or encoded.sites is None:
             continue
@@ -140,22 +147,16 @@ def _warn(encoded: Encoded, schema: TableSchema, sizes: Sequence[int], noun: str
 
 def _files(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dict[str, Any]) -> dict[str, str]:
     """Write the text of every file, by name; `unit` has the keys of [privacy] for persons with several records."""
-    tree = _scenario(path, schema, sizes)
-    tree["privacy"] |= unit
+    advice = _advice(path, schema, sizes, unit)
     confirmed = schema.model_copy(update={"public": True})
-    cell = resolve_cell(
-        {**tree, "data": {**tree["data"], "table": confirmed.model_dump(exclude_none=True)}}, str(path)
-    )
-    allow = allowance_of(cell)
+    data = {**advice.tree["data"], "table": confirmed.model_dump(exclude_none=True)}
+    allow = allowance_of(resolve_cell({**advice.tree, "data": data}, str(path)))
     head = "".join(f"# {line}\n" for line in WARNING.splitlines())
     notes = {"privacy": _PERSONS.format(**unit), "federation": _BATCHES} if unit else {}
-    sections = [
-        f"[{name}]\n{notes.get(name, '')}{toml_lines(keys)}"
-        for name, keys in tree.items()
-        if isinstance(keys, dict)
-    ]
+    sections = advice.sections(notes)
     table = schema_toml(schema, "data.table")
-    files = {"scenario.toml": f"{head}name = {json.dumps(tree['name'])}\n\n{table}\n" + "\n".join(sections)}
+    top = f"{head}name = {json.dumps(advice.tree['name'])}\n\n{table}\n"
+    files = {"scenario.toml": top + "\n".join(sections.values())}
     for silo in range(len(sizes)):
         names = {"shard": "csv", "ledger": "sqlite", "socket": "sock"}
         keys = {"silo": silo, **{name: f"silo-{silo}.{suffix}" for name, suffix in names.items()}}
@@ -163,26 +164,10 @@ def _files(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dict[str
     return files
 
 
-def _scenario(path: Path, schema: TableSchema, sizes: Sequence[int]) -> dict[str, Any]:
-    """Make the scenario, but for the table's description."""
-    places = min(_ROUNDS_PER_EPOCH, *sizes)
-    real = schema.classes is None
-    scores = ["r2", "mae"] if real else ["auc", "balanced_accuracy", "calibration_error"]
-    return {
-        "name": "".join(c if c.isalnum() and c.isascii() else "-" for c in path.stem.lower()).strip("-")
-        or "table",
-        "data": {"name": str(path), "partition": "site" if schema.site is not None else "iid"},
-        "model": {
-            "name": "linear-regression" if real else "softmax-regression",
-            "feature_norm": round(schema.norm + 0.005, 2),
-        },
-        "federation": {
-            "silos": len(sizes),
-            "rounds": places * _EPOCHS,
-            "epochs": _EPOCHS,
-            "batches": [size // places for size in sizes],
-        },
-        "algorithm": {"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 3.0},
-        "privacy": {"relation": "zero-out", "epsilon": 3.0, "delta": 1e-5},
-        "run": {"metrics": scores},
-    }
+def _advice(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dict[str, Any]) -> Advice:
+    """What `fedpriv advise` says of a table with this description and so many records a silo."""
+    keys = {"unit": unit["unit"], "records_of_person": unit["records"]} if unit else {}
+    facts = Facts(tuple(sizes), schema.width, schema.class_count, _EPSILON, feature_norm=schema.norm, **keys)
+    spread = {"name": str(path), "partition": "site" if schema.site is not None else "iid"}
+    name = "".join(c if c.isalnum() and c.isascii() else "-" for c in path.stem.lower()).strip("-")
+    return advice_of(facts, spread, name or "table")

@@ -220,7 +220,13 @@ class TuneRequest:
     seeds: Annotated[
         list[int] | None, typer.Option(min=0, help="Seed of the trials. Repeatable.  [default: 100]")
     ] = None
-    metric: Annotated[str, typer.Option(help="What settings are compared by.")] = "test_accuracy"
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help="What settings are compared by.  [default: test_accuracy; of a regression test_r2 if "
+            "run.metrics has it, else test_loss]"
+        ),
+    ] = None
     fixed: Annotated[
         list[str] | None,
         typer.Option("--while-tuning", metavar="KEY=VALUE", help="A key that holds while tuning. Repeatable."),

@@ -107,6 +107,7 @@ def tune_scenario(given: TuneRequest) -> None:
     scenario = load_scenario(asked.scenario, asked.overrides or [])
     if scenario.tuned is not None:
         raise InputError(f"{asked.scenario}: has [tuned] already; tune the scenario that it was made from")
+    metric = asked.metric or metric_of(scenario)
     law = _law(asked) if asked.private else None
     if law is None and (asked.poisson or asked.eta):
         raise InputError("--poisson and --eta say how many runs a private choice makes: give --private with them")
@@ -121,22 +122,29 @@ def tune_scenario(given: TuneRequest) -> None:
         workers = None if asked.workers is None else Workers(asked.workers)
         options = RunOptions(out=folder / "trials", resume=asked.resume, workers=workers)
         observers = [Progress(quiet=False)]
-        choices = tuned_openly(
-            scenario, rows, held_out, fixed, asked.seeds or [], asked.metric, options, observers
-        )
+        choices = tuned_openly(scenario, rows, held_out, fixed, asked.seeds or [], metric, options, observers)
     else:
-        if asked.resume or asked.workers is not None or asked.metric != ACCURACY:
+        if asked.resume or asked.workers is not None or asked.metric not in (None, ACCURACY):
             raise InputError(
                 "--private: keeps no trials to resume from, runs in this process and compares accuracies; leave "
                 "--resume, --workers and --metric out"
             )
         choices = tuned_privately(scenario, rows, held_out, fixed, law, generator)
-    _write_and_show(scenario, asked, choices, held_out, law, len(rows[0][1]), folder)
+    _write_and_show(scenario, asked, metric, choices, held_out, law, len(rows[0][1]), folder)
+
+
+def metric_of(scenario: Scenario) -> str:
+    """The metric that settings are compared by where none is named."""
+    cell = scenario.points[0].cell
+    if not cell.model.regression:
+        return ACCURACY
+    return "test_r2" if "r2" in cell.run.metrics else "test_loss"
 
 
 def _write_and_show(
     scenario: Scenario,
     asked: TuneRequest,
+    metric: str,
     choices: Sequence[Choice],
     held_out: HeldOut,
     law: Law | None,
@@ -147,7 +155,7 @@ def _write_and_show(
     tuned = Tuned(
         settings=tried,
         held_out=held_out.count,
-        metric=asked.metric,
+        metric=metric,
         law="none" if law is None else "poisson" if isinstance(law, Poisson) else "negative-binomial",
         mean=None if law is None else law.mean,
         eta=law.eta if isinstance(law, NegativeBinomial) else 0.0,
@@ -164,7 +172,7 @@ def _write_and_show(
     with locked(folder):
         write_tuning(folder, text, choices, tuned, held_out, delta)
     columns = [Column(name, wrap=name == "setting") for name in HEADER]
-    print_rich(f"{asked.metric} while tuning", columns, lines(choices))
+    print_rich(f"{metric} while tuning", columns, lines(choices))
     print_plain(f"{held_out.words[0].upper()}{held_out.words[1:]}.")
     for line in costs(choices, delta):
         print_plain(line)

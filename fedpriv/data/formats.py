@@ -91,9 +91,14 @@ def unpickle_arrays(content: bytes) -> Any:
 
 class _ArrayUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ADMITTED:
-            raise InputError(f"a data file asks for {module}.{name}: only NumPy arrays are read from it")
-        return _ADMITTED[module, name]
+        return admitted_array(module, name)
+
+
+def admitted_array(module: str, name: str) -> Any:
+    """What a pickle of NumPy arrays may name; InputError for anything else."""
+    if (module, name) not in _ADMITTED:
+        raise InputError(f"a data file asks for {module}.{name}: only NumPy arrays are read from it")
+    return _ADMITTED[module, name]
 
 
 _SECONDS = 300.0

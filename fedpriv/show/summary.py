@@ -14,6 +14,7 @@ from typing import Any
 
 from fedpriv.accounting.selection import Selection
 from fedpriv.core.figures import caveats, count_range, delta_figure, upper_range
+from fedpriv.data.public import PUBLIC_TABLES
 from fedpriv.loss.scores import MEAN, WORST
 from fedpriv.noise.trust import CLIENT, RECORD
 from fedpriv.rounds.claim import REAL, STEP_ELSEWHERE, charged_elsewhere, evaluation_words, sentence_of_cells
@@ -248,8 +249,70 @@ def how_measured(results: Results) -> str:
         if known := [abs(difference) for difference in differences if difference is not None]:
             largest.append(f"{metric.title} {max(known):.{metric.digits}f}")
     worst = f"; largest |difference|: {', '.join(largest)}" if largest else ""
-    notes = [each for each in (_withheld(results), _paired(results), _unread(results)) if each]
+    notes = [each for each in (_withheld(results), _paired(results), _unread(results), no_better(results)) if each]
     return " ".join([f"{seeds}; engine {engines_of(results)}{worst}.", *notes])
+
+
+_MOST_POINTS = 3
+
+
+def no_better(results: Results) -> str:
+    """That a model is no better than a constant prediction, by the figures that the run has; else nothing.
+
+    | figure | a constant has |
+    |---|---|
+    | R² | 0, predicting the mean of the test targets |
+    | accuracy, and balanced accuracy | 1 / classes, guessing |
+    | test loss of a softmax regression | ln classes, calling all of them equally likely |
+
+    The number of classes is that of a table's public description; where there is none, R² alone is judged.
+    """
+    told = dict[str, list[str]]()
+    for point in points(results):
+        for reason in _worse(cells_at(results, point)):
+            told.setdefault(reason, []).append(point_text(results, point))
+    sentences = []
+    for reason, there in told.items():
+        shown = "; ".join(filter(None, there[:_MOST_POINTS]))
+        more = f" and {len(there) - _MOST_POINTS} more" if len(there) > _MOST_POINTS else ""
+        sentences.append(f"No better than a constant{f' ({shown}{more})' if shown else ''}: {reason}.")
+    return " ".join(sentences)
+
+
+def _worse(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Why the cells of a point, on average, do no better than a constant."""
+    if not cells:
+        return []
+    found = {
+        key: statistics.fmean(cell[key] for cell in cells if key in cell)
+        for key in ("test_r2", "test_loss", "test_accuracy", "test_balanced_accuracy")
+        if any(key in cell for cell in cells)
+    }
+    reasons = ["R² is below 0"] if found.get("test_r2", 1.0) < 0.0 else []
+    scenario = cells[0]["scenario"]
+    classes = _classes(scenario.get("data", {}))
+    if classes == 0:
+        return reasons
+    for key, words in (("test_accuracy", "accuracy"), ("test_balanced_accuracy", "balanced accuracy")):
+        if found.get(key, 1.0) <= 1.0 / classes:
+            reasons.append(f"{words} is that of guessing among {classes} classes")
+    if scenario["model"]["name"] == _SOFTMAX and found.get("test_loss", 0.0) >= math.log(classes):
+        reasons.append(
+            f"test loss is above ln {classes} = {math.log(classes):.3f}: its probabilities say less than calling "
+            "all classes equally likely, whatever its accuracy"
+        )
+    return reasons
+
+
+_SOFTMAX = "softmax-regression"
+
+
+def _classes(data: Mapping[str, Any]) -> int:
+    """Classes of a table by its public description; 0 for numbers, and for data that are no table."""
+    if (given := data.get("table")) is not None:
+        return len(given.get("classes") or ())
+    known = PUBLIC_TABLES.get(data.get("name", ""))
+    return 0 if known is None else known.schema.class_count
 
 
 def _withheld(results: Results) -> str:

@@ -18,6 +18,7 @@ from fedpriv.show.summary import (
     Metric,
     cells_at,
     metrics_of,
+    no_better,
     point_text,
     points,
     summarize,
@@ -42,7 +43,7 @@ def verdict(results: Results) -> str:
     """What ran, how good it got, at what privacy, and how far to believe it."""
     if not results.cells:
         return "No cell is finished yet."
-    sentences = [_what(results), _how_good(results)]
+    sentences = [_what(results), _how_good(results), *filter(None, [no_better(results)])]
     if protection := _how_private(results):
         sentences.append(protection)
     kinds = {cell["noise"] for cell in results.cells}

@@ -300,6 +300,8 @@ def _resolved(tree: dict[str, Any], setting: Setting) -> Cell:
 def _fewer(cell: Cell, held_out: HeldOut) -> dict[str, Any]:
     """Ask for fewer rounds, samples or batches where the records that are left do not last."""
     federation, left = cell.federation, held_out.of - held_out.count
+    if cell.data.partition == "site" and federation.batches is not None:
+        return _fewer_of_sites(cell, held_out, federation.batches)
     if sum(cell.batch_sizes) * cell.schedule.batches_held <= left:
         return {}
     if federation.samples is not None:
@@ -308,6 +310,16 @@ def _fewer(cell: Cell, held_out: HeldOut) -> dict[str, Any]:
         return {"federation.batches": [max(1, size * left // held_out.of) for size in federation.batches]}
     passes = left // sum(cell.batch_sizes)
     return {"federation.rounds": max(1, min(federation.rounds_per_epoch, passes)) * federation.epochs}
+
+
+def _fewer_of_sites(cell: Cell, held_out: HeldOut, batches: Sequence[int]) -> dict[str, Any]:
+    """Give each site the batch that its records, or persons, that are left last for."""
+    tree = cell.canonical()
+    assign(tree, "data.validation", held_out.count)
+    sites = task_of_cell(resolve_cell(tree, "while tuning")).sites
+    assert sites is not None
+    has = np.bincount(sites, minlength=len(batches)) // cell.schedule.batches_held
+    return {"federation.batches": [max(1, min(pair)) for pair in zip(batches, has.tolist(), strict=True)]}
 
 
 def better(metric: str, one: float, other: float) -> bool:

@@ -57,7 +57,7 @@ def test_policies_are_for_the_scenario_and_refused_until_they_are_public(tmp_pat
     path.write_text(path.read_text().replace("public = false", "public = true"))
     policy = read_policy(path)
     assert policy.table is not None
-    assert (policy.silo, policy.table.sites, policy.allow.rounds) == (1, ("north", "south"), 50)
+    assert (policy.silo, policy.table.sites, policy.allow.rounds) == (1, ("north", "south"), 30)
 
 
 def test_a_real_target_is_proposed_as_one(tmp_path: Path) -> None:
@@ -224,3 +224,48 @@ def test_a_real_target_with_one_number_spelled_twice_is_one_line(tmp_path: Path)
     records = [{**record, "days": "1" if n % 2 else "1.0"} for n, record in enumerate(rows())]
     with pytest.raises(InputError, match="'days': holds one value only"):
         fedpriv("data", "inspect", write_csv(tmp_path / "t.csv", records), "--target", "days", "--regression")
+
+
+@pytest.mark.parametrize(
+    ("target", "metric"), [("outcome", "test_accuracy"), ("fnlwgt", "test_r2"), ("stage", "test_accuracy")]
+)
+def test_tune_works_on_what_is_written_and_compares_by_its_metric(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, metric: str
+) -> None:
+    """Sites of any size, of which the last records of the file, those held out, belong to one."""
+    monkeypatch.chdir(tmp_path)
+    records = [{**record, "stage": str(number % 3 + 9)} for number, record in enumerate(census(163))]
+    records.sort(key=lambda record: record["hospital"])
+    write_csv(tmp_path / "adult.csv", records)
+    told = fedpriv("data", "inspect", "adult.csv", "--target", target, "--site", "hospital", "--out", "out")
+    assert ("stage: whole numbers, taken for classes" in told.output) == (target == "stage")
+    assert ('classes = ["9", "10", "11"]' in (tmp_path / "out" / "scenario.toml").read_text()) == (
+        target == "stage"
+    )
+    tuned = fedpriv(
+        "tune", "out/scenario.toml", "--set", "data.table.public=true", "--trials", "3", "--held-out", "17",
+    )  # fmt: skip
+    assert tuned.exit_code == 0
+    assert f"{metric} while tuning" in tuned.output
+
+
+@pytest.mark.parametrize(
+    ("values", "classes"),
+    [
+        ([0, 1, 2], True),
+        (list(range(10)), True),
+        (list(range(11)), False),  # too many
+        ([0, 1, 2.5], False),  # no whole number
+        ([-1, 1, 7], True),
+    ],
+)
+def test_a_few_whole_numbers_are_classes_unless_said_otherwise(
+    tmp_path: Path, values: list[float], classes: bool
+) -> None:
+    records = [{**record, "kind": str(values[n % len(values)])} for n, record in enumerate(rows(200))]
+    table = write_csv(tmp_path / "kinds.csv", records)
+    for words, expected in (([], classes), (["--regression"], False), (["--classes"], True)):
+        out = tmp_path / f"out{len(words)}{expected}{''.join(words)}"
+        fedpriv("data", "inspect", table, "--target", "kind", "--out", out, *words)
+        text = (out / "scenario.toml").read_text()
+        assert ('name = "softmax-regression"' in text) == expected

@@ -1,0 +1,188 @@
+"""`fedpriv advise`: public facts give a scenario that runs at the asked ε; facts of no federation are one line."""
+
+import json
+import math
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedpriv as package
+from fedpriv.core.errors import InputError
+from fedpriv.rounds.claim import claim_of
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import DTYPES
+from fedpriv.scenario.load import resolve_cell, scenario_of
+from fedpriv.study.advise import CLIP, RULES, Advice, Facts, advice_of, advise
+from tests.cli.command import fedpriv, refusal
+
+TRUSTS = ("untrusted", "trusted", "secure-aggregation")
+ANY = st.builds(
+    Facts,
+    sizes=st.lists(st.integers(1, 10**6), min_size=2, max_size=12).map(tuple),
+    features=st.integers(1, 3000),
+    classes=st.sampled_from([0, 2, 3, 10, 47]),
+    epsilon=st.floats(1e-3, 100.0),
+    delta=st.floats(1e-12, 0.01),
+    trust=st.sampled_from(TRUSTS),
+    feature_norm=st.none() | st.floats(1e-3, 1e3),
+    rounds=st.none() | st.integers(1, 500),
+    relation=st.sampled_from(["zero-out", "replace-one"]),
+)
+
+
+def priced(advice: Advice) -> float:
+    """ε of the written file's own plan."""
+    (point,) = scenario_of(tomllib.loads(advice.text), "written").points
+    cell = point.cell
+    objective = cell.model.row.objective(
+        (advice.facts.features,), advice.facts.classes, DTYPES[cell.run.dtype], cell.model.settings
+    )
+    claim = claim_of(plan_of(cell, objective).releases(cell.schedule.rounds))
+    assert claim is not None
+    return float(claim.guarantee.figures(cell.privacy.delta)["epsilon"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(facts=ANY)
+def test_what_is_written_validates_and_prices_at_most_what_was_asked(facts: Facts) -> None:
+    advice = advice_of(facts)
+    assert priced(advice) <= facts.epsilon * (1.0 + 1e-9)
+    assert advice.epsilon <= facts.epsilon * (1.0 + 1e-9)
+    assert resolve_cell(dict(advice.tree), "again").federation.batches == facts.sizes
+    assert facts.rounds is None or advice.tree["federation"]["rounds"] <= facts.rounds
+    told = [advice.forecast.std, advice.forecast.norm, advice.forecast.travel, advice.forecast.q]
+    assert all(math.isfinite(each) and each > 0.0 for each in told)
+
+
+@settings(max_examples=30, deadline=None)
+@given(facts=ANY.filter(lambda facts: facts.trust == "untrusted" and len(set(facts.sizes)) > 1))
+def test_secure_aggregation_never_forecasts_more_noise_beside_the_signal(facts: Facts) -> None:
+    masked = Facts(**{**vars(facts), "trust": "secure-aggregation"})
+    one, other = advice_of(facts).forecast, advice_of(masked).forecast
+    assert other.q == pytest.approx(one.q * math.sqrt(len(facts.sizes)))
+    assert other.norm / other.travel <= one.norm / one.travel * (1.0 + 1e-3)
+
+
+def test_the_noise_that_is_forecast_is_the_noise_of_a_run_on_nothing(tmp_path: Path) -> None:
+    """Records of zeros have a gradient in the constants alone: the other coordinates are noise."""
+    silos, each, width = 3, 40, 50
+    zeros = np.zeros((silos * each, width), np.float32)
+    labels = np.arange(silos * each) % 2
+    np.savez(
+        tmp_path / "records.npz", train_features=zeros, train_labels=labels, test_features=zeros,
+        test_labels=labels, classes=2,
+    )  # fmt: skip
+    advice = advise(
+        silos=silos, records=each, features=width, classes=2, epsilon=1.0,
+        data={"name": str(tmp_path / "records.npz")},
+    )  # fmt: skip
+    results = package.run(dict(advice.tree), set={"seeds": 20, "run.metrics": [[]]}, out=tmp_path / "run")
+    models = np.array([cell.model() for cell in results.cells]).reshape(20, -1)
+    found = models[:, : 2 * width].std()
+    assert found == pytest.approx(advice.forecast.std, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        ({"silos": 0}, "silos = 0"),
+        ({"silos": 10**9}, "silos = 1000000000"),
+        ({"silos": True}, "silos = True"),
+        ({"records": []}, "silos = 0: expected"),
+        ({"records": (10, 0), "silos": 2}, "records of silo 1 = 0"),
+        ({"records": (10, 10, 10)}, "silos = 4: records has 3 numbers"),
+        ({"records": 10**12}, "records of silo 0 = 1000000000000"),
+        ({"features": 10**300}, "features = 1000"),
+        ({"features": 1e300}, "features = 1e+300"),
+        ({"features": 0}, "features = 0"),
+        ({"features": 7.5}, "features = 7.5"),
+        ({"classes": 1}, "classes = 1"),
+        ({"classes": -3}, "classes = -3"),
+        ({"epsilon": 1e-9}, "epsilon = 1e-09"),
+        ({"epsilon": 5000.0}, "epsilon = 5000.0"),
+        ({"epsilon": math.nan}, "epsilon = nan"),
+        ({"epsilon": "1"}, "epsilon = '1'"),
+        ({"delta": 0.0}, "delta = 0.0"),
+        ({"delta": 0.5}, "delta = 0.5"),
+        ({"delta": -1e-5}, "delta = -1e-05"),
+        ({"feature_norm": math.inf}, "feature_norm = inf"),
+        ({"feature_norm": 0.0}, "feature_norm = 0.0"),
+        ({"rounds": 0}, "rounds = 0"),
+        ({"trust": "nobody"}, "trust"),
+        ({"trust": "curator"}, "dp-sgd can be run with"),
+        ({"relation": "near"}, "relation"),
+        ({"trust": "secure-aggregation", "silos": 1}, "the sum over one silo"),
+        ({"secret": True}, "secret: no fact"),
+    ],
+)
+def test_facts_of_no_federation_are_refused_in_one_line(wrong: dict[str, Any], line: str) -> None:
+    facts: dict[str, Any] = {"silos": 4, "records": 100, "features": 10, "classes": 2, "epsilon": 1.0}
+    if "records" in wrong and not wrong["records"]:
+        facts.pop("silos")
+    with pytest.raises(InputError) as refused:
+        advise(**{**facts, **wrong})
+    assert line in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_no_file_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*words: object, **_: object) -> None:
+        raise AssertionError(words)
+
+    monkeypatch.setattr("builtins.open", refuse)
+    monkeypatch.setattr("numpy.load", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
+    advise(silos=4, records=100, features=10, classes=2, epsilon=1.0, data={"name": "private.npz"})
+
+
+def test_the_command_writes_what_runs(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 3, 1200)
+    records = (generator.normal(size=(1200, 8)) / 3.0 + np.eye(8)[labels]).astype(np.float32)
+    np.savez(
+        tmp_path / "mine.npz", train_features=records[:900], train_labels=labels[:900],
+        test_features=records[900:], test_labels=labels[900:], classes=3,
+    )  # fmt: skip
+    words = ["advise", "--silos", "3", "--records", "300", "--features", "8", "--classes", "3", "--epsilon", "3"]
+    done = fedpriv(*words, "--data", "mine.npz", "--out", "mine.toml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert all(rule.key in done.stdout for rule in RULES)
+    assert "Secure aggregation: q = " in done.stdout
+    ran = fedpriv("run", "mine.toml", "--out", "run", "--quiet", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert package.load(tmp_path / "run").cells[0].test_accuracy > 0.8
+    again = fedpriv(*words, "--out", "mine.toml", cwd=tmp_path)
+    assert again.stderr == "fedpriv: --out mine.toml: exists; give another name\n"
+    told = json.loads(fedpriv(*words, "--json", cwd=tmp_path).stdout)
+    assert told["scenario"]["algorithm"]["name"] == "dp-sgd"
+    assert told["epsilon"] <= 3.0
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--silos 0 --records 5 --features 3 --epsilon 1", "silos = 0"),
+        ("--silos 2 --records 5,x --features 3 --epsilon 1", "--records '5,x'"),
+        ("--silos 2 --records 5 --features 3 --epsilon 1e-9", "epsilon = 1e-09"),
+        ("--silos 2 --records 5 --features 3 --epsilon 1 --delta 0", "delta = 0.0"),
+        ("--silos 2 --records 5 --features 3 --epsilon 1 --trust none", "trust"),
+    ],
+)
+def test_the_command_refuses_in_one_line(words: str, line: str) -> None:
+    assert line in refusal(["advise", *words.split()])
+
+
+def test_every_rule_stands_in_the_documentation_with_its_measurement() -> None:
+    page = Path("docs/advise.md").read_text(encoding="utf-8")
+    for rule in RULES:
+        assert f"| `{rule.key}` | {rule.take} | {rule.why} | {rule.measured} |" in page
+
+
+def test_a_clip_is_below_what_gradients_have() -> None:
+    advice = advise(silos=4, records=100, features=9, classes=2, epsilon=1.0)
+    assert advice.tree["algorithm"]["clip"] == pytest.approx(CLIP * math.sqrt(10.0), rel=1e-2)
