@@ -25,6 +25,7 @@ from fedpriv.engines.table import engine_named
 from fedpriv.loss.models import MODELS
 from fedpriv.noise.registry import ADDED
 from fedpriv.papers.table import ALGORITHMS
+from fedpriv.participation import registry as participation
 from fedpriv.rounds.outcome import RunObserver
 from fedpriv.rounds.task import check_records
 from fedpriv.scenario.load import load_scenario, scenario_of
@@ -57,11 +58,12 @@ def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             text = re.sub(pattern, small, text, flags=re.MULTILINE)
         (tmp_path / "scenarios" / path.name).write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    models, algorithms, mechanisms = dict(MODELS), dict(ALGORITHMS), dict(ADDED)
+    tables: list[dict[str, Any]] = [MODELS, ALGORITHMS, ADDED, participation.ADDED]
+    before = [dict(table) for table in tables]
     yield tmp_path
-    for table, rows in ((MODELS, models), (ALGORITHMS, algorithms), (ADDED, mechanisms)):
+    for table, rows in zip(tables, before, strict=True):
         table.clear()
-        table.update(rows)  # type: ignore[arg-type]
+        table.update(rows)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

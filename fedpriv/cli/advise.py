@@ -7,7 +7,7 @@ from typing import Any
 
 from fedpriv.cli.explore import Column, print_plain, print_rich
 from fedpriv.core.errors import InputError
-from fedpriv.core.figures import upper_figure
+from fedpriv.core.figures import epsilon_words
 from fedpriv.core.files import write_text
 from fedpriv.study.advise import Advice, advise
 
@@ -53,7 +53,7 @@ def _as_data(found: Advice) -> dict[str, Any]:
 def _print(found: Advice) -> None:
     rows = [[one.key, _short(one.value), one.why] for one in found.chosen]
     print_rich("What to take", [Column("key"), Column("value"), Column("why", wrap=True)], rows)
-    print_plain(f"It costs ε = {upper_figure(found.epsilon)} at delta = {found.facts.delta:g}.")
+    print_plain(f"It costs {epsilon_words(found.epsilon, found.facts.delta)}.")
     for line in (found.forecast.sentence, *found.others):
         print_plain(line)
 

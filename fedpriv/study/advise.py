@@ -25,7 +25,7 @@ from typing import Any
 
 from fedpriv.accounting.gaussian import mu_of
 from fedpriv.core.errors import InputError
-from fedpriv.core.figures import upper_figure
+from fedpriv.core.figures import delta_figure, upper_figure
 from fedpriv.data.schema import TableSchema
 from fedpriv.data.tables import schema_toml
 from fedpriv.noise.trust import RECORD, UNTRUSTED, trust_named
@@ -403,8 +403,8 @@ def _others(facts: Facts, forecast: Forecast) -> tuple[str, ...]:
     told.append("A secret order: nothing, since every record is read in every round.")
     if facts.delta * max(facts.sizes) >= 1.0:
         told.append(
-            f"delta = {facts.delta:g} is not below 1 over the {max(facts.sizes):,} records of a silo: take one "
-            "that is far below."
+            f"delta = {delta_figure(facts.delta)} is not below 1 over the {max(facts.sizes):,} records of a silo: "
+            "take one that is far below."
         )
     return tuple(told)
 

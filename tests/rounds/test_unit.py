@@ -58,7 +58,9 @@ def test_a_claim_is_of_its_streams_unit_and_of_one_only(planted: Unit) -> None:
     assert claim is not None
     assert claim.unit is planted
     assert (
-        PrivacyClaim(GaussianDP(1.0), "zero-out", planted).sentence(1e-5).startswith("all records of one person")
+        PrivacyClaim(GaussianDP(1.0), "zero-out", planted)
+        .sentence("line", 1e-5)
+        .startswith("all records of one person")
     )
     with pytest.raises(InputError, match="protects one unit, this ledger has person, record"):
         claim_of([STREAM, persons])
@@ -91,6 +93,7 @@ def test_a_report_speaks_of_the_unit(planted: Unit) -> None:
         "trust": "untrusted",
         "relation": "zero-out",
         "noise": "simulation",
+        "unit": planted.name,
         "delta": 1e-5,
         "mu": 1.0,
         "epsilon": 4.4,
