@@ -19,11 +19,13 @@ import math
 import secrets
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import DTypeLike, NDArray
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers import CipherContext
 
 BLOCK_BYTES = 16
 
@@ -294,8 +296,10 @@ def _add(total: NDArray[np.floating], weight: float, vector: NDArray[np.floating
     total += vector
 
 
-def _block_cipher(key: bytes) -> CipherContext:
+def _block_cipher(key: bytes) -> "CipherContext":
     """AES that encrypts counters one by one: one block a counter value."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes  # no query draws anything
+
     return Cipher(algorithms.AES(key), modes.ECB()).encryptor()
 
 
@@ -310,7 +314,7 @@ def integers_key(seed: int) -> bytes:
     return seed_key(seed, "integers")
 
 
-def _words(encrypt: CipherContext, count: int, owner: int, t: int, attempt: int) -> NDArray[np.uint64]:
+def _words(encrypt: "CipherContext", count: int, owner: int, t: int, attempt: int) -> NDArray[np.uint64]:
     """64 secret bits for each of the places 0 … count-1 of (owner, round t), others every attempt; (count,)."""
     counters = np.empty((-(-count * 8 // BLOCK_BYTES), 2), np.uint64)
     counters[:, 0] = _streams([owner], [t])

@@ -31,7 +31,6 @@ from unittest import mock
 
 from fedpriv.core.errors import FedprivError, InputError, RunError, printable
 from fedpriv.core.extensions import VARIABLE, import_files
-from fedpriv.engines.processes import left_by_nobody, refuse_root
 from fedpriv.engines.table import Engine, Grouping, Outcome, engine_named, engine_row
 from fedpriv.rounds.outcome import NO_CHECKPOINTS, Checkpoints, RunObserver, digest_of, installed, name_of
 from fedpriv.scenario.load import resolve_cell
@@ -313,6 +312,8 @@ def _ray_of(workers: Workers) -> Iterator[Any]:
         with _connected(workers, address=workers.address) as ray:
             yield ray
         return
+    from fedpriv.engines.processes import left_by_nobody, refuse_root
+
     refuse_root(f"--workers {workers.count}")
     with (
         tempfile.TemporaryDirectory(prefix="fedpriv-workers-") as name,

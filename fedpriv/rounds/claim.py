@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Generic, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal
 
 from fedpriv.accounting.curves import mu_together
 from fedpriv.accounting.gaussian import Relation, compose, epsilon_of, moved_by
@@ -29,10 +29,10 @@ from fedpriv.core.figures import (
     upper_percent,
     upper_range,
 )
-from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.trust import RECORD, Unit, trust_named
-from fedpriv.participation.orders import Schedule
-from fedpriv.rounds.ledger import FIRST_STEP, ReleaseStream, as_data, from_data
+
+if TYPE_CHECKING:
+    from fedpriv.rounds.ledger import ReleaseStream
 
 EXACT = "up to 2^-60 in total variation (δ grows by (1 + e^ε) · 2^-60), if AES-256 is a pseudorandom permutation"
 """What an exact release's guarantee takes for granted; its slack is checked when the run is planned."""
@@ -182,7 +182,7 @@ _SENTENCES: dict[Style, Callable[[PrivacyClaim[Guarantee], float], str]] = {
 }
 
 
-def claim_of(streams: Sequence[ReleaseStream]) -> PrivacyClaim[Guarantee] | None:
+def claim_of(streams: Sequence["ReleaseStream"]) -> PrivacyClaim[Guarantee] | None:
     """The guarantee of all streams together; None if there is none (no stream, or one without noise).
 
     Guarantee: a unit is behind at most `unit.shared` streams: the worst ones are charged, together; of records,
@@ -215,7 +215,7 @@ def _composed(claims: Sequence[PrivacyClaim[Guarantee] | None]) -> PrivacyClaim[
     )
 
 
-def _claim_of_step(streams: Sequence[ReleaseStream]) -> PrivacyClaim[Guarantee] | None:
+def _claim_of_step(streams: Sequence["ReleaseStream"]) -> PrivacyClaim[Guarantee] | None:
     relations, units = {stream.relation for stream in streams}, {stream.unit for stream in streams}
     if len(relations) > 1:
         raise InputError(f"a run has one neighbouring relation, this ledger has {', '.join(sorted(relations))}")
@@ -239,7 +239,7 @@ def _claim_of_step(streams: Sequence[ReleaseStream]) -> PrivacyClaim[Guarantee] 
     return replace(claim, attained=attained, counted=counted if counted < mu * (1 - _NOTHING) else None)
 
 
-def _in_several(streams: Sequence[ReleaseStream], known: Sequence[Guarantee], shared: int) -> Guarantee:
+def _in_several(streams: Sequence["ReleaseStream"], known: Sequence[Guarantee], shared: int) -> Guarantee:
     """What units promise that are behind up to `shared` of the silos' streams: those of the largest μ together."""
     if (mus := mus_of(known)) is None:
         raise InputError(f"shared = {shared}: persons in several silos are accounted for in public orders only")
@@ -254,6 +254,8 @@ def claim_of_data(releases: Sequence[Mapping[str, Any]]) -> PrivacyClaim[Guarant
 
 @lru_cache(maxsize=1024)
 def _claim_of_text(text: str) -> PrivacyClaim[Guarantee] | None:
+    from fedpriv.rounds.ledger import from_data
+
     return claim_of(list(map(from_data, json.loads(text))))
 
 
@@ -317,7 +319,7 @@ _NOISY = (
 ) + _OTHERS
 
 
-def mu_of_tests(streams: Sequence[ReleaseStream]) -> float | None:
+def mu_of_tests(streams: Sequence["ReleaseStream"]) -> float | None:
     """μ of all evaluations for each test record, from the streams alone; None without noise.
 
     InputError for streams of evaluations that read records in secret: there are none such.
@@ -331,9 +333,11 @@ def mu_of_tests(streams: Sequence[ReleaseStream]) -> float | None:
 
 
 def evaluation_data(
-    streams: Sequence[ReleaseStream], trust: str, mu_of_training: float | None
+    streams: Sequence["ReleaseStream"], trust: str, mu_of_training: float | None
 ) -> dict[str, Any] | None:
     """What results.json says of a run's evaluations; None where the server evaluated on a public test set."""
+    from fedpriv.rounds.ledger import as_data
+
     if not streams:
         return None
     mu = mu_of_tests(streams)
@@ -352,6 +356,8 @@ def evaluation_data(
 
 def evaluation_words(told: Mapping[str, Any], delta: float) -> str:
     """The same as a person reads it; figures are recomputed from the releases."""
+    from fedpriv.rounds.ledger import from_data
+
     streams = list(map(from_data, told["releases"]))
     mu, count = mu_of_tests(streams), streams[0].schedule.rounds
     if mu is None:
@@ -382,12 +388,16 @@ def charged_elsewhere(releases: Sequence[Mapping[str, Any]]) -> bool:
     return any(release["owner"] == ELSEWHERE for release in releases)
 
 
-def with_other_step(streams: Sequence[ReleaseStream], beside: float) -> tuple[ReleaseStream, ...]:
+def with_other_step(streams: Sequence["ReleaseStream"], beside: float) -> tuple["ReleaseStream", ...]:
     """The ledger of a run whose promise has a first step beside the rounds, of μ = `beside` if it is above 0.
 
     Guarantee: a run that uses what a first step gave is charged for one: for the step that it took, if that is
     in the ledger, and else for a Gaussian release elsewhere of the whole μ that was set aside for it.
     """
+    from fedpriv.noise.diagonal import IndependentGaussian
+    from fedpriv.participation.orders import Schedule
+    from fedpriv.rounds.ledger import FIRST_STEP, ReleaseStream
+
     noisy = [stream for stream in streams if stream.std]
     if not beside or not noisy or any(stream.step == FIRST_STEP for stream in streams):
         return tuple(streams)
