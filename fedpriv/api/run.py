@@ -138,7 +138,7 @@ def run(
         engine: "vectorized", "inprocess", "ray" or "deployment"; your own records and modules need the first two.
         out: where results are written as the run goes; runs/NAME by default.
         resume: keep what is in `out`, and run what is missing, seeds that are new in the scenario among it.
-        observers: hear how the run goes.
+        observers: receive the events of the run.
         progress: show a bar; by default in a notebook and in an interactive session.
         workers: so many processes of this machine run groups of cells; results are the same.
         ray: the address of a Ray cluster whose processes do.

@@ -183,9 +183,9 @@ class RunningSums:
         refused = "secret participation (federation.sampling) cannot be accounted for"
         if blocks is None:
             raise InputError(
-                f"{refused} with {self.mechanism.name} noise on running sums of decay = {decay:g}: what a record "
-                "moves has no end there; take an algorithm that releases each round by itself, such as dp-sgd, or "
-                'mechanism = "banded" with federation.groups of at least its bands'
+                f"{refused} with {self.mechanism.name} noise on running sums of decay = {decay:g}: a record's "
+                "influence is unbounded there; take an algorithm that releases each round by itself, such as "
+                'dp-sgd, or mechanism = "banded" with federation.groups of at least its bands'
             )
         if blocks.bands > groups:
             raise InputError(

@@ -141,7 +141,7 @@ class Counts(NamedTuple):
 
 
 class RunObserver:
-    """Hears how a run goes; override what you need.  All calls come from one process and thread.
+    """Receives the events of a run; override the methods you need.  All calls come from one process and thread.
 
     `place` is a cell's number: in `Scenario.points` for observers of a run, in the list of cells for the observer
     of an engine, and 0 for that of a server, which runs one cell.

@@ -58,8 +58,8 @@ class FederationSection(Section):
     rounds: Count | None = Field(None, description="number of rounds T")
     samples: Count | None = Field(
         None,
-        description="records of all silos that are read, each once an epoch; a rest that does not fill a round of "
-        "every silo is left out, and said",
+        description="records of all silos that are read, each once an epoch; records that do not fill a "
+        "complete round of every silo are dropped, and the run says how many",
     )
     batch: Count | None = Field(
         None, description="records of one silo in one round; 1 if not both others are given"

@@ -429,7 +429,9 @@ def _tradeoff(results: Results, audit: StoredAudit | None) -> Chart | None:
     if len(seen) > len(shown):
         notes.append(f"{len(seen) - len(shown)} curves between these are left out.")
     x, y = "false alarms (a record that is not there is claimed)", "missed (a record that is there)"
-    return Chart("tradeoff", "What an attacker must get wrong", x, y, [Panel("", series)], " ".join(notes))
+    return Chart(
+        "tradeoff", "Best possible attack: missed vs. false alarms", x, y, [Panel("", series)], " ".join(notes)
+    )
 
 
 def _errors(mu: float, alphas: Iterable[float]) -> list[tuple[float, float]]:

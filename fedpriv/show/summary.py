@@ -328,8 +328,8 @@ def _paired(results: Results) -> str:
     if len(points(results)) < 2 or not results.cells or not simulated:
         return ""
     return (
-        "Cells of one seed share the order of records and, scaled, their noise: take differences seed by "
-        "seed, and their spread from those pairs."
+        "Cells of one seed share the order of records and, scaled, their noise: compare rows "
+        "seed by seed, and compute the spread from paired differences."
     )
 
 

@@ -222,7 +222,7 @@ def test_compare_as_text_has_a_line_a_mechanism_and_marks_bounds() -> None:
         ("noise --rounds 10 --mu 1 --epochs 2 --max-participations 2", "only one of them"),
         ("noise --rounds 10 --mu 1 --min-separation 2", "together with max_participations"),
         ("noise --rounds 12 --mu 1 --sampling shuffled", "'fixed', 'poisson', 'allocation'"),
-        ("noise --rounds 12 --mu 1 --sampling poisson", "what a record moves has no end there"),
+        ("noise --rounds 12 --mu 1 --sampling poisson", "a record's influence is unbounded there"),
         ("noise --rounds 12 --mu 1 --sampling poisson --decay 0 --groups 5", "groups = 5"),
         ("noise --rounds 12 --mu 1 --groups 2", "groups = 2: groups are for records that take part in secret"),
         ("noise --rounds 12 --mu 1 --sampling poisson --max-participations 2", "give only one of them"),

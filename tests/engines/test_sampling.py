@@ -281,7 +281,9 @@ def test_scenarios_that_sampling_does_not_protect_are_refused(
 )
 def test_running_sums_and_correlated_noise_are_refused(small_cell: MakeCell, algorithm: dict[str, Any]) -> None:
     cell = small_cell(**sampled(algorithm={"trust": "trusted", **algorithm}))
-    with pytest.raises(InputError, match="what a record moves has no end there; take an algorithm that releases"):
+    with pytest.raises(
+        InputError, match="a record's influence is unbounded there; take an algorithm that releases"
+    ):
         plan_of(cell, task_of_cell(cell).objective)
 
 

@@ -189,5 +189,5 @@ def test_columns_are_those_of_the_strategy_and_rounds_of_a_record_move_disjoint_
 @pytest.mark.parametrize("kind", [IndependentGaussian, BinaryTree])
 def test_what_a_record_moves_for_ever_is_refused(kind: type[Mechanism], decay: float) -> None:
     mechanism: Mechanism = BinaryTree(decay) if kind is BinaryTree else IndependentGaussian()
-    with pytest.raises(InputError, match="what a record moves has no end there"):
+    with pytest.raises(InputError, match="a record's influence is unbounded there"):
         RunningSums(mechanism, Workload(Poisson(12, 12, 12), decay, CLIPS), "zero-out").clip_apart(12)
