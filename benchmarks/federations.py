@@ -18,10 +18,10 @@ from typing import Any
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import write_text
-from fedpriv.data.encode import read_table
+from fedpriv.data.cells import read_table
 from fedpriv.data.fetch import default_root
 from fedpriv.data.formats import pip_download
-from fedpriv.data.inspect import describe
+from fedpriv.data.inspect import describe, see
 
 _REQUIREMENT = "scikit-learn==1.7.2"
 _WITHIN = "sklearn/datasets/data/"
@@ -80,7 +80,8 @@ def _write(path: Path, rows: list[list[str]]) -> None:
 @cache
 def _table(name: str) -> dict[str, Any]:
     path = _folder() / f"{name}.csv"
-    schema = describe(read_table(path), "target").model_copy(update={"public": True})
+    table = read_table(path)
+    schema = describe(table, see(table), "target").model_copy(update={"public": True})
     return {"name": str(path), "table": schema.model_dump(exclude_none=True)}
 
 

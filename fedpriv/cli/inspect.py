@@ -11,8 +11,10 @@ import typer
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError, printable
+from fedpriv.core.figures import counted
 from fedpriv.core.files import write_text
-from fedpriv.data.encode import Encoded, encode, is_table, read_table
+from fedpriv.data.cells import is_table, read_table
+from fedpriv.data.encode import Encoded, encode
 from fedpriv.data.inspect import Persons, describe, left_out, persons_of, see
 from fedpriv.data.partition import roster
 from fedpriv.data.schema import TableSchema
@@ -62,10 +64,20 @@ def inspect_table(path: Path, roles: Roles, out: Path | None) -> None:
     columns = see(table)
     for column in columns:
         typer.echo(f"  {printable(column.name)}: {column.line()}")
+    if copies := table.copies():
+        typer.echo(
+            f"warning: {counted(copies, 'record')} equal an earlier one in every column; is each another unit?"
+        )
     if roles.target is None:
         return
     schema = describe(
-        table, roles.target, regression=roles.regression, site=roles.site, person=roles.person, split=roles.split
+        table,
+        columns,
+        roles.target,
+        regression=roles.regression,
+        site=roles.site,
+        person=roles.person,
+        split=roles.split,
     )
     unused, odd = left_out(table, schema), {column.name for column in columns if column.odd}
     for why, names in (
@@ -79,8 +91,8 @@ def inspect_table(path: Path, roles: Roles, out: Path | None) -> None:
     unit = _unit(encoded, schema)
     train = encoded.places.train
     sizes = _units(encoded, schema, train.rows, of_persons="unit" in unit)
-    counted = _units(encoded, schema, train.rows[train.counts], of_persons="unit" in unit)
-    _warn(encoded, schema, counted, "persons in training" if unit else "training records")
+    training = _units(encoded, schema, train.rows[train.counts], of_persons="unit" in unit)
+    _warn(encoded, schema, training, "persons in training" if unit else "training records")
     if schema.classes is not None and {column.name: column for column in columns}[schema.target].codes:
         typer.echo(
             f"{printable(schema.target)}: whole numbers, taken for classes; --regression if they are amounts"

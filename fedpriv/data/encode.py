@@ -1,26 +1,20 @@
 """Encode a table: texts become features, each record by itself, by what is public about the table.
 
-A table on the disk is .csv (commas, one header line, UTF-8) or .parquet, and is read as columns of texts.
-
 Columns of numbers may be scaled, less their mean and in units of their deviation: a public map of one record by
 itself.  Means and deviations of records are releases.  Where they come from noisy ones that were accounted for,
 the map is post-processing of those, and a constant for all that follows.
 """
 
-import csv
-import io
 import math
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpriv.core.errors import InputError, printable, suggestion
-from fedpriv.core.files import write_text
+from fedpriv.core.errors import InputError, suggestion
+from fedpriv.data.cells import MISSING, RawTable
 from fedpriv.data.partition import Places, places
 from fedpriv.data.schema import OTHER, Column, TableSchema
 
@@ -75,136 +69,6 @@ def scaling_from(columns: Sequence[int], released: NDArray[Any]) -> Scaling:
     return Scaling(tuple(columns), tuple(means.tolist()), tuple(deviations.tolist()))
 
 
-SUFFIXES = (".csv", ".parquet")
-MISSING = frozenset({"", "?", "na", "n/a", "nan", "null"})
-"""What stands for a missing value, in any spelling of capitals, unless a vocabulary has the word."""
-_LONGEST = 80
-
-
-@dataclass(frozen=True)
-class RawTable:
-    """Columns of texts without spaces around them, all of one length; `lines` says where each record stands."""
-
-    source: str
-    columns: Mapping[str, Sequence[str]]
-    lines: Sequence[int]
-    place: str
-    """What `lines` counts: "line" or "row"."""
-
-    def __len__(self) -> int:
-        return len(self.lines)
-
-    def column(self, name: str) -> Sequence[str]:
-        """InputError if there is no such column."""
-        if name not in self.columns:
-            known = ", ".join(map(repr, self.columns))
-            raise InputError(
-                f"{self.source}: has no column {name!r}, only {printable(known)}{suggestion(name, self.columns)}"
-            )
-        return self.columns[name]
-
-    def at(self, row: int, column: str) -> str:
-        """Where a cell is and what it holds, for an error."""
-        held = printable(repr(self.columns[column][row]), _LONGEST)
-        return f"{self.source}, {self.place} {self.lines[row]}, column {column!r}: {held}"
-
-
-def is_table(name: str) -> bool:
-    """Whether a data set's name is the path of a table."""
-    return name.endswith(SUFFIXES)
-
-
-def read_table(path: Path) -> RawTable:
-    """The whole file; InputError in one line if it is no table."""
-    try:
-        return _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file (looked for {path.resolve()})") from None
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path}: is not in UTF-8 ({error}); save it as 'CSV UTF-8' in a spreadsheet, or, if it is Latin-1, "
-            f"with: iconv -f LATIN1 -t UTF-8 {shlex.quote(str(path))} > NEW.csv"
-        ) from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read as a table ({error})") from None
-
-
-def write_rows(table: RawTable, rows: Sequence[int], path: Path) -> None:
-    """These records of the table, in this order, as a CSV file."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(table.columns)
-    columns = list(table.columns.values())
-    writer.writerows([column[row] for column in columns] for row in rows)
-    write_text(path, buffer.getvalue())
-
-
-def _read_csv(path: Path) -> RawTable:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, strict=True)
-        try:
-            header = [name.strip() for name in next(reader, [])]
-            _check_header(header, str(path))
-            lines, rows = [], []
-            for row in reader:
-                if not row:
-                    continue  # an empty line
-                if len(row) != len(header):
-                    raise InputError(
-                        f"{path}, line {reader.line_num}: has {len(row)} values, and the header names "
-                        f"{len(header)}"
-                    )
-                lines.append(reader.line_num)
-                rows.append([value.strip() for value in row])
-        except csv.Error as error:
-            raise InputError(f"{path}, line {reader.line_num}: {error}") from None
-    return _checked(
-        RawTable(str(path), dict(zip(header, zip(*rows, strict=True), strict=True)) if rows else {}, lines, "line")
-    )
-
-
-def _read_parquet(path: Path) -> RawTable:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise InputError(
-            f"{path}: .parquet needs pyarrow: pip install 'fedpriv[parquet]', or write a .csv"
-        ) from None
-    try:
-        read = pyarrow.parquet.read_table(path)
-    except pyarrow.ArrowException as error:
-        raise InputError(f"{path}: not a readable .parquet file ({str(error).splitlines()[0]})") from None
-    _check_header(read.column_names, str(path))
-    columns = {}
-    for name in read.column_names:
-        kind = read.schema.field(name).type
-        if pyarrow.types.is_nested(kind) or pyarrow.types.is_binary(kind):
-            raise InputError(f"{path}, column {name!r}: of type {kind}; expected numbers, words or booleans")
-        columns[name.strip()] = [_text(value) for value in read.column(name).to_pylist()]
-    return _checked(RawTable(str(path), columns, range(1, read.num_rows + 1), "row"))
-
-
-def _text(value: Any) -> str:
-    return "" if value is None else str(value).strip()
-
-
-def _check_header(header: Sequence[str], source: str) -> None:
-    if not header:
-        raise InputError(f"{source}: is empty; expected a line with the names of the columns")
-    if len(header) == 1 and (";" in header[0] or "\t" in header[0]):
-        raise InputError(f"{source}: seems to be separated by semicolons or tabs; expected commas")
-    for name in header:
-        if not name or header.count(name) > 1:
-            raise InputError(f"{source}: the column {name!r} is {'named twice' if name else 'without a name'}")
-
-
-def _checked(table: RawTable) -> RawTable:
-    if not len(table):
-        raise InputError(f"{table.source}: has no records")
-    return table
-
-
 _GONE = -1
 _SPLIT = 'the two words of a split, "train" and "test"'
 
@@ -230,11 +94,10 @@ def encode(table: RawTable, schema: TableSchema, *, of_one_site: bool = False) -
     InputError, naming line and column, for a missing value that the schema has no remedy for, a row that is
     nobody's, text among numbers, or a word that is in no vocabulary.
     """
-    blocks, gone = [], np.zeros(len(table), np.bool_)
-    for name, column in schema.features:
-        block, absent = _features(table, name, column)
-        blocks.append(block)
-        gone |= absent
+    widths = [1 if column.values is None else len(column.values) for _, column in schema.features]
+    features, gone = np.zeros((len(table), sum(widths))), np.zeros(len(table), np.bool_)
+    for (name, column), end in zip(schema.features, np.cumsum(widths).tolist(), strict=True):
+        gone |= _write_features(table, name, column, features[:, :end])
     labels, absent = _labels(table, schema)
     gone |= absent
     sites = None if schema.site is None or of_one_site else _words(table, schema.site, schema.sites, "sites")
@@ -248,19 +111,21 @@ def encode(table: RawTable, schema: TableSchema, *, of_one_site: bool = False) -
         raise InputError(f"{table.source}: every record has a missing value, none is left")
     names = None if persons is None else persons.tolist()
     found = places(~gone, said, names if schema.by_content else None, schema.share)
-    return Encoded(np.concatenate(blocks, axis=1), labels, found, sites, persons)
+    return Encoded(features, labels, found, sites, persons)
 
 
-def _features(table: RawTable, name: str, column: Column) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """(n, width) in -1 … 1, and which records lack a value that nothing stands in for."""
+def _write_features(table: RawTable, name: str, column: Column, before: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Put a column, in -1 … 1, last in the features so far; which records lack a value without a remedy."""
     if column.range is not None:
         filler = None if column.missing is None else float(column.missing)
         numbers, absent = _numbers(table, name, filler)
-        return _scaled(numbers, column.range)[:, None], absent
+        before[:, -1] = _scaled(numbers, column.range)
+        return absent
     assert column.values is not None
     codes = _words(table, name, column.values, "values", column.missing, may_lack=True)
     absent = codes == _GONE
-    return np.eye(len(column.values))[np.where(absent, 0, codes)], absent
+    before[np.arange(len(codes)), np.where(absent, 0, codes) - len(column.values)] = 1.0
+    return absent
 
 
 def _labels(
@@ -282,35 +147,13 @@ def _scaled(numbers: NDArray[np.float64], bounds: tuple[float, float]) -> NDArra
 def _numbers(table: RawTable, name: str, filler: float | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """A column's numbers, and where there is none and no `filler` either (0 stands there)."""
     cells = table.column(name)
-    absent = np.array([cell.lower() in MISSING for cell in cells])
-    texts = ["0" if lacks else cell for cell, lacks in zip(cells, absent.tolist(), strict=True)]
-    try:
-        numbers = np.array([_number(text) for text in texts])
-    except ValueError:
-        row = next(row for row, text in enumerate(texts) if as_number(text) is None)
-        raise InputError(f"{table.at(row, name)} is no finite number; a column with words has values") from None
+    numbers, absent = cells.numbers(), cells.missing
+    if (odd := np.isnan(numbers) & ~absent).any():
+        where = table.at(int(odd.argmax()), name)
+        raise InputError(f"{where} is no finite number; a column with words has values")
     if filler is not None:
         return np.where(absent, filler, numbers), np.zeros(len(cells), np.bool_)
-    return numbers, absent
-
-
-def _number(text: str) -> float:
-    """ValueError for what is no finite number; true and false are 1 and 0."""
-    lowered = text.lower()
-    if lowered in ("true", "false"):
-        return float(lowered == "true")
-    number = float(text)
-    if "_" in text or number - number != 0.0:  # Python reads 1_000; and what is not finite
-        raise ValueError(text)
-    return number
-
-
-def as_number(text: str) -> float | None:
-    """A finite number, None for what is none."""
-    try:
-        return _number(text)
-    except ValueError:
-        return None
+    return np.where(absent, 0.0, numbers), absent
 
 
 def _words(
@@ -323,31 +166,31 @@ def _words(
     may_lack: bool = False,
 ) -> NDArray[np.int64]:
     """Each record's place in the vocabulary; _GONE where a value is missing and `may_lack`."""
-    codes = {word: code for code, word in enumerate(vocabulary)}
-    other = codes.get(OTHER)
-    absent = codes[filler] if isinstance(filler, str) else _GONE
-    found = np.empty(len(table), np.int64)
-    for row, cell in enumerate(table.column(name)):
-        code = codes.get(cell)
-        if code is None and may_lack and cell.lower() in MISSING:
-            code = absent
-        if code is None:
-            code = other
-        if code is None:
+    cells = table.column(name)
+    found = cells.codes(vocabulary)
+    unknown = found < 0
+    if may_lack:
+        found[unknown & cells.missing] = vocabulary.index(filler) if isinstance(filler, str) else _GONE
+        unknown &= ~cells.missing
+    if unknown.any():
+        if OTHER not in vocabulary:
             remedy = f"; add it to {key}" + (f', or "{OTHER}" for every other word' if key == "values" else "")
             if key == _SPLIT:
                 remedy = "; name a column of these two, or none: rows are then put aside by their place"
-            raise InputError(f"{table.at(row, name)} is not among {key}{suggestion(cell, vocabulary)}{remedy}")
-        found[row] = code
+            row = int(unknown.argmax())
+            near = suggestion(cells[row], vocabulary)
+            raise InputError(f"{table.at(row, name)} is not among {key}{near}{remedy}")
+        found[unknown] = vocabulary.index(OTHER)
     return found
 
 
 def _persons(table: RawTable, name: str) -> NDArray[np.str_]:
     """Name of the person of each row; a row without a name would be one person more, or less."""
-    for row, cell in enumerate(cells := table.column(name)):
-        if cell.lower() in MISSING:
-            raise InputError(f"{table.at(row, name)} does not say whose the row is; every row needs a person")
-    return np.array(cells, np.str_)
+    cells = table.column(name)
+    if cells.missing.any():
+        where = table.at(int(cells.missing.argmax()), name)
+        raise InputError(f"{where} does not say whose the row is; every row needs a person")
+    return cells.array()
 
 
 def _refuse_missing(table: RawTable, schema: TableSchema, row: int) -> None:

@@ -4,14 +4,15 @@ All of it is read from the records: to publish it is to release it, without nois
 """
 
 import math
-from collections import Counter
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from fedpriv.core.errors import InputError, printable
-from fedpriv.data.encode import MISSING, Encoded, RawTable, as_number
+from fedpriv.data.cells import Cells, RawTable, as_number
+from fedpriv.data.encode import Encoded
 from fedpriv.data.partition import roster
 from fedpriv.data.schema import OTHER, Column, TableSchema
 
@@ -25,21 +26,33 @@ _NEARLY_ALL = 0.9
 """The share of cells that are numbers in a column of numbers with mistakes; one with codes has fewer numbers."""
 _MANY_NUMBERS = 10
 _SHOWN_ODD = 3
+_MOST_CLASSES = 10_000
+"""Different words of a column that are listed at all."""
+_REMEDIES = (
+    (re.compile(r"[-+]?[\d.]*\d,\d+"), "they seem to be numbers with decimal commas: write points"),
+    (
+        re.compile(r"\d{4}-\d\d?-\d\d?([T ].*)?|\d\d?[./]\d\d?[./]\d{2,4}"),
+        "they seem to be dates: give numbers, such as years since a day",
+    ),
+)
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One column: its numbers' span, or its words from the most frequent on.
+    """One column: its numbers' span, or its words from the most frequent on (none of more than 10,000).
 
-    `odd` says where the cells stand that are no numbers, and what they hold, where nearly all others are.
+    `odd` says where the first cells stand that are no numbers, and what they hold, where nearly all others are;
+    there are `mistaken` of them.
     """
 
     name: str
     records: int
     missing: int
     span: tuple[float, float] | None
+    distinct: int
     words: tuple[str, ...]
     odd: tuple[str, ...] = ()
+    mistaken: int = 0
 
     @property
     def is_numbers(self) -> bool:
@@ -50,14 +63,15 @@ class Seen:
         """Whether it can become features as it is."""
         if self.span is not None:
             return self.span[0] < self.span[1] and math.isfinite(self.span[1] - self.span[0])
-        return not self.odd and 2 <= len(self.words) <= MOST_WORDS
+        return not self.odd and 2 <= self.distinct <= MOST_WORDS
 
     @property
     def codes(self) -> bool:
         """Whether it holds a few whole numbers only, each of them often."""
-        numbers = [as_number(word) for word in self.words]
-        whole = self.is_numbers and all(number is not None and number.is_integer() for number in numbers)
-        return whole and len(numbers) <= FEW_NUMBERS and self.records - self.missing >= _OFTEN * len(numbers)
+        if not self.is_numbers or self.distinct > FEW_NUMBERS:
+            return False
+        whole = all((number := as_number(word)) is not None and number.is_integer() for word in self.words)
+        return whole and self.records - self.missing >= _OFTEN * self.distinct
 
     def line(self) -> str:
         gaps = f", {self.missing} missing" if self.missing else ""
@@ -66,13 +80,18 @@ class Seen:
         if self.span is not None:
             return f"numbers from {self.span[0]:g} to {self.span[1]:g}{gaps}"
         shown = ", ".join(printable(word, 30) for word in self.words[:_SHOWN])
-        more = f" and {len(self.words) - _SHOWN} more" if len(self.words) > _SHOWN else ""
-        return f"{len(self.words)} words: {shown}{more}{gaps}"
+        more = f" and {self.distinct - _SHOWN} more" if self.distinct > _SHOWN else ""
+        remedy = "".join(f"; {words}" for kind, words in _REMEDIES if self.words and self._all(kind))
+        return f"{self.distinct} words{': ' * bool(shown)}{shown}{more}{gaps}{remedy}"
+
+    def _all(self, kind: re.Pattern[str]) -> bool:
+        """Whether nearly all words are of a kind."""
+        return sum(kind.fullmatch(word) is not None for word in self.words) >= _NEARLY_ALL * len(self.words)
 
     def mistakes(self) -> str:
         """Count the cells of a column of numbers that are none, and return the first of them."""
-        numbers, cells = self.records - self.missing - len(self.odd), len(self.odd)
-        shown = ", ".join(self.odd[:_SHOWN_ODD])
+        numbers, cells = self.records - self.missing - self.mistaken, self.mistaken
+        shown = ", ".join(self.odd)
         more = f" and {cells - _SHOWN_ODD} more" if cells > _SHOWN_ODD else ""
         which = "1 cell that is none" if cells == 1 else f"{cells} cells that are none"
         return f"{numbers} numbers, and {which}: {shown}{more}"
@@ -97,33 +116,30 @@ def persons_of(encoded: Encoded) -> Persons | None:
 
 def see(table: RawTable) -> list[Seen]:
     """Every column of a table."""
-    return [_seen(table, name, values) for name, values in table.columns.items()]
+    return [_seen(table, name, cells) for name, cells in table.columns.items()]
 
 
-def _seen(table: RawTable, name: str, values: Sequence[str]) -> Seen:
-    held = [value for value in values if value.lower() not in MISSING]
-    words = tuple(word for word, _ in Counter(held).most_common())
-    numbers = [number for number in map(as_number, words) if number is not None]
-    spelled_out = {word.lower() for word in words} <= {"true", "false"}
-    if words and len(numbers) == len(words) and not spelled_out:
-        return Seen(name, len(values), len(values) - len(held), (min(numbers), max(numbers)), words)
-    return Seen(
-        name, len(values), len(values) - len(held), None, words, _odd(table, values, len(held), len(numbers))
-    )
-
-
-def _odd(table: RawTable, values: Sequence[str], held: int, distinct: int) -> tuple[str, ...]:
-    """Where cells that are no numbers stand, and what they hold; none if the column may well hold words."""
-    if distinct < _MANY_NUMBERS:
-        return ()
-    rows = [row for row, value in enumerate(values) if value.lower() not in MISSING and as_number(value) is None]
-    if len(rows) > (1.0 - _NEARLY_ALL) * held:
-        return ()
-    return tuple(f"{table.place} {table.lines[row]}: {printable(repr(values[row]), 30)}" for row in rows)
+def _seen(table: RawTable, name: str, cells: Cells) -> Seen:
+    numbers, missing = cells.numbers(), int(cells.missing.sum())
+    distinct, words = cells.counted(_MOST_CLASSES)
+    spelled_out = distinct <= 2 * FEW_NUMBERS and {word.lower() for word in words} <= {"true", "false"}
+    odd = np.flatnonzero(np.isnan(numbers) & ~cells.missing)
+    if distinct and not odd.size and not spelled_out:
+        span = (float(np.nanmin(numbers)), float(np.nanmax(numbers)))
+        return Seen(name, len(cells), missing, span, distinct, words)
+    known = numbers[~np.isnan(numbers)]
+    many = len(np.unique(known)) >= _MANY_NUMBERS and len(odd) <= (1.0 - _NEARLY_ALL) * (len(cells) - missing)
+    if not many:
+        return Seen(name, len(cells), missing, None, distinct, words)
+    first = odd[:_SHOWN_ODD].tolist()
+    places = zip(table.places(first), first, strict=True)
+    shown = tuple(f"{table.place} {place}: {printable(repr(cells[row]), 30)}" for place, row in places)
+    return Seen(name, len(cells), missing, None, distinct, words, shown, len(odd))
 
 
 def describe(
     table: RawTable,
+    columns: Sequence[Seen],
     target: str,
     *,
     regression: bool | None = None,
@@ -136,33 +152,39 @@ def describe(
     `regression` is guessed if it is None: a target of numbers is real, but for two numbers and for a few whole
     ones, which are codes of classes.  InputError for a column that is not there, or a target that says nothing.
     """
-    seen = {column.name: column for column in see(table)}
+    seen = {column.name: column for column in columns}
     _check_roles(table, {"target": target, "site": site, "person": person, "split": split})
     aim = seen[target]
     if aim.odd and regression is not False:
         raise InputError(
             f"{table.source}, column {target!r}: {aim.mistakes()}; mend it: a target holds one or the other"
         )
-    real = regression if regression is not None else aim.is_numbers and len(aim.words) > 2 and not aim.codes
+    real = regression if regression is not None else aim.is_numbers and aim.distinct > 2 and not aim.codes
     if real and not aim.is_numbers:
         raise InputError(f"{table.source}, column {target!r}: holds words, so it is no real target")
-    if len(aim.words) < 2 or (real and not aim.usable):
+    if aim.distinct < 2 or (real and not aim.usable):
         raise InputError(f"{table.source}, column {target!r}: holds one value only, which nothing has to predict")
+    if not real and not aim.words:
+        raise InputError(
+            f"{table.source}, column {target!r}: {aim.distinct} different values are too many for classes"
+        )
     roles = {target, site, person, split}
-    columns = {name: _column(column) for name, column in seen.items() if name not in roles and column.usable}
-    if not columns:
+    features = {name: _column(column) for name, column in seen.items() if name not in roles and column.usable}
+    if not features:
         raise InputError(f"{table.source}: no column beside the target could become a feature")
     return TableSchema(
         public=False,
         target=target,
         classes=None if real else tuple(sorted(aim.words, key=_by_number if aim.codes else str)),
         range=rounded_out(*(aim.span or (0.0, 0.0))) if real else None,
-        columns=columns,
+        columns=features,
         site=site,
         sites=() if site is None else tuple(sorted(seen[site].words)),
         person=person,
         split=split,
-        test_share=None if split is None else min(0.99, round(table.column(split).count("test") / len(table), 2)),
+        test_share=None
+        if split is None
+        else min(0.99, round(float(np.mean(table.column(split).codes(["test"]) == 0)), 2)),
         missing="drop" if aim.missing else "refuse",
     )
 
@@ -184,7 +206,7 @@ def _check_roles(table: RawTable, roles: Mapping[str, str | None]) -> None:
             raise InputError(
                 f"{table.source}, column {name!r}: is named as {role_of[name]} and as {role}; it can have one role"
             )
-        if role == "site" and all(cell.lower() in MISSING for cell in cells):
+        if role == "site" and cells.missing.all():
             raise InputError(f"{table.source}, column {name!r}: is empty, so it says of no record whose it is")
         role_of[name] = role
 

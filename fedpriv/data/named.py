@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.extensions import changed, load_extensions
-from fedpriv.data.encode import is_table
+from fedpriv.data.cells import is_table
 from fedpriv.data.fetch import (
     COMPUTED,
     EMNIST_ARCHIVE,

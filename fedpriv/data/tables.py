@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import public_generator
-from fedpriv.data.encode import Encoded, RawTable, encode, read_table
+from fedpriv.data.cells import RawTable, read_table
+from fedpriv.data.encode import Encoded, encode
 from fedpriv.data.own import Dataset, HeldOut, Sites
 from fedpriv.data.schema import TableSchema
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedpriv.accounting.budget import decimal
 from fedpriv.core.errors import InputError
-from fedpriv.data.encode import write_rows
+from fedpriv.data.cells import write_rows
 from fedpriv.data.named import Dataset, load, table_path
 from fedpriv.data.partition import counted
 from fedpriv.data.schema import TableSchema

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedpriv.accounting.curves import LEAST_DELTA
 from fedpriv.core.errors import InputError
 from fedpriv.core.extensions import import_module
-from fedpriv.data.encode import is_table
+from fedpriv.data.cells import is_table
 from fedpriv.data.schema import TableSchema
 from fedpriv.loss.imported import is_import_path
 from fedpriv.loss.models import MODELS

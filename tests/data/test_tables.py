@@ -1,17 +1,23 @@
 """Tables: features of one record alone, by what is public; bad tables end in one line."""
 
+import csv
+import datetime
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedpriv.core.errors import InputError
-from fedpriv.data.encode import RawTable, encode, read_table
+from fedpriv.data.cells import MISSING, RawTable, as_number, read_table
+from fedpriv.data.encode import encode
+from fedpriv.data.inspect import see
 from fedpriv.data.named import load, load_test
 from fedpriv.data.partition import counted
 from fedpriv.data.schema import TableSchema
@@ -69,7 +75,7 @@ def test_a_record_never_enters_the_features_of_another(
     given_schema = schema(split=None, site=None, sites=[])
     before, after = (
         encode(
-            RawTable("t", {name: [r[name] for r in each] for name in other}, range(len(each)), "line"),
+            RawTable.of("t", {name: [r[name] for r in each] for name in other}),
             given_schema,
         )
         for each in (records, changed)
@@ -109,7 +115,6 @@ def test_missing_values_are_filled_dropped_or_refused(tmp_path: Path) -> None:
 
 
 def test_parquet_and_csv_hold_the_same_table(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
     records = rows()
@@ -261,7 +266,6 @@ def test_a_file_that_is_no_table_is_refused(tmp_path: Path, text: str, line: str
 
 
 def test_bytes_that_are_no_text_or_no_parquet_are_refused(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
     wrong = {".csv": "is not in UTF-8 .*save it as 'CSV UTF-8'.*iconv -f", ".parquet": "not a readable .parquet"}
     for suffix, line in wrong.items():
         (tmp_path / f"t{suffix}").write_bytes(b"\xff\xfe\x00" * 30)
@@ -351,3 +355,86 @@ def test_a_silos_own_table_has_no_column_for_its_site_or_only_its_own(tmp_path: 
     )
     with pytest.raises(InputError, match=r"column 'hospital': 'south' is another site than silo 0, 'north'"):
         load_silo(tmp_path / "south.csv", schema(), 0)
+
+
+WRITTEN = st.characters(codec="utf-8", exclude_characters="\0")
+SPELLED = st.one_of(
+    st.floats().map(repr),
+    st.integers(-(10**20), 10**20).map(str),
+    st.sampled_from(
+        ["1_000", "+5", ".5", "5.", "1e400", "-0", "0x1F", "inf", "nan", "NA", "", "true", "False", "٣", "1,5"]
+    ),
+    st.text(max_size=4).map(str.strip),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(SPELLED, min_size=1, max_size=8))
+def test_guarantee_a_number_does_not_depend_on_how_other_cells_are_spelled(texts: list[str]) -> None:
+    """One odd cell sends a column another way; each is read to the bits that Python's float gives it by itself."""
+    table = RawTable.of("t", {"a": texts})
+    cells = table.column("a")
+    assert cells.missing.tolist() == [text.lower() in MISSING for text in texts]
+    numbers = [None if text.lower() in MISSING else as_number(text) for text in texts]
+    assert [None if np.isnan(number) else number for number in cells.numbers()] == numbers
+    assert [cells[row] for row in range(len(texts))] == texts
+    distinct, words = cells.counted(100)
+    held = [text for text in texts if text.lower() not in MISSING]
+    assert (distinct, words) == (len(set(held)), tuple(word for word, _ in Counter(held).most_common()))
+    assert cells.codes(["5", "NA", "*"]).tolist() == [{"5": 0, "NA": 1, "*": 2}.get(text, -1) for text in texts]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.lists(
+            st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=6), min_size=2, max_size=2
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_a_file_has_the_cells_that_a_strict_reader_sees(tmp_path: Path, rows_of: list[list[str]]) -> None:
+    """Quotes, separators and ends of lines inside of cells included, and the lines of messages."""
+    path = tmp_path / "t.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, quoting=csv.QUOTE_ALL).writerows([["a", "b"], *rows_of])
+    table = read_table(path)
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        next(reader)
+        for row, cells in enumerate(reader):
+            assert [table.columns[name][row] for name in "ab"] == [cell.strip() for cell in cells]
+            assert table.places([row]) == [reader.line_num]
+
+
+def test_parquet_columns_have_the_words_and_numbers_that_python_gives_them(tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    held: dict[str, list[Any]] = {
+        "whole": [1, 2, None, 4],
+        "real": [0.1, None, float("nan"), 1e300],
+        "word": [" a ", None, "NA", "b"],
+        "truth": [True, False, None, True],
+        "day": [datetime.date(2020, 1, 2), None, datetime.date(2021, 1, 2), datetime.date(2020, 1, 2)],
+    }
+    parquet.write_table(pyarrow.table(held), tmp_path / "t.parquet")
+    table = read_table(tmp_path / "t.parquet")
+    for name, cells in held.items():
+        texts = ["" if value is None else str(value).strip() for value in cells]
+        column = table.column(name)
+        assert [column[row] for row in range(4)] == texts == column.texts.to_pylist()
+        assert column.missing.tolist() == [text.lower() in MISSING for text in texts]
+        numbers = [None if text.lower() in MISSING else as_number(text) for text in texts]
+        assert [None if np.isnan(number) else number for number in column.numbers()] == numbers
+    assert table.places([2]) == [3]
+
+
+def test_copies_are_counted_and_remedies_named(tmp_path: Path) -> None:
+    records = [{"a": f"{number},5", "day": f"{number % 28 + 1}.3.2020", "outcome": "x"} for number in range(60)]
+    path = write_csv(tmp_path / "t.csv", [*records, *records[:7]])
+    table = read_table(path)
+    assert table.copies() == 7
+    said = {column.name: column.line() for column in see(table)}
+    assert said["a"].endswith("they seem to be numbers with decimal commas: write points")
+    assert said["day"].endswith("they seem to be dates: give numbers, such as years since a day")
