@@ -123,7 +123,7 @@ def _write_features(table: RawTable, name: str, column: Column, before: NDArray[
         return absent
     assert column.values is not None
     codes = _words(table, name, column.values, "values", column.missing, may_lack=True)
-    absent = codes == _GONE
+    absent = np.equal(codes, _GONE)
     before[np.arange(len(codes)), np.where(absent, 0, codes) - len(column.values)] = 1.0
     return absent
 
