@@ -257,6 +257,7 @@ def test_a_bad_table_is_one_line_that_says_where(run_of: Callable[..., None], ba
         ("a,b\n1,2\n3\n", r"line 3: has 1 values, and the header names 2"),
         ("a,b\n", "has no records"),
         ('a,b\n"1,2\n', r"line 2: unexpected end of data"),
+        ('a,b\n"1"2,3\n', r"line 2: ',' expected after"),
     ],
 )
 def test_a_file_that_is_no_table_is_refused(tmp_path: Path, text: str, line: str) -> None:
@@ -406,6 +407,16 @@ def test_a_file_has_the_cells_that_a_strict_reader_sees(tmp_path: Path, rows_of:
         for row, cells in enumerate(reader):
             assert [table.columns[name][row] for name in "ab"] == [cell.strip() for cell in cells]
             assert table.places([row]) == [reader.line_num]
+
+
+def test_an_end_of_line_inside_of_a_cell_ends_no_record(tmp_path: Path) -> None:
+    """Also where Arrow cuts the file into blocks, of 1 MiB."""
+    long = [("x\n" * 3000 + str(number), str(number)) for number in range(300)]
+    with (tmp_path / "t.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("a", "b"), *long])
+    table = read_table(tmp_path / "t.csv")
+    assert len(table) == 300
+    assert table.column("b").numbers().tolist() == list(range(300))
 
 
 def test_parquet_columns_have_the_words_and_numbers_that_python_gives_them(tmp_path: Path) -> None:
