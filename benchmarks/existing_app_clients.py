@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks.existing_app_model import Net
 from fedpriv.data.named import Dataset
 from fedpriv.flower import guard_of
+from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import load_scenario
 from fedpriv.silo.demo import allowance_of, policy_text, write_policy, write_shard
 from fedpriv.silo.guards import begin_ledgers
@@ -171,7 +172,7 @@ def guards(data: Dataset, setting: Setting, silos: int = SILOS) -> Iterator[Path
         folder, started = Path(name), []
         (folder / "guard.toml").write_text(setting.scenario())
         cell = load_scenario(folder / "guard.toml").points[0].cell
-        allowed = {**allowance_of(cell), "models": ["benchmarks.existing_app_model:net"]}
+        allowed = {**allowance_of(cell, task_of_cell(cell)), "models": ["benchmarks.existing_app_model:net"]}
         try:
             for silo in range(silos):
                 own = folder / f"silo-{silo}"

@@ -19,6 +19,7 @@ from fedpriv.data.inspect import Persons, describe, left_out, persons_of, see
 from fedpriv.data.partition import roster
 from fedpriv.data.schema import TableSchema
 from fedpriv.data.tables import check_persons, schema_toml
+from fedpriv.rounds.task import task_of_schema
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.demo import allowance_of, policy_text
 from fedpriv.silo.policy import keep_to_owner
@@ -162,7 +163,8 @@ def _files(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dict[str
     advice = _advice(path, schema, sizes, unit)
     confirmed = schema.model_copy(update={"public": True})
     data = {**advice.tree["data"], "table": confirmed.model_dump(exclude_none=True)}
-    allow = allowance_of(resolve_cell({**advice.tree, "data": data}, str(path)))
+    cell = resolve_cell({**advice.tree, "data": data}, str(path))
+    allow = allowance_of(cell, task_of_schema(cell, confirmed))
     head = "".join(f"# {line}\n" for line in WARNING.splitlines())
     notes = {"privacy": _PERSONS.format(**unit), "federation": _BATCHES} if unit else {}
     sections = advice.sections(notes)

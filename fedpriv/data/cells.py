@@ -263,7 +263,9 @@ def _rows(rows: Sequence[int]) -> list[int]:
 
 
 def _has_quotes(path: Path) -> bool:
+    """Whether a cell below the first line has one."""
     with path.open("rb") as file:
+        file.readline()
         return any(b'"' in block for block in iter(lambda: file.read(1 << 20), b""))
 
 

@@ -43,6 +43,7 @@ from fedpriv.engines.table import Connection, Outcome
 from fedpriv.protocol.cell_folder import FolderReader, clear, run_config_of
 from fedpriv.rounds.beside import held_out_of_silos, records_of_silos
 from fedpriv.rounds.outcome import Finished, RunObserver, digest_of
+from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.demo import allowance_of, evaluation_of, policy_text, write_policy, write_shard
 from fedpriv.silo.guards import begin_ledgers
@@ -63,7 +64,7 @@ def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
     The paths of the policies, one a silo.  Shards and ledgers that are there are left as they are: they say what
     was released.  InputError for a run that no policy allows.
     """
-    allow, evaluation, tests = allowance_of(cell), evaluation_of(cell), held_out_of_silos(cell)
+    allow, evaluation, tests = allowance_of(cell, task_of_cell(cell)), evaluation_of(cell), held_out_of_silos(cell)
     dataset, order = load(cell.data.name, table=cell.data.table), records_of_silos(cell)
     policies = []
     for silo in range(cell.federation.silos):

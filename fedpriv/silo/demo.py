@@ -29,7 +29,7 @@ from fedpriv.rounds.beside import (
     records_of_silos,
 )
 from fedpriv.rounds.plan import Plan, plan_of
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.rounds.task import PublicTask, task_of_cell
 from fedpriv.scenario.load import Scenario
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.admission import cost_of, priced_stream
@@ -55,7 +55,7 @@ def prepare_silos(scenario: Scenario, folder: Path, runs: int) -> list[Path]:
         )
     asked = [presumed(cell) for cell in cells]
     asked += filter(None, map(first_step_of, cells))
-    allowances = [allowance_of(cell) for cell in asked]
+    allowances = [allowance_of(cell, task_of_cell(cell)) for cell in asked]
     allow = {
         **allowances[0],
         "clip": max(each["clip"] for each in allowances),
@@ -98,11 +98,11 @@ def prepare_silos(scenario: Scenario, folder: Path, runs: int) -> list[Path]:
     return folders
 
 
-def allowance_of(cell: Cell) -> dict[str, Any]:
+def allowance_of(cell: Cell, task: PublicTask) -> dict[str, Any]:
     """The narrowest [allow] of a policy under which one run of `cell` is answered; InputError if none is."""
     if (reason := unaccountable(cell)) is not None:
         raise InputError(f"a deployment's silos refuse this scenario: {reason}")
-    plan = plan_of(cell, task_of_cell(cell).objective, released=True)
+    plan = plan_of(cell, task.objective, released=True)
     if (reason := presuming(plan)) is not None:
         raise InputError(f"a deployment's silos refuse this scenario: {reason}")
     if (target := cell.target) is None:
@@ -114,16 +114,15 @@ def allowance_of(cell: Cell) -> dict[str, Any]:
         "rounds": cell.schedule.rounds,
         **_budget(cell, plan, target),
         "dimension": plan.objective.dimension,
-        **({} if (memory := _memory(cell, plan)) <= DEFAULT else {"memory": memory}),
+        **({} if (memory := _memory(cell, plan, task)) <= DEFAULT else {"memory": memory}),
         **({"silos": cell.federation.silos} if plan.masked else {}),
         **({} if cell.privacy.unit == RECORD.name else {"unit": cell.privacy.unit}),
     }
 
 
-def _memory(cell: Cell, plan: Plan) -> int:
+def _memory(cell: Cell, plan: Plan, task: PublicTask) -> int:
     """Bytes that a round takes of the silo that needs most, training or evaluating; see `taken_by`."""
-    task, silos = task_of_cell(cell), range(cell.federation.silos)
-    features = task.train.features[0].numel() // cell.privacy.protected.records
+    silos, features = range(cell.federation.silos), math.prod(task.test.features.shape[1:])
     held = [size * cell.schedule.batches_held * cell.privacy.protected.records for size in plan.batch_sizes]
     needs = [taken_by(plan, silo, held[silo], features) for silo in silos]
     if (

@@ -19,6 +19,7 @@ from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.figures import upper_figure
 from fedpriv.participation.secret import Allocation
 from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.admission import Charge, Cost, cost_of, refusal, spent, together
 from fedpriv.silo.demo import allowance_of
@@ -157,7 +158,7 @@ def test_a_narrowed_policy_holds_for_sampled_runs_that_are_open(tmp_path: Path) 
 def test_a_policy_for_one_run_admits_it_and_no_other(tmp_path: Path) -> None:
     """What `--engine deployment` writes for its silos."""
     cell = resolve_cell({**tree(), "data": {"name": "synthetic"}}, "test")
-    allow = allowance_of(cell)
+    allow = allowance_of(cell, task_of_cell(cell))
     assert allow["slack"] == SLACK
     guard = open_guard(read_policy(policy_of(tmp_path, **{**allow, "clip": 1.0, "trust": None})))
     guard.answer("run", scenario(), 1, QUERY)
@@ -202,8 +203,6 @@ def test_rounds_that_draw_very_many_records_are_in_the_slack() -> None:
 
 
 def _objective(cell: Any) -> Any:
-    from fedpriv.rounds.task import task_of_cell
-
     return task_of_cell(cell).objective
 
 
