@@ -1,13 +1,16 @@
 """Guarantee: what is said to be unclipped at a glance is what the clip of every record would leave as it is."""
 
 import math
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpriv.loss.clipping import certainly_unclipped, clipping, rank_one, upper_norm
+from fedpriv.loss.layers import DenseTerms
 
 CLIPS = st.floats(2.0**-40, 2.0**40)
 ANY = st.one_of(
@@ -55,3 +58,16 @@ def test_it_does_not_look_where_each_replicate_has_a_clip_of_its_own_or_records_
     assert certainly_unclipped(torch.zeros(2, 2, 1), one, torch.ones(1), torch.tensor([[1.0], [2.0]])) is None
     assert certainly_unclipped(torch.zeros(2, 600), one.expand(600), torch.ones(600), 1.0) is None
     assert certainly_unclipped(torch.zeros(2, 0), one[:0], torch.ones(0), 1.0) is None
+
+
+@pytest.mark.parametrize("terms", [2, 3])
+def test_guarantee_a_norm_from_products_is_at_least_the_exact_one(terms: int) -> None:
+    """Σ_k u_k v_k of numbers that nearly cancel, against fractions: the roundings cover all that floats lose."""
+    draw = np.random.default_rng(7)
+    for _ in range(500):
+        slopes = draw.standard_normal((terms, 1))
+        seen = draw.standard_normal((terms, 1))
+        seen[-1] = -(slopes[:-1] * seen[:-1]).sum() / slopes[-1] * (1.0 + draw.choice([0.0, 1e-16, 1e-9, 0.3]))
+        exact = sum(Fraction(float(u)) * Fraction(float(v)) for u, v in zip(slopes[:, 0], seen[:, 0], strict=True))
+        held = DenseTerms(*([torch.from_numpy(each)[None] for each in parts] for parts in (slopes, seen)), False)
+        assert Fraction(float(held.size().norm)) ** 2 * (1 + Fraction(1, 2**50)) >= exact**2
