@@ -241,3 +241,22 @@ def test_a_curve_falls_with_epsilon() -> None:
     values = curve(np.linspace(0.0, 8.0, 400))
     assert np.all(np.diff(values) <= 0.0)
     assert delta_at(curve, 100.0) <= delta_at(curve, 50.0)
+
+
+@pytest.mark.parametrize("tail", [0.5, 0.1, 0.01])
+def test_what_no_grid_holds_counts_whole(tail: float) -> None:
+    """A single large D."""
+    for z, bins, epsilon in ((1.0, 20, 1.0), (0.5, 3, 2.0), (2.0, 8, 0.3)):
+        assert Symmetric(z, bins, 2**12).delta(epsilon, tail) >= one(z, bins, epsilon, 2**15) * (1 - 2e-3)
+
+
+def test_a_sum_that_no_grid_holds_counts_as_infinite() -> None:
+    """Of two rounds: R is one D, and the grid ends before -x."""
+    pair = Symmetric(0.5, 2, 2**10)
+    below, spacing = pair._grid(math.e, 0.5)
+    points = spacing * (np.arange(2**10 + 1) - below)
+    assert -points[0] > points[-1]
+    most, _ = pair._chances_above(pair._law(math.e, points)[0], below)
+    lifted = -points[0] * math.exp(2.0)
+    at = 0.5 * math.log(0.5 * (lifted + math.hypot(lifted, 2.0 * math.exp(0.5))))
+    assert most[0] >= math.erfc(at / math.sqrt(2.0)) / 2.0
