@@ -23,10 +23,14 @@ neighbours on a grid, its mean kept, only raises δ**: what is computed here is 
 the smallest over several grids is one, too.  A known round would give the Gaussian mechanism, hence another
 bound.
 
+Under replace-one both increments are in one pair (`symmetric`); the chain of both directions through the run
+without the unit is a bound, too, and nearly always a looser one.
+
 Sources: Feldman & Shenfeld 2025 ("Privacy amplification by random allocation"); Chua et al. 2024 (balls and bins);
 the numerics are an own construction, after the convex order of ratios.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,6 +41,7 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from fedpriv.accounting.curves import (
+    LEAST_DELTA,
     Curve,
     Floats,
     as_floats,
@@ -48,8 +53,10 @@ from fedpriv.accounting.curves import (
     lowest,
 )
 from fedpriv.accounting.gaussian import Relation, check_positive, relation_named
+from fedpriv.accounting.gaussian import epsilon_of as gaussian_epsilon_of
 from fedpriv.accounting.guarantees import Sampled, least_noise
 from fedpriv.accounting.losses import Losses
+from fedpriv.accounting.symmetric import LEAST_MULTIPLIER, Symmetric
 from fedpriv.core.errors import InputError
 
 _MOST_LOG = 600.0  # of a grid's end: e^600 is still a float when it is squared with what it is multiplied by
@@ -155,10 +162,14 @@ class _Fineness:
     """The widest of the lattice on which losses of epochs are composed."""
     steps: float
     """So many of them, or more, are one standard deviation of an epoch's loss."""
+    size_replaced: int
+    """Points of the grid of a round under replace-one."""
+    knots: int
+    """Values of ε at which the curve of an epoch is computed there."""
 
 
-_FINE = _Fineness(2**15, 2**16, 1e-3, 30.0)
-_COARSE = _Fineness(2**12, 2**13, 4e-3, 10.0)
+_FINE = _Fineness(2**15, 2**16, 1e-3, 30.0, 2**12, 128)
+_COARSE = _Fineness(2**12, 2**13, 4e-3, 10.0, 2**10, 24)
 
 
 @dataclass(frozen=True)
@@ -214,8 +225,17 @@ def _cached_curve(mechanism: AllocatedGaussian, tails: tuple[float, ...]) -> Cur
 def _curve(mechanism: AllocatedGaussian, fineness: _Fineness, tails: tuple[float, ...]) -> Curve:
     """The smallest of all bounds for the relation: the grids', and that of a known round."""
     known, (remove, add) = gaussian(mechanism.known_mu), directions(mechanism, fineness, tails)
-    secret = highest([remove, add]) if mechanism.relation == "zero-out" else chained(remove, add)
-    return lowest([known, secret])
+    if mechanism.relation == "zero-out":
+        return lowest([known, highest([remove, add])])
+    loose = lowest([known, chained(remove, add)])
+    if mechanism.bins == 1 or mechanism.noise_multiplier < LEAST_MULTIPLIER:
+        return loose
+    pair = Symmetric(mechanism.noise_multiplier, mechanism.bins, fineness.size_replaced)
+    if mechanism.epochs == 1:
+        return lowest([loose, pair.curve(fineness.knots, loose)])
+    of_one = gaussian_epsilon_of(dataclasses.replace(mechanism, epochs=1).known_mu, LEAST_DELTA)
+    law = _composed(pair.losses(fineness.knots, of_one), mechanism.epochs, fineness)
+    return lowest([loose, law.deltas])
 
 
 def directions(

@@ -9,6 +9,22 @@ truncated negative binomial law of the number K of runs, Theorem 6 for the Poiss
 
 where δ(ε) is the run's own curve.  The minimum is 2√(ρ ln(1/γ)) - ρ, at λ^ = √(ln(1/γ)/ρ), or ln(1/γ) where that
 λ^ is below 1.  `then` adds the Rényi curve of releases that come after the choice and may depend on it.
+
+For the negative binomial law there is a bound from the run's own curve δ(ε), too, and the smaller one counts:
+with m = E[K], for every ε₁ ≥ 0 and ε ≥ ε₂,
+
+    δ'(ε) ≤ m δ(ε - ε₂),   ε₂ = (1 + η) ln(e^ε₁ + δ(ε₁) (1 - γ)/γ).
+
+*Proof.* Let p and q be the densities of a run's release y on two neighbours, a and b the probabilities of a
+better one (a public uniform number beside y breaks ties).  The best of K has the density p w(a) and q w(b), with
+w(a) = G'(1 - a) = m (γ/(γ + (1 - γ) a))^(1+η) ≤ m, G the generating function of K.  "Better than y" is an event,
+so b ≤ e^ε₁ a + δ(ε₁), and with c = (1 - γ)/γ
+
+    w(a)/w(b) = ((1 + c b)/(1 + c a))^(1+η) ≤ ((1 + c δ(ε₁) + e^ε₁ c a)/(1 + c a))^(1+η) ≤ e^ε₂.
+
+So p w(a) - e^ε q w(b) ≤ w(a) (p - e^(ε - ε₂) q) ≤ m (p - e^(ε - ε₂) q)+, whose integral is m δ(ε - ε₂).
+Releases after the choice multiply p and q by their densities given y and leave w alone: δ is then that of the run
+and of them together. ∎  (After Koskela, Redberg & Wang 2024, "Privacy profiles for private selection".)
 """
 
 import math
@@ -19,13 +35,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.accounting import curves
-from fedpriv.accounting.gaussian import check_delta, check_mu, check_positive
+from fedpriv.accounting.gaussian import check_delta, check_mu, check_positive, compose, epsilon_of
 from fedpriv.accounting.renyi import LEAST_EXCESS, MOST_EXCESS, to_epsilons, zcdp_of
 from fedpriv.core.errors import InputError
 
 _POINTS = 4001
 _REFINEMENTS = 2
 _MOST_TRIALS = 1e6
+_ROUNDING = 1e-12  # of ε₂
+_OF_MEAN = 1e-7  # relative: what rounding of γ moves E[K] by, most where it is nearly 1
+_TINY = 1e-300
 
 
 class Law(Protocol):
@@ -43,6 +62,10 @@ class Law(Protocol):
 
     def constant(self, mu: float, excess: NDArray[np.float64]) -> NDArray[np.float64]:
         """What the choice adds to a μ-GDP run's Rényi curve at orders 1 + `excess`, ln E[K]/(λ - 1) apart."""
+        ...
+
+    def shift(self, mu: float) -> float:
+        """ε₂ of the bound from a μ-GDP run's curve, rounded up; infinite where there is none."""
         ...
 
     def draw(self, generator: np.random.Generator) -> int:
@@ -86,6 +109,13 @@ class NegativeBinomial:
         least = 2.0 * math.sqrt(zcdp * log) - zcdp if log >= zcdp else log
         return np.full_like(excess, (1.0 + self.eta) * least)
 
+    def shift(self, mu: float) -> float:
+        odds, curve = (1.0 - self.gamma) / self.gamma, curves.gaussian(mu)
+        most = math.log1p(odds * float(curve(np.zeros(1))[0]))  # of ε₁ = 0: no larger ε₁ gives less
+        tried = np.linspace(0.0, most, _POINTS)
+        found = float(np.min(np.logaddexp(tried, math.log(max(odds, _TINY)) + np.log(curve(tried) + _TINY))))
+        return (1.0 + self.eta) * min(most, found) * (1.0 + _ROUNDING) + _ROUNDING
+
     def draw(self, generator: np.random.Generator) -> int:
         """By inverting the distribution function, one k after another."""
         gamma, left, k = self.gamma, float(generator.random()), 1
@@ -117,6 +147,9 @@ class Poisson:
         """The run's δ at the largest ε that Theorem 6 allows for an order."""
         return self.mean * curves.gaussian(mu)(np.log1p(1.0 / excess))
 
+    def shift(self, mu: float) -> float:
+        return math.inf
+
     def draw(self, generator: np.random.Generator) -> int:
         return int(generator.poisson(self.mean))
 
@@ -139,7 +172,19 @@ class Selection:
         check_mu(self.then)
 
     def epsilon_of(self, delta: float) -> float:
-        """An ε for which (ε, `delta`)-DP holds, the least over orders; the conversion is that of `rdp`."""
+        """An ε for which (ε, `delta`)-DP holds: the smaller of two bounds."""
+        return min(self.epsilon_by_orders(delta), self.epsilon_by_curve(delta))
+
+    def epsilon_by_curve(self, delta: float) -> float:
+        """The bound from the run's own curve; infinite for a law that has none."""
+        shift = self.law.shift(self.mu)
+        if math.isinf(shift):
+            return math.inf
+        whole = compose([self.mu, self.then])
+        return (epsilon_of(whole, check_delta(delta) / (self.law.mean * (1.0 + _OF_MEAN))) + shift) * (1.0 + 1e-15)
+
+    def epsilon_by_orders(self, delta: float) -> float:
+        """The least over Rényi orders; the conversion is that of `rdp`."""
         log_delta = math.log(check_delta(delta))
         low, high = math.log(LEAST_EXCESS), math.log(MOST_EXCESS)
         for _ in range(1 + _REFINEMENTS):

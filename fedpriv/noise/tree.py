@@ -62,7 +62,7 @@ class BinaryTree(Mechanism):
         columns = self.columns(workload)
         if isinstance(workload.order, Separated):
             found = self._separated(workload, workload.order, columns.squared_norms)
-            return found if workload.equal_clips else tightened(found, columns.inner, workload)
+            return tightened(found, columns.inner, workload)
 
         def within(clips: Floats, rounds_per_epoch: int) -> Floats:
             return nodes.record_squared_norms(clips, rounds_per_epoch, self.decay)

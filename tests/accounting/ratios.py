@@ -68,3 +68,44 @@ def removed_by_sampling(z: float, rounds: int, epsilon: float, samples: int, see
         values.append(rounds * ((sums / rounds - math.exp(epsilon)) * ndtr(-last) + ndtr(1.0 / z - last) / rounds))
     all_values = np.concatenate(values)
     return float(all_values.mean()), float(all_values.std() / math.sqrt(len(all_values)))
+
+
+def call_of_both(x: Floats, z: float, epsilon: float) -> Floats:
+    """E(D - x)+ for D = Y - e^ε Y', Y' = exp(-Z/z - 1/(2z²)) of the same Z; for any real x."""
+    half, factor = 0.5 / z**2, math.exp(epsilon)
+    at = z * np.log(_both_ratio(x * math.exp(half), factor))
+    return ndtr(1.0 / z - at) - factor * ndtr(-1.0 / z - at) - x * ndtr(-at)
+
+
+def _both_ratio(lifted: Floats, factor: float) -> Floats:
+    """w > 0 with w - factor/w = `lifted`."""
+    size = np.sqrt(lifted**2 + 4.0 * factor) + np.abs(lifted)
+    return np.where(lifted >= 0.0, 0.5 * size, 2.0 * factor / size)
+
+
+def both_of(normal: Floats, z: float, epsilon: float) -> Floats:
+    """D at these Z."""
+    return np.exp(normal / z - 0.5 / z**2) - np.exp(epsilon - normal / z - 0.5 / z**2)
+
+
+def replaced_in_two_rounds(z: float, epsilon: float) -> float:
+    """E(D_1 + D_2)+ / 2 by quadrature over the first round."""
+    grid, weights = normal_rule(48_001)
+    return float(weights @ call_of_both(-both_of(grid, z, epsilon), z, epsilon)) / 2.0
+
+
+def replaced_in_three_rounds(z: float, epsilon: float) -> float:
+    """E(D_1 + D_2 + D_3)+ / 3 by quadrature over two rounds."""
+    grid, weights = normal_rule(601)
+    first = both_of(grid, z, epsilon)
+    return float(weights @ call_of_both(-(first[:, None] + first[None, :]), z, epsilon) @ weights) / 3.0
+
+
+def replaced_by_sampling(z: float, rounds: int, epsilon: float, samples: int, seed: int) -> tuple[float, float]:
+    """An unbiased estimate of E(D_1 + … + D_T)+ / T and its standard error: that of `removed_by_sampling`."""
+    normal = np.random.default_rng(seed).standard_normal((samples, rounds - 1))
+    sums, factor = both_of(normal, z, epsilon).sum(1), math.exp(epsilon)
+    crossing = z * np.log(_both_ratio(-sums * math.exp(0.5 / z**2), factor))
+    last = np.maximum(crossing, normal.max(1))
+    values = sums * ndtr(-last) + ndtr(1.0 / z - last) - factor * ndtr(-1.0 / z - last)
+    return float(values.mean()), float(values.std() / math.sqrt(samples))

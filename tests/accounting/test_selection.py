@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from fedpriv.accounting import gaussian as gdp
 from fedpriv.accounting import renyi as rdp
 from fedpriv.accounting.selection import Law, NegativeBinomial, Poisson, Selection, mean_of
 from fedpriv.core.errors import InputError
@@ -48,7 +49,7 @@ def test_it_is_theorem_2(mu: float, eta: float, mean: float) -> None:
     law = NegativeBinomial(mean, eta)
     assert mean_of(eta, law.gamma) == pytest.approx(mean, rel=1e-9)
     expected = theorem_2(mu, eta, law.gamma, 1e-5)
-    assert Selection(mu, law).epsilon_of(1e-5) == pytest.approx(expected, rel=1e-5)
+    assert Selection(mu, law).epsilon_by_orders(1e-5) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -62,8 +63,22 @@ def test_it_is_theorem_2(mu: float, eta: float, mean: float) -> None:
         (1.0, Poisson(5.0), 6.697431),
     ],
 )
+def test_golden_numbers_by_orders(mu: float, law: Law, epsilon: float) -> None:
+    assert Selection(mu, law).epsilon_by_orders(1e-5) == pytest.approx(epsilon, abs=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("mu", "law", "epsilon"),
+    [
+        (1.0, NegativeBinomial(20.0, 0.0), 7.219675),
+        (1.0, NegativeBinomial(20.0, 1.0), 8.283124),
+        (0.1, NegativeBinomial(5.0, 0.0), 0.565083),
+        (4.0, NegativeBinomial(100.0, 0.5), 35.877540),
+        (1.0, Poisson(5.0), 6.697431),
+    ],
+)
 def test_golden_numbers(mu: float, law: Law, epsilon: float) -> None:
-    assert Selection(mu, law).epsilon_of(1e-5) == pytest.approx(epsilon, abs=2e-6)
+    assert Selection(mu, law).epsilon_of(1e-5) == pytest.approx(epsilon, abs=1e-5)
 
 
 @pytest.mark.parametrize(("mu", "mean", "shape"), [(0.5, 10.0, 0.0), (1.0, 20.0, 1.0), (1.0, 5.0, math.inf)])
@@ -72,7 +87,7 @@ def test_another_accountant_agrees(mu: float, mean: float, shape: float) -> None
     law = Poisson(mean) if shape == math.inf else NegativeBinomial(mean, shape)
     accountant = theirs.RdpAccountant(1 + np.logspace(-2, 3, 400))
     accountant.compose(dp_event.RepeatAndSelectDpEvent(dp_accounting.GaussianDpEvent(1 / mu), mean, shape))
-    ours, other = Selection(mu, law).epsilon_of(1e-6), accountant.get_epsilon(1e-6)
+    ours, other = Selection(mu, law).epsilon_by_orders(1e-6), accountant.get_epsilon(1e-6)
     assert other == pytest.approx(ours, rel=0.15 if shape == math.inf else 1e-3)
     assert ours <= other
 
@@ -102,11 +117,49 @@ def test_a_choice_that_can_be_computed_exactly_is_within_the_claim(law: Law, mu:
     for delta in (1e-3, 1e-5):
         claimed = Selection(mu, law).epsilon_of(delta)
         for first, second in ((best(0.0), best(mu)), (best(mu), best(0.0))):
-            for epsilon, holds in ((claimed, True), (rdp.epsilon_of(mu, delta), False)):
+            for epsilon, holds in ((claimed, True), (gdp.epsilon_of(mu, delta), False)):
                 exact = float(np.sum(np.maximum(0.0, first - math.exp(epsilon) * second)) * (x[1] - x[0]))
                 assert exact <= delta or not holds
                 one_run += exact > delta and not holds
     assert one_run, "what one run costs is not enough"
+
+
+def test_300_choices_that_can_be_computed_exactly_are_within_the_claim() -> None:
+    """The run's release is its score, or the score with its sign turned."""
+    draw, x = np.random.default_rng(8), np.linspace(-11.0, 15.0, 20_001)
+    width, checked = x[1] - x[0], 0
+    for _ in range(75):
+        mu, mean = float(draw.uniform(0.05, 4.0)), float(np.exp(draw.uniform(0.01, 5.0)))
+        law = NegativeBinomial(mean, float(draw.choice([0.0, 0.3, 1.0, 2.0])))
+        weight = density(law)
+        low, high = (
+            np.exp(-((x - center) ** 2) / 2) / math.sqrt(2 * math.pi) * weight(ndtr(side * (x - center)))
+            for side in (draw.choice([-1.0, 1.0]),)
+            for center in (0.0, mu)
+        )
+        for delta in (1e-3, 1e-6):
+            factor = math.exp(Selection(mu, law).epsilon_of(delta))
+            for first, second in ((low, high), (high, low)):
+                assert float(np.sum(np.maximum(0.0, first - factor * second)) * width) <= delta
+                checked += 1
+    assert checked == 300
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    mu=st.floats(0.05, 4.0),
+    mean=st.floats(1.0, 1000.0),
+    eta=st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.0]),
+    then=st.floats(0.0, 2.0),
+    delta=st.floats(1e-9, 1e-2),
+)
+def test_the_bound_by_curve_is_between_one_run_and_the_bound_by_orders(
+    mu: float, mean: float, eta: float, then: float, delta: float
+) -> None:
+    choice = Selection(mu, NegativeBinomial(mean, eta), then)
+    alone = gdp.epsilon_of(math.hypot(mu, then), delta)
+    assert alone <= choice.epsilon_by_curve(delta) * (1 + 1e-12)
+    assert choice.epsilon_of(delta) == min(choice.epsilon_by_curve(delta), choice.epsilon_by_orders(delta))
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
@@ -123,15 +176,15 @@ def test_numbers_of_runs_follow_their_law(law: Law) -> None:
 
 
 def test_one_run_costs_what_one_run_costs_and_more_cost_more() -> None:
-    assert Selection(1.0, NegativeBinomial(1.0)).epsilon_of(1e-5) == pytest.approx(
-        rdp.epsilon_of(1.0, 1e-5), rel=1e-6
-    )
+    alone = Selection(1.0, NegativeBinomial(1.0))
+    assert alone.epsilon_of(1e-5) == pytest.approx(gdp.epsilon_of(1.0, 1e-5), rel=1e-6)
+    assert alone.epsilon_by_orders(1e-5) == pytest.approx(rdp.epsilon_of(1.0, 1e-5), rel=1e-6)
     costs = [Selection(1.0, NegativeBinomial(mean)).epsilon_of(1e-5) for mean in (1.5, 3.0, 10.0, 100.0)]
     assert costs == sorted(costs)
     alone, both = (Selection(1.0, NegativeBinomial(10.0), then).epsilon_of(1e-5) for then in (0.0, 1.0))
     assert both > alone
     composed = Selection(1.0, NegativeBinomial(1.0), then=1.0).epsilon_of(1e-5)
-    assert composed == pytest.approx(rdp.epsilon_of(math.sqrt(2.0), 1e-5), rel=1e-6)
+    assert composed == pytest.approx(gdp.epsilon_of(math.sqrt(2.0), 1e-5), rel=1e-6)
 
 
 def test_what_is_no_law_is_refused() -> None:

@@ -1,0 +1,262 @@
+"""Random allocation under replace-one: its symmetric pair against quadrature, samples and an adversary."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import fft
+
+from fedpriv.accounting import gaussian as gdp
+from fedpriv.accounting.allocation import AllocatedGaussian, directions
+from fedpriv.accounting.curves import chained, delta_at, epsilon_at, gaussian, lowest
+from fedpriv.accounting.symmetric import Symmetric, lower_hull, mirrored
+from tests.accounting.ratios import (
+    both_of,
+    call_of_both,
+    normal_rule,
+    replaced_by_sampling,
+    replaced_in_three_rounds,
+    replaced_in_two_rounds,
+)
+from tests.parts import in_parts
+
+DELTA = 1e-5
+
+GOLDEN = {  # docs/privacy.md: (z, T, epochs): ε at δ = 1e-5
+    (1.0, 10, 1): 2.8456,
+    (0.7, 20, 1): 4.1440,
+    (2.0, 5, 1): 1.7648,
+    (1.0, 60, 1): 1.1054,
+    (0.8, 600, 1): 0.4888,
+    (1.2, 60, 5): 1.9926,
+    (1.53, 60, 10): 2.1791,
+}
+
+
+def one(z: float, bins: int, epsilon: float, size: int = 2**13) -> float:
+    """The smallest of some bounds, whose grids end in different places."""
+    return min(Symmetric(z, bins, size).delta(epsilon, tail) for tail in (1e-3, 1e-5, 1e-8, 1e-11))
+
+
+@pytest.mark.parametrize(("key", "golden"), in_parts(GOLDEN.items(), list(GOLDEN.items())[:3]))
+def test_golden_epsilon(key: tuple[float, int, int], golden: float) -> None:
+    assert AllocatedGaussian(*key, relation="replace-one").epsilon_of(DELTA) == pytest.approx(golden, rel=1e-3)
+
+
+@pytest.mark.parametrize("points", in_parts([60, 8], [8]))
+def test_two_and_three_rounds_are_the_quadrature_on_the_safe_side(points: int) -> None:
+    """So many points of two rounds and of three: never below, and at most 5 % above what can be resolved."""
+    draw = np.random.default_rng(5)
+    for bins, quadrature, accuracy in ((2, replaced_in_two_rounds, 1e-9), (3, replaced_in_three_rounds, 1e-5)):
+        for _ in range(points):
+            z, epsilon = float(np.exp(draw.uniform(-0.7, 1.2))), float(draw.uniform(0.0, 6.0))
+            true, bound = quadrature(z, epsilon), one(z, bins, epsilon)
+            assert true * (1 - accuracy) <= bound <= true * 1.05 + 1e-11 * (1.0 + math.exp(epsilon))
+
+
+@pytest.mark.parametrize("points", in_parts([400, 12], [12]))
+def test_no_bound_is_below_an_unbiased_sample(points: int) -> None:
+    """z, T, ε anywhere; 5 standard errors: a false alarm in 10^4 seeds.  At most 6 % above, too."""
+    draw = np.random.default_rng(6)
+    for point in range(points):
+        z, bins = float(np.exp(draw.uniform(-0.9, 1.0))), int(np.exp(draw.uniform(math.log(4), math.log(200))))
+        epsilon = float(draw.uniform(0.0, 1.0)) * min(12.0, gdp.epsilon_of(2.0 / z, 1e-4))
+        true, error = replaced_by_sampling(z, bins, epsilon, 400_000 // bins, point)
+        bound = one(z, bins, epsilon)
+        assert true - 5.0 * error <= bound
+        if error < 0.01 * true < 1e-3:  # else the sample misses what is rare, or the grids are made for less
+            assert bound <= (true + 5.0 * error) * 1.06 + 1e-11 * (1.0 + math.exp(epsilon))
+
+
+def test_a_single_round_is_the_gaussian_of_twice_the_norm() -> None:
+    for z in (0.3, 1.0, 4.0):
+        for epsilon in (0.0, 0.3, 2.0, 6.0):
+            true = gdp.delta_of(2.0 / z, epsilon)
+            assert true <= one(z, 1, epsilon) <= true * 1.01 + 1e-10
+
+
+@settings(max_examples=5, deadline=None)
+@given(z=st.floats(0.3, 5.0), bins=st.integers(1, 80), epsilon=st.floats(0.0, 8.0), tail=st.floats(1e-14, 1e-3))
+def test_every_grid_is_a_bound(z: float, bins: int, epsilon: float, tail: float) -> None:
+    """A coarse grid, one that ends early, and one that reaches too far: none is below the finest."""
+    fine = one(z, bins, epsilon, 2**15)
+    for size in (2**8, 2**10, 2**13):
+        assert Symmetric(z, bins, size).delta(epsilon, tail) >= fine * (1 - 2e-3) - 1e-10
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    z=st.floats(0.3, 3.0),
+    gamma=st.floats(0.01, 50.0),
+    c=st.floats(-20.0, 20.0),
+    lengths=st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1.0)),
+    angle=st.floats(0.0, math.pi),
+)
+def test_the_pair_dominates_any_two_increments(
+    z: float, gamma: float, c: float, lengths: tuple[float, float], angle: float
+) -> None:
+    """E(d - c)+ in the plane, for any two increments, is at most that of opposite ones: the step of the proof."""
+    line = np.linspace(-9.0, 9.0, 721) * z + 0.0137 * z
+    weight = np.exp(-0.5 * (line / z) ** 2) / (z * math.sqrt(2.0 * math.pi)) * (line[1] - line[0])
+    (a, b), (x, y) = lengths, np.meshgrid(line, line, indexing="ij")
+    first = np.exp((a * x - 0.5 * a * a) / z**2)
+    second = np.exp((b * (math.cos(angle) * x + math.sin(angle) * y) - 0.5 * b * b) / z**2)
+    any_two = float(weight @ np.maximum(first - gamma * second - c, 0.0) @ weight)
+    opposite = float(call_of_both(np.array(c), z, math.log(gamma)))
+    assert any_two <= opposite * (1 + 1e-4) + 1e-6 * (1.0 + gamma + abs(c))
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.7, 2.5])
+def test_increments_that_depend_on_earlier_releases_gain_nothing(epsilon: float) -> None:
+    """Two rounds, both second increments any functions of the first release, in both orders."""
+    z, draw = 0.8, np.random.default_rng(4)
+    grid, weights = normal_rule(901)
+    line, bound = z * grid, one(z, 2, epsilon)
+    for _ in range(12):
+        turns = draw.choice([-1.0, 1.0, 0.5, 0.0], size=(2, 12))[:, np.digitize(grid, np.linspace(-2.5, 2.5, 11))]
+        begins = draw.choice([-1.0, 1.0, 0.3], size=2)
+        ratios = []
+        for begin, turn in zip(begins, turns, strict=True):
+            first = np.exp((begin * line - 0.5 * begin**2) / z**2)
+            second = np.exp((np.multiply.outer(turn, line) - 0.5 * turn[:, None] ** 2) / z**2)
+            ratios.append(0.5 * (first[:, None] + second))
+        for mine, other in (ratios, ratios[::-1]):
+            told = float(weights @ np.maximum(mine - math.exp(epsilon) * other, 0.0) @ weights)
+            assert told <= bound * (1 + 1e-6) + 1e-9
+
+
+@pytest.mark.slow
+@settings(max_examples=12, deadline=None)
+@given(z=st.floats(0.2, 20.0), bins=st.integers(1, 300), epochs=st.integers(1, 3), delta=st.floats(1e-8, 1e-3))
+def test_never_above_the_chain_nor_below_zero_out(z: float, bins: int, epochs: int, delta: float) -> None:
+    replaced = AllocatedGaussian(z, bins, epochs, "replace-one")
+    chain = lowest([gaussian(replaced.known_mu), chained(*directions(replaced))])
+    epsilon = replaced.epsilon_of(delta)
+    assert epsilon <= epsilon_at(chain, delta) * (1 + 2e-3)  # whose grids are made for another δ
+    assert AllocatedGaussian(z, bins, epochs).epsilon_of(delta) <= epsilon * (1 + 2e-3) + 1e-9
+
+
+@pytest.mark.parametrize("knots", [12, 128])
+def test_the_law_on_knots_is_above_the_curve_in_one_epoch_and_in_several(knots: int) -> None:
+    """Of one round, whose k epochs are exactly √k · 2/z-GDP."""
+    law = Symmetric(2.0, 1, 2**12).losses(knots, 8.0)
+    assert float(law.masses.sum()) + law.infinite == pytest.approx(1.0, abs=1e-9)
+    epsilons = np.linspace(0.0, 6.0, 301)
+    for epochs, loss in ((1, law), (4, law.on_lattice(1e-3).composed(4))):
+        mu = math.sqrt(epochs)
+        true = np.array([gdp.delta_of(mu, epsilon) for epsilon in epsilons])
+        assert np.all(loss.deltas(epsilons) >= true * (1 - 1e-12))
+        if knots == 128:
+            assert np.all(loss.deltas(epsilons) <= true * 1.05 + 1e-9)
+
+
+def test_two_epochs_agree_with_sampling() -> None:
+    """E(1 - e^ε Q/P)+ under P, 4.5 standard errors: a false alarm in 1.5e5 draws of the seed."""
+    z, bins, samples = 1.0, 8, 300_000
+    draw, logs = np.random.default_rng(12), np.zeros(300_000)
+    for _ in range(2):
+        normal = draw.standard_normal((samples, bins))
+        normal[:, 0] += 1.0 / z
+        logs += np.log(np.exp(normal / z).mean(1)) - np.log(np.exp(-normal / z).mean(1))
+    for epsilon in (0.0, 0.5, 1.5, 3.0):
+        values = np.maximum(-np.expm1(epsilon - logs), 0.0)
+        error = float(values.std()) / math.sqrt(samples)
+        bound = AllocatedGaussian(z, bins, 2, "replace-one").delta_of(epsilon)
+        assert float(values.mean()) - 4.5 * error < bound < (float(values.mean()) + 4.5 * error) * 1.01
+
+
+@settings(max_examples=30, deadline=None)
+@given(points=st.lists(st.tuples(st.floats(0.01, 3.0), st.floats(0.0, 0.9)), min_size=2, max_size=12))
+def test_the_lower_hull_lies_below_the_points_and_bends_upwards(points: list[tuple[float, float]]) -> None:
+    epsilons = np.concatenate([[0.0], np.cumsum([gap for gap, _ in points])])
+    bounds = np.sort([1.0, *(value for _, value in points)])[::-1]
+    at, values = lower_hull(epsilons, bounds)
+    assert at[0] == 0.0
+    assert at[-1] == epsilons[-1]
+    on_hull = np.interp(np.exp(epsilons), np.exp(at), values)
+    assert np.all(on_hull <= bounds + 1e-9)
+    slopes = np.diff(values) / np.diff(np.exp(at))
+    assert all(left <= right + 1e-9 for left, right in pairwise(slopes))
+    law = mirrored(at, values)
+    assert np.all(law.deltas(epsilons) >= on_hull - 1e-9)
+
+
+@pytest.mark.skipif(np.finfo(np.longdouble).eps > 1e-18, reason="no extended precision here")
+@pytest.mark.parametrize(
+    ("z", "bins", "epsilon", "size"),
+    [(1.0, 60, 1.1, 2**12), (0.5, 60, 6.3, 2**12), (3.0, 600, 0.01, 2**12), (0.4, 2000, 0.05, 2**13)],
+)
+def test_fourier_transforms_hide_less_than_is_added(z: float, bins: int, epsilon: float, size: int) -> None:
+    pair = Symmetric(z, bins, size)
+    below, spacing = pair._grid(math.exp(epsilon), 1e-10)
+    masses, _ = pair._law(math.exp(epsilon), spacing * (np.arange(size + 1) - below))
+    most, least = pair._chances_above(masses, below)
+    exact_most, exact_least = _extended(masses, bins - 1, below)
+    assert np.all(exact_most <= most + 1e-18)
+    assert np.all(least <= exact_least + 1e-18)
+    assert np.all(most - exact_most <= 2.0 * pair._noise + 1e-18)
+
+
+def _extended(masses: NDArray[np.float64], times: int, below: int) -> tuple[NDArray, NDArray]:
+    """P(R > -x) in 80-bit floats, with what falls below the grid kept at its end, and dropped."""
+    size = len(masses)
+
+    def sums(first: NDArray, second: NDArray, keep: bool) -> NDArray:
+        whole = fft.irfft(fft.rfft(first, 2 * size) * fft.rfft(second, 2 * size), 2 * size)
+        found = whole[below : below + size].copy()
+        found[0] += whole[:below].sum() if keep else 0.0
+        return found
+
+    chances = []
+    for keep in (True, False):
+        law, power = None, masses.astype(np.longdouble)
+        for bit in bin(times)[:1:-1]:  # in the same order: what falls off the grid depends on it
+            if bit == "1":
+                law = power if law is None else sums(law, power, keep)
+            power = sums(power, power, keep)
+        suffix = np.append(np.cumsum(law[::-1])[::-1], 0.0)
+        places = np.clip(2 * below + 1 - np.arange(size), 0, size)
+        chances.append(suffix[places] + (max(np.longdouble(0.0), 1 - law.sum()) if keep else 0.0))
+    return np.minimum(chances[0], 1.0), chances[1]
+
+
+def test_both_increments_of_one_round_have_the_hockey_stick_of_the_gaussian() -> None:
+    """The reference of these tests itself."""
+    grid, weights = normal_rule(200_001)
+    for z, epsilon in ((0.7, 0.0), (1.0, 2.0)):
+        assert float(weights @ np.maximum(both_of(grid, z, epsilon), 0.0)) == pytest.approx(
+            gdp.delta_of(2.0 / z, epsilon), rel=1e-6
+        )
+        assert float(call_of_both(np.array(0.0), z, epsilon)) == pytest.approx(
+            gdp.delta_of(2.0 / z, epsilon), rel=1e-9
+        )
+
+
+def test_a_curve_falls_with_epsilon() -> None:
+    curve = AllocatedGaussian(1.0, 30, relation="replace-one").curve
+    values = curve(np.linspace(0.0, 8.0, 400))
+    assert np.all(np.diff(values) <= 0.0)
+    assert delta_at(curve, 100.0) <= delta_at(curve, 50.0)
+
+
+@pytest.mark.parametrize("tail", [0.5, 0.1, 0.01])
+def test_what_no_grid_holds_counts_whole(tail: float) -> None:
+    """A single large D."""
+    for z, bins, epsilon in ((1.0, 20, 1.0), (0.5, 3, 2.0), (2.0, 8, 0.3)):
+        assert Symmetric(z, bins, 2**12).delta(epsilon, tail) >= one(z, bins, epsilon, 2**15) * (1 - 2e-3)
+
+
+def test_a_sum_that_no_grid_holds_counts_as_infinite() -> None:
+    """Of two rounds: R is one D, and the grid ends before -x."""
+    pair = Symmetric(0.5, 2, 2**10)
+    below, spacing = pair._grid(math.e, 0.5)
+    points = spacing * (np.arange(2**10 + 1) - below)
+    assert -points[0] > points[-1]
+    most, _ = pair._chances_above(pair._law(math.e, points)[0], below)
+    lifted = -points[0] * math.exp(2.0)
+    at = 0.5 * math.log(0.5 * (lifted + math.hypot(lifted, 2.0 * math.exp(0.5))))
+    assert most[0] >= math.erfc(at / math.sqrt(2.0)) / 2.0
