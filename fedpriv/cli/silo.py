@@ -93,6 +93,40 @@ def end(
 
 
 @app.command()
+def backup(
+    policy: Policy, folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the copies go.")]
+) -> None:
+    """Copy a policy's ledgers, without keys and replies; also while the guard runs.
+
+    After each run is a good time: a backup that lacks a release costs the whole budget when it is restored.
+
+    Example: fedpriv silo backup silo-0.toml /mnt/backup/silo-0
+    """
+    from fedpriv.silo.backup import back_up
+
+    for copy in back_up(policy, folder):
+        typer.echo(f"copied {copy}")
+
+
+@app.command()
+def restore(
+    policy: Policy,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where `backup` put the copies.")],
+) -> None:
+    """Put copies in the place of ledgers that are gone, so that no budget is spent twice.
+
+    If the mark says that nothing was released since, all is as before, and runs that were under way are over.
+    Otherwise the whole budget is charged: nobody knows what was released.
+
+    Example: fedpriv silo restore silo-0.toml /mnt/backup/silo-0
+    """
+    from fedpriv.silo.backup import restore as restored
+
+    for line in restored(policy, folder):
+        typer.echo(line)
+
+
+@app.command()
 def refine(
     policy: Policy,
     scenario: Annotated[
