@@ -25,7 +25,6 @@ from tests.conftest import small_tree
 from tests.server.test_evaluation import Heard
 from tests.silo.evaluated import ASKED, guards_of, write_tested
 
-
 SMALL = small_tree(evaluation=ASKED, federation__rounds=2)
 
 
