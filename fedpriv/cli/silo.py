@@ -67,14 +67,22 @@ def run(policy: Policy) -> None:
 
 
 @app.command()
-def status(policy: Policy) -> None:
+def status(
+    policy: Policy,
+    check: Annotated[
+        bool, typer.Option("--check", help="Recompute every price from its scenario, too; opens the records.")
+    ] = False,
+) -> None:
     """Show what was spent, by which runs, and what is left; also while the guard runs.
 
-    Example: fedpriv silo status silo-0.toml
-    """
-    from fedpriv.silo.guards import status_lines
+    Every row of the ledger is checked: what is shown is what was written.
 
-    for line in status_lines(policy):
+    Example: fedpriv silo status silo-0.toml
+    Example: fedpriv silo status silo-0.toml --check
+    """
+    from fedpriv.silo.guards import checked_lines, status_lines
+
+    for line in [*status_lines(policy), *(checked_lines(policy) if check else ())]:
         typer.echo(line)
 
 

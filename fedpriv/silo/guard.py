@@ -365,6 +365,11 @@ class Guard:
         if reason is not None and not allow.noise_free:
             raise self._refusal(reason)
 
+    def past_prices(self) -> list[tuple[str, float, float]]:
+        """Every run by name: the μ that it was charged, and what its scenario costs today, 0 if unknown."""
+        rows = [(row.run_id, Charge(row.cell, row.mu, row.slack)) for row in self._ledger.overview()]
+        return [(name, charge.mu, self._admission.least_mu(charge)) for name, charge in rows]
+
     def _repriced(self, charges: Sequence[Charge]) -> list[Charge]:
         """What earlier runs were charged, or what their scenarios cost by today's accounting if that is more."""
         for charge in charges:

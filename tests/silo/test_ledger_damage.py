@@ -15,9 +15,11 @@ from fedpriv.core.errors import InputError, RunError
 from fedpriv.silo import chain
 from fedpriv.silo.admission import Charge
 from fedpriv.silo.guard import Guard
+from fedpriv.silo.guards import checked_lines
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.mark import Commit, Mark, Reading
 from fedpriv.silo.rows import LAST_REPLIES, digest_of
+from fedpriv.silo.silo import Silo
 from tests.attacks.guards import guard_for, random_records, scenario, zeros
 from tests.silo.guarded import guard_of
 
@@ -168,6 +170,27 @@ def test_guarantee_a_key_or_state_in_the_place_of_a_runs_own_is_never_answered_f
         asked(guard, "c", range(5, 6))
 
 
+@pytest.mark.parametrize(
+    ("statement", "asks"),
+    [
+        ("UPDATE answers SET query = zeroblob(32) WHERE run_id = 'd'", False),
+        ("UPDATE runs SET key = zeroblob(32) WHERE run_id = 'd'", True),
+    ],
+)
+def test_guarantee_a_round_that_was_asked_and_not_answered_keeps_its_query_and_key(
+    underway: Path, monkeypatch: pytest.MonkeyPatch, statement: str, asks: bool
+) -> None:
+    """Gains: two queries for a round whose records may have been looked at: nothing follows the last commit."""
+    guard = guard_of(underway / "silo-0.toml")
+    with monkeypatch.context() as patched:
+        patched.setattr(Silo, "answer", lambda *_: 1 / 0)
+        with pytest.raises(RunError, match="its guard failed"):
+            asked(guard, "d", range(1, 2))
+    changed(underway, statement)
+    with pytest.raises(InputError, match="is not what was written"):
+        asked(guard, "d", range(1, 2)) if asks else guard_of(underway / "silo-0.toml")
+
+
 def test_guarantee_a_reply_that_changed_is_not_given_again(underway: Path) -> None:
     """14 of 150 flips made a guard answer a round with other bytes than before."""
     guard = guard_of(underway / "silo-0.toml")
@@ -220,6 +243,11 @@ def test_guarantee_prices_are_recomputed_from_the_scenarios_on_file(tmp_path: Pa
     with pytest.raises(RunError, match=r"with all before 6\.929; the budget is 6"):
         asked(again, "c", range(1, 2))
     assert len(again._ledger.charges()) == 2
+    again._ledger.close()
+    assert checked_lines(tmp_path / "silo-0.toml") == [
+        "'a': charged 0.004, and its scenario costs 4: that is what counts",
+        "rows, chain and mark agree; prices recomputed: 1 run charged enough",
+    ]
 
 
 def test_a_scenario_on_file_that_cannot_be_planned_imports_nothing_and_keeps_its_price(tmp_path: Path) -> None:
@@ -230,6 +258,9 @@ def test_a_scenario_on_file_that_cannot_be_planned_imports_nothing_and_keeps_its
         guard._ledger.finish("odd")
     with pytest.raises(RunError, match=r"with all before 4\.032; the budget is 4"):
         asked(guard, "c", range(1, 2))
+    assert checked_lines(tmp_path / "silo-0.toml") == [
+        "rows, chain and mark agree; prices recomputed: 0 runs charged enough, 1 cannot be planned by this policy"
+    ]
 
 
 def test_guarantee_of_a_run_that_is_over_no_digest_is_left_that_a_guess_could_be_tried_on(tmp_path: Path) -> None:
