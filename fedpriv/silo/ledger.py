@@ -131,13 +131,13 @@ class SiloLedger:
         try:
             self._database = connected(path)
             self._lock = os.open(path.with_name(path.name + ".lock"), os.O_CREAT | os.O_RDWR, 0o600)
+            self._check_version()
+            self._check_opened()
+            self._name, self.shard = self._about()[:2]
+            self._wiped = False  # by a process that was killed: nobody knows
+            self._tidy_if_idle()
         except (OSError, sqlite3.Error) as error:
-            raise InputError(f"{path}: cannot be used as a ledger: {error}") from None
-        self._check_version()
-        self._check_opened()
-        self._name, self.shard = self._about()[:2]
-        self._wiped = False  # by a process that was killed: nobody knows
-        self._tidy_if_idle()
+            raise InputError(f"{path}: cannot be used as a ledger: {printable(str(error), 100)}") from None
 
     def close(self) -> None:
         self._database.close()
