@@ -129,7 +129,8 @@ class SiloLedger:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
             raise InputError(f"{path}: others can read this ledger, which holds noise keys; chmod 600 it")
         try:
-            self._database = connected(path)
+            with self._damage("its file"):
+                self._database = connected(path)
             self._lock = os.open(path.with_name(path.name + ".lock"), os.O_CREAT | os.O_RDWR, 0o600)
             self._check_version()
             self._check_opened()
