@@ -7,9 +7,10 @@ message, so that torch, which only a simulation needs here, is imported when it 
 The proxy passes bytes to the guard's Unix socket and back.
 
 A request is two frames, a JSON header {run, cell, t, dtype, keys} and the query's bytes; a reply is a frame
-{"dtype": the release's} and the release's bytes, or one frame {"refused": reason, "final": whether asking again
-cannot help}.  With "tests": true it is about the silo's test records, and t numbers evaluations.  `keys` are the
-silos' public keys in hexadecimal digits, where messages are masked.  Round 0 asks for the silo's own public key,
+{"dtype": the release's, "commit": that of the guard's ledger} and the release's bytes, or one frame {"refused":
+reason, "final": whether asking again cannot help}.  With "tests": true it is about the silo's test records, and t
+numbers evaluations.  `keys` are the silos' public keys, where messages are masked, and "seen" the commits of this
+silo's ledgers that the server remembers, all in hexadecimal digits.  Round 0 asks for the silo's own public key,
 and has no query.  {"shapes_of": cell}, with no query, is answered by {"shapes": those of the arrays that a query
 consists of}.  A frame {"health": true} alone is answered by {"healthy": whether the guard is at work or ready};
 deploy/health.py sends it.
@@ -19,7 +20,7 @@ import json
 import socket as sockets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from flwr.app import Context, Message
@@ -27,8 +28,11 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from fedpriv.protocol.messages import (
+    COMMIT,
     CONFIG,
+    SEEN,
     Refusal,
+    also_in,
     array_in,
     key_content,
     keys_in,
@@ -39,6 +43,7 @@ from fedpriv.protocol.messages import (
     roster_content,
     sealed,
     send_frame,
+    with_also,
 )
 
 Answer = TypeVar("Answer")
@@ -50,10 +55,11 @@ def forward(message: Message, context: Context, socket: Path, *, tests: bool = F
     """Put a train message to the guard, or an evaluation of its `tests`; the reply is its release or refusal."""
     query = array_in(message.content, "query")
     t = number_in(message.content, CONFIG, "t")
-    answer = ask(socket, run_of(context), _cell_json(context), t, query, keys_in(message.content), tests=tests)
+    keys, seen = keys_in(message.content), also_in(message.content, SEEN)
+    answer = ask_remembered(socket, run_of(context), _cell_json(context), t, query, keys, seen, tests=tests)
     if isinstance(answer, Refusal):
         return Message(refusal_content(answer), reply_to=message)
-    return Message(sealed("release", answer), reply_to=message)
+    return Message(with_also(sealed("release", answer.release), COMMIT, answer.commit), reply_to=message)
 
 
 def forward_key(message: Message, context: Context, socket: Path) -> Message:
@@ -80,15 +86,39 @@ def ask(
     tests: bool = False,
 ) -> NDArray[Any] | Refusal:
     """The guard's answer to round t, or to evaluation t of its `tests`; a refusal if it is not there."""
+    answer = ask_remembered(socket, run, cell_json, t, query, keys, tests=tests)
+    return answer if isinstance(answer, Refusal) else answer.release
+
+
+class Answered(NamedTuple):
+    """A guard's answer, and the commit of its ledger that it is in."""
+
+    release: NDArray[Any]
+    commit: bytes
+
+
+def ask_remembered(
+    socket: Path,
+    run: str,
+    cell_json: str,
+    t: int,
+    query: NDArray[Any],
+    keys: bytes = b"",
+    seen: bytes = b"",
+    *,
+    tests: bool = False,
+) -> Answered | Refusal:
+    """The answer with its commit, to somebody who has `seen` others before."""
     header = {"run": run, "cell": cell_json, "t": t, "dtype": str(query.dtype), "keys": keys.hex()}
+    header |= {SEEN: seen.hex()} if seen else {}
     if tests:
         header["tests"] = True
-    return _asked(
-        socket,
-        header,
-        query.tobytes(),
-        lambda answer, connection: np.frombuffer(receive_frame(connection, LONGEST), answer["dtype"]),
-    )
+
+    def read(answer: dict[str, Any], connection: sockets.socket) -> Answered:
+        release = np.frombuffer(receive_frame(connection, LONGEST), answer["dtype"])
+        return Answered(release, bytes.fromhex(answer.get(COMMIT, "")))
+
+    return _asked(socket, header, query.tobytes(), read)
 
 
 def ask_shapes(socket: Path, cell_json: str) -> list[tuple[int, ...]] | Refusal:

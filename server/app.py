@@ -37,6 +37,7 @@ from fedpriv.rounds.plan import Plan, plan_of
 from fedpriv.rounds.round import absences_of, is_finite
 from fedpriv.rounds.task import PublicTask, public_task_of_cell, task_of_cell
 from fedpriv.scenario.schema import Cell
+from fedpriv.server.commits import SeenCommits
 from fedpriv.server.grid import PatientGrid, learn_roster
 from fedpriv.server.journal import Entries, ServerJournal
 from fedpriv.server.strategy import Journal, ReleaseStrategy, Roster, ServerSums, all_answers, release_in
@@ -49,8 +50,14 @@ class SiloEvaluation:
     again: no second noise is drawn on sums that have been published, whenever the server is killed.
     """
 
-    def __init__(self, asked: EvaluationPlan, sums: ServerSums, journal: Journal | None = None) -> None:
-        self._asked, self._sums, self._journal = asked, sums, journal
+    def __init__(
+        self,
+        asked: EvaluationPlan,
+        sums: ServerSums,
+        journal: Journal | None = None,
+        commits: SeenCommits | None = None,
+    ) -> None:
+        self._asked, self._sums, self._journal, self._commits = asked, sums, journal, commits
 
     def metrics(
         self, place: int, model: Tensor, grid: Grid, nodes: Callable[[], Sequence[int]], timeout: float
@@ -64,8 +71,15 @@ class SiloEvaluation:
 
     def _asked_for(self, place: int, model: Tensor, grid: Grid, nodes: Sequence[int], timeout: float) -> Tensor:
         content = query_content(one_array(model), place, ConfigRecord())
-        asked = {silo: Message(content, node, EVALUATE) for silo, node in enumerate(nodes)}
+        commits = self._commits
+        asked = {
+            silo: Message(commits.told_to(silo, content) if commits is not None else content, node, EVALUATE)
+            for silo, node in enumerate(nodes)
+        }
         answers = all_answers(asked, grid.send_and_receive(asked.values(), timeout=timeout), f"evaluation {place}")
+        if commits is not None:
+            for silo, answer in enumerate(answers):
+                commits.note(silo, answer)
         messages = [self._sums_in(answer, silo, place) for silo, answer in enumerate(answers)]
         released = self._sums.released(messages, place, model)
         if self._journal:
@@ -113,7 +127,8 @@ def server_app(observer_of: Callable[[Mapping[str, Any]], RunObserver]) -> Serve
         try:
             cell, deployed = cell_of(context.run_config), bool(context.run_config["run-token"])
             if deployed:
-                deploy_cell(grid, cell, observer, out_of(context.run_config) / "journal")
+                out = out_of(context.run_config)  # RUN_DIR/deployment/DIGEST
+                deploy_cell(grid, cell, observer, out / "journal", out.resolve().parents[2] / ".commits")
             else:
                 observer.finished(0, run_cell(grid, cell, observer))
         except FedprivError as error:
@@ -136,8 +151,12 @@ def run_cell(grid: Grid, cell: Cell, observer: RunObserver) -> Finished:
     return _run(strategy, grid, cell, task, observer, asked, by_silos)
 
 
-def deploy_cell(grid: Grid, cell: Cell, observer: RunObserver, folder: Path) -> None:
+def deploy_cell(
+    grid: Grid, cell: Cell, observer: RunObserver, folder: Path, remembered: Path | None = None
+) -> None:
     """All rounds of one cell with silos of their own; goes on where the journal in `folder` ends.
+
+    Commits of silos' ledgers are `remembered` in a folder that runs share, by default in the journal's.
 
     Guarantee: a server that adds noise draws it from a key of the operating system, which is kept in the journal
     while the run lasts.
@@ -146,18 +165,21 @@ def deploy_cell(grid: Grid, cell: Cell, observer: RunObserver, folder: Path) -> 
     plan = plan_of(cell, task.objective, released=True)
     initial = plan.objective.initial()
     patient = PatientGrid(grid, registered=os.environ.get(REGISTERED) == "1")
+    commits = SeenCommits(remembered or folder / "commits")
     asked = evaluation_plan_of(cell, task.objective, released=True)
     with ServerJournal(folder, Entries.of(plan)) as journal, ExitStack() as stack:
         evaluated, by_silos = None, None
         if asked is not None:
             evaluated = stack.enter_context(ServerJournal(folder / "evaluation", evaluation_entries(asked)))
-            by_silos = SiloEvaluation(asked, evaluation_sums(asked, evaluated.key(), evaluated.secret), evaluated)
+            sums = evaluation_sums(asked, evaluated.key(), evaluated.secret)
+            by_silos = SiloEvaluation(asked, sums, evaluated, commits)
         strategy = deployed_strategy(
             plan,
             initial,
             journal,
             lambda _, silos, timeout: patient.roster(silos, timeout),
             without_missing=cell.deployment.missing == "continue",
+            commits=commits,
         )
         finished = _run(strategy, patient, cell, task, observer, asked, by_silos)
         for each in filter(None, (journal, evaluated)):
@@ -172,10 +194,11 @@ def deployed_strategy(
     roster: Roster = learn_roster,
     *,
     without_missing: bool = False,
+    commits: SeenCommits | None = None,
 ) -> ReleaseStrategy:
     """The strategy of a server whose releases are real: its noise is keyed by the journal, and by nothing else."""
     sums = ServerSums(plan, initial, journal.key(), journal.secret)
-    return ReleaseStrategy(plan, initial, sums, journal, roster, without_missing=without_missing)
+    return ReleaseStrategy(plan, initial, sums, journal, roster, without_missing=without_missing, commits=commits)
 
 
 def simulated_strategy(plan: Plan, initial: Tensor, cell: Cell) -> ReleaseStrategy:

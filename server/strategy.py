@@ -41,6 +41,7 @@ from fedpriv.rounds.round import (
     stand_in,
     tensors,
 )
+from fedpriv.server.commits import SeenCommits
 from fedpriv.server.grid import learn_roster
 from fedpriv.silo.masks import CARD_BYTES, KEY_BYTES
 
@@ -248,15 +249,17 @@ class ReleaseStrategy(Strategy):
         *,
         without_missing: bool = False,
         absences: Absences = NOBODY,
+        commits: SeenCommits | None = None,
     ) -> None:
         """With `without_missing`, the run goes on without a silo that does not answer in time; see `stand_in`.
 
-        In a simulation `absences` says which silos those are: they are not asked.
+        In a simulation `absences` says which silos those are: they are not asked.  `commits` of silos' ledgers
+        are remembered where silos have some.
         """
         self.plan = plan
         self.counts: Counts | None = Counts(0, 0)  # None once a silo did not tell, as silos with a guard do not
         self.rounds_done = 0
-        self._journal = journal
+        self._journal, self._commits = journal, commits
         self._roster = roster
         self.missed: Missed = journal.missed() if journal else {}
         kept = journal.last() if journal else None
@@ -329,7 +332,10 @@ class ReleaseStrategy(Strategy):
         content = query_content(arrays, server_round, config)
         away = self._absences.away(server_round)
         asked = [silo for silo in range(len(self._nodes)) if silo not in away]
-        messages = messages_to([self._nodes[silo] for silo in asked], content, TRAIN)
+        if (commits := self._commits) is None:
+            messages = messages_to([self._nodes[silo] for silo in asked], content, TRAIN)
+        else:
+            messages = [Message(commits.told_to(silo, content), self._nodes[silo], TRAIN) for silo in asked]
         self._asked = dict(zip(asked, messages, strict=True))
         return self._asked.values()
 
@@ -339,6 +345,9 @@ class ReleaseStrategy(Strategy):
         """Move the optimizer by the noisy mean; RunError if any silo's release is missing or unusable."""
         answers, reasons = answers_of(self._asked, replies, f"round {server_round}")
         releases = {silo: self._release_in(content, silo, server_round) for silo, content in answers.items()}
+        if self._commits is not None:
+            for silo, content in answers.items():
+                self._commits.note(silo, content)
         unknown = missing(self._asked, releases)
         if unknown and not (self._without_missing and releases):
             raise RunError(f"round {server_round}: no reply from silo {listed(unknown)}{reasons}")

@@ -67,14 +67,22 @@ def run(policy: Policy) -> None:
 
 
 @app.command()
-def status(policy: Policy) -> None:
+def status(
+    policy: Policy,
+    check: Annotated[
+        bool, typer.Option("--check", help="Recompute every price from its scenario, too; opens the records.")
+    ] = False,
+) -> None:
     """Show what was spent, by which runs, and what is left; also while the guard runs.
 
-    Example: fedpriv silo status silo-0.toml
-    """
-    from fedpriv.silo.guards import status_lines
+    Every row of the ledger is checked: what is shown is what was written.
 
-    for line in status_lines(policy):
+    Example: fedpriv silo status silo-0.toml
+    Example: fedpriv silo status silo-0.toml --check
+    """
+    from fedpriv.silo.guards import checked_lines, status_lines
+
+    for line in [*status_lines(policy), *(checked_lines(policy) if check else ())]:
         typer.echo(line)
 
 
@@ -90,6 +98,40 @@ def end(
 
     end_run(policy, run_id)
     typer.echo(f"ended {run_id!r}: its key and its state are wiped")
+
+
+@app.command()
+def backup(
+    policy: Policy, folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the copies go.")]
+) -> None:
+    """Copy a policy's ledgers, without keys and replies; also while the guard runs.
+
+    After each run is a good time: a backup that lacks a release costs the whole budget when it is restored.
+
+    Example: fedpriv silo backup silo-0.toml /mnt/backup/silo-0
+    """
+    from fedpriv.silo.backup import back_up
+
+    for copy in back_up(policy, folder):
+        typer.echo(f"copied {copy}")
+
+
+@app.command()
+def restore(
+    policy: Policy,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where `backup` put the copies.")],
+) -> None:
+    """Put copies in the place of ledgers that are gone, so that no budget is spent twice.
+
+    If the mark says that nothing was released since, all is as before, and runs that were under way are over.
+    Otherwise the whole budget is charged: nobody knows what was released.
+
+    Example: fedpriv silo restore silo-0.toml /mnt/backup/silo-0
+    """
+    from fedpriv.silo.backup import restore as restored
+
+    for line in restored(policy, folder):
+        typer.echo(line)
 
 
 @app.command()

@@ -8,6 +8,7 @@
 | train, masked | the same, config `keys`: every silo's public key in a row | `release`: words modulo 2^64 |
 | evaluate | `query` (a model), config `t`: the number of the evaluation | `release`: sums over test records |
 | both, refused by a guard | the same | `refusal`: `reason`, and whether it is `final` or worth another try |
+| both, of guards | config `seen`: commits of its ledgers | config `commit`: that of the reply |
 
 A silo with a guard sends `seal` in `config`, under which the bytes of its `release` are padded.  `query` and
 `release` are values of `config` too, as .npy bytes, and records of their own where they are long.
@@ -142,6 +143,7 @@ ROSTER = "query.roster"
 KEY = "query.key"
 TRAIN = "train"
 EVALUATE = "evaluate"
+SEEN, COMMIT = "seen", "commit"
 
 
 class Refusal(NamedTuple):
@@ -161,12 +163,22 @@ def key_content(public: bytes) -> RecordDict:
 
 def keys_in(content: RecordDict) -> bytes:
     """The public keys that a query comes with, none where messages are not masked."""
+    return also_in(content, "keys")
+
+
+def also_in(content: RecordDict, name: str) -> bytes:
+    """The bytes of this name beside the vector of a message, b"" if there are none; ValueError for no bytes."""
     values = values_in(content).get(CONFIG)
     return (
-        bytes_in(content, CONFIG, "keys")
-        if isinstance(values, ConfigRecord) and "keys" in values_in(values)
-        else b""
+        bytes_in(content, CONFIG, name) if isinstance(values, ConfigRecord) and name in values_in(values) else b""
     )
+
+
+def with_also(content: RecordDict, name: str, value: bytes) -> RecordDict:
+    """The message with bytes of this name beside its vector; everything else is shared with `content`."""
+    records = values_in(content)
+    beside = {**values_in(records[CONFIG]), name: value}
+    return holding(RecordDict, {**records, CONFIG: holding(ConfigRecord, beside)})
 
 
 def refusal_content(refusal: Refusal) -> RecordDict:

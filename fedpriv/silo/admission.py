@@ -15,9 +15,9 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -47,6 +47,7 @@ from fedpriv.rounds.task import DTYPES
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.memory import LONGEST_STATE, mebibytes, state_of, taken_by
+from fedpriv.silo.numbers import bounded_int, no_number, numbers_in
 from fedpriv.silo.policy import Policy, presuming, unaccountable
 from fedpriv.silo.shard import Shard
 
@@ -220,14 +221,39 @@ class Admission:
         with self._refusing():
             return admitted.cost.at(slack)
 
+    def least_mu(self, charge: Charge) -> float:
+        """The least μ that any policy can have charged for a run of the past; 0 where it cannot be planned here.
+
+        Silos that a policy trusted then may be trusted no more, so the cheaper of both counts.
+
+        Guarantee: a stored scenario imports no code that the policy does not permit now.
+        """
+        allow = self.policy.allow.model_copy(update={"dimension": 2**62})  # the run was within its policy then
+        wide, silo = replace(self, policy=self.policy.model_copy(update={"allow": allow})), self.policy.silo
+        try:
+            with self._refusing():
+                tree = json.loads(charge.cell)
+                if self._unknown(tree) is not None:
+                    return 0.0
+                cell = resolve_cell(tree, "a scenario on file")
+                if any(path not in allow.models for path in cell.model.code):
+                    return 0.0
+                _, plan = wide._planned(cell, wide._objective(cell)[1])
+                own, released = plan.stream_of(silo, plan.schedule.rounds), plan.releases(plan.schedule.rounds)
+                streams = [own, *(released if len(released) == 1 else ())]
+                prices = [cost_of(plan, stream.guarantee, silo).at(charge.slack) for stream in streams]
+        except FedprivError:
+            return 0.0
+        return min(math.inf if each is None else each.mu for each in prices)
+
     def canonical(self, cell_json: str) -> str:
         """The scenario in one spelling, whoever wrote it; RunError if it is none."""
         if len(cell_json) > LONGEST_SCENARIO:
             raise self.refusal(f"the scenario has {len(cell_json)} characters, allowed are {LONGEST_SCENARIO}")
         try:
             with self._refusing():
-                tree = json.loads(cell_json, parse_constant=_no_number, parse_int=_bounded_int)
-                for section, name, number in _numbers(tree):
+                tree = json.loads(cell_json, parse_constant=no_number, parse_int=bounded_int)
+                for section, name, number in numbers_in(tree):
                     self._check_number(section, name, number)
                 if isinstance(tree, dict) and (reason := self._unknown(tree)) is not None:
                     raise InputError(reason)
@@ -416,25 +442,3 @@ class _Refusing:
         if isinstance(error, Exception) and not isinstance(error, FedprivError):
             _log.warning("silo %d: a scenario cannot be planned: %s", self.silo, printable(repr(error)))
             raise RunError(f"silo {self.silo} refuses: the scenario cannot be planned") from None
-
-
-def _numbers(tree: Any, section: str = "", name: str = "") -> Iterable[tuple[str, str, float]]:
-    """Every number of a scenario: its section, its dotted name, and itself."""
-    if isinstance(tree, dict):
-        for key, value in tree.items():
-            yield from _numbers(value, section or str(key)[:40], f"{name}.{str(key)[:40]}".lstrip("."))
-    elif isinstance(tree, list):
-        for value in tree:
-            yield from _numbers(value, section, name)
-    elif isinstance(tree, int | float) and not isinstance(tree, bool):
-        yield section, name, tree
-
-
-def _no_number(constant: str) -> float:
-    raise ValueError(f"{constant} is no number")
-
-
-def _bounded_int(digits: str) -> int:
-    if len(digits) > 20:
-        raise ValueError("a whole number of more than 20 digits")
-    return int(digits)

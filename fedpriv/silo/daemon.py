@@ -26,7 +26,16 @@ from typing import Any, NamedTuple
 import torch
 
 from fedpriv.core.errors import FedprivError, InputError, RunError, printable
-from fedpriv.protocol.messages import discard, receive_content, receive_json, receive_length, send_frame
+from fedpriv.protocol.commits import LONGEST
+from fedpriv.protocol.messages import (
+    COMMIT,
+    SEEN,
+    discard,
+    receive_content,
+    receive_json,
+    receive_length,
+    send_frame,
+)
 from fedpriv.rounds.task import DTYPES
 from fedpriv.silo.admission import LONGEST_SCENARIO
 from fedpriv.silo.guards import Guards, open_guards
@@ -184,7 +193,7 @@ class Desk:
         self._refusals = RefusalLog()
         self._began: float | None = None
         cards = CARD_BYTES * (policy.allow.silos or guards.training.peers)
-        self._longest_header = 4 * LONGEST_SCENARIO + 2 * cards  # JSON in JSON, with every quote escaped
+        self._longest_header = 4 * LONGEST_SCENARIO + 2 * (cards + LONGEST)  # JSON in JSON, every quote escaped
         self._longest_query = 8 * policy.allow.dimension
         fit = _WAITED_FOR // (self._longest_header + self._longest_query)
         self._connections = threading.Semaphore(_CONNECTIONS)
@@ -280,6 +289,8 @@ class Desk:
         run, cell, t, keys = (header.get(name) for name in ("run", "cell", "t", "keys"))
         if not (isinstance(run, str) and isinstance(cell, str) and isinstance(keys, str) and type(t) is int):
             return malformed
+        if not isinstance(seen := header.get(SEEN, ""), str):
+            return malformed
         guard = self._guards.training if header.get("tests") is not True else self._guards.tests
         if guard is None:
             raise RunError(
@@ -289,13 +300,13 @@ class Desk:
             return Reply({"dtype": "uint8"}, guard.public_key(run, cell))
         dtype = DTYPES.get(str(header.get("dtype")))
         try:
-            cards = bytes.fromhex(keys)
+            cards, commits = bytes.fromhex(keys), bytes.fromhex(seen)
         except ValueError:
             return malformed
         if dtype is None or not query or len(query) % dtype.itemsize:
             return malformed
-        release = guard.answer(run, cell, t, torch.frombuffer(query, dtype=dtype), cards).numpy()
-        return Reply({"dtype": str(release.dtype)}, release.tobytes())
+        release = guard.answer(run, cell, t, torch.frombuffer(query, dtype=dtype), cards, seen=commits).numpy()
+        return Reply({"dtype": str(release.dtype), COMMIT: guard.told(run, t).hex()}, release.tobytes())
 
 
 def _refused(reason: str, *, final: bool) -> Reply:

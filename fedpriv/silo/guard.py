@@ -178,6 +178,7 @@ class Guard:
             raise InputError(f"allow.silos = {policy.allow.silos}, and {policy.peers} has {self.peers} silos")
         self._open, self._reading, self._admitted = dict[str, Silo](), dict[str, Silo](), dict[str, Admitted]()
         self._spelled, self._affordable = dict[str, str](), dict[str, bool]()
+        self._least = dict[Charge, float]()
         self._views, self._room = Views(shard), room or Room(policy.allow.memory)
 
     @property
@@ -216,24 +217,40 @@ class Guard:
             self._ledger.record(run_id, 0, card, run.state or pack(silo.start()))
         return card
 
-    def answer(self, run_id: str, cell_json: str, t: int, query: Tensor, keys: bytes = b"") -> Tensor:
+    def answer(
+        self, run_id: str, cell_json: str, t: int, query: Tensor, keys: bytes = b"", *, seen: bytes = b""
+    ) -> Tensor:
         """Answer round t of a run; RunError, with the reason, for what is not allowed.
 
-        `keys` are the signed public keys of all silos, for a run whose messages are masked.  LedgerError where the
-        disk refuses: the same query may be asked again.
+        `keys` are the signed public keys of all silos, for a run whose messages are masked.  `seen` are commits of
+        this silo's ledgers that the server remembers: one that the ledger does not have is a reason to refuse.
+        LedgerError where the disk refuses: the same query may be asked again.
         """
         with self._ledger.alone():
             with self._ledger.transaction():
+                self._check_seen(seen)
                 asked = self._asked(run_id, cell_json, t, query, keys)
             return asked if isinstance(asked, Tensor) else self._answered(run_id, t, asked)
+
+    def told(self, run_id: str, t: int) -> bytes:
+        """What the server may remember of the reply to round t: its commit, which is no function of records."""
+        return self._ledger.told(run_id, t).packed
+
+    def _check_seen(self, seen: bytes) -> None:
+        try:
+            self._ledger.check_seen(seen)
+        except (ValueError, RunError) as error:
+            raise self._refusal(str(error)) from None
 
     def _asked(self, run_id: str, cell_json: str, t: int, query: Tensor, keys: bytes) -> Tensor | _Question:
         """The reply on file, or the question once it is on file: what can be refused is refused here."""
         (run, admitted), digest = self._opened(run_id, cell_json), _digest(query, keys)
         plan = admitted.plan
         known = self._ledger.answer(run_id, t) if 0 < t <= plan.schedule.rounds else None
-        if known is not None and known.reply is not None:
+        if known is not None and known.answered:
             self._check_same(known, digest, t)
+            if known.reply is None:
+                raise self._refusal(f"round {t} was answered, and this run is over: of its reply a digest is kept")
             return torch.frombuffer(bytearray(known.reply), dtype=plan.message_dtype)
         if run.key is None:
             raise self._refusal(f"round {t}: this run is over")
@@ -278,6 +295,7 @@ class Guard:
             ) from None
         if last:
             self._forget(run_id)
+            self._ledger.tidy()
         return leaving
 
     def finish(self, run_id: str) -> None:
@@ -308,7 +326,7 @@ class Guard:
 
     def _check_price(self, admitted: Admitted, charged: Charge, others: Sequence[Charge]) -> bool:
         """True for an open run that fits beside `others` and was charged enough; RunError for any other."""
-        self._check_budget(others, self._spent([charged])[0])
+        self._check_budget(self._repriced(others), self._spent([charged])[0])
         asked = self._admission.price(admitted, charged.slack)
         if (math.inf if asked is None else asked.mu) > charged.mu * ROUNDING:
             raise self._refusal(f"by its policy this run costs {words(asked)}, and {charged.words}")
@@ -328,7 +346,8 @@ class Guard:
 
     def _new_run(self, run_id: str, canonical: str, admitted: Admitted) -> Run:
         """Open a run: its whole price is charged before its first release."""
-        allow, before = self._policy.allow, self._ledger.charges()
+        self._ledger.check()
+        allow, before = self._policy.allow, self._repriced(self._ledger.charges())
         if len(before) >= allow.runs:
             raise self._refusal(f"{len(before)} runs were opened, allowed are {allow.runs}")
         if (underway := self._ledger.open_runs()) >= allow.open_runs:
@@ -346,12 +365,24 @@ class Guard:
         if reason is not None and not allow.noise_free:
             raise self._refusal(reason)
 
+    def past_prices(self) -> list[tuple[str, float, float]]:
+        """Every run by name: the μ that it was charged, and what its scenario costs today, 0 if unknown."""
+        rows = [(row.run_id, Charge(row.cell, row.mu, row.slack)) for row in self._ledger.overview()]
+        return [(name, charge.mu, self._admission.least_mu(charge)) for name, charge in rows]
+
+    def _repriced(self, charges: Sequence[Charge]) -> list[Charge]:
+        """What earlier runs were charged, or what their scenarios cost by today's accounting if that is more."""
+        for charge in charges:
+            if charge not in self._least:
+                self._least[charge] = self._admission.least_mu(charge)
+        return [charge._replace(mu=max(charge.mu, self._least[charge])) for charge in charges]
+
     def _spent(self, charges: Sequence[Charge]) -> list[Price]:
         return spent(charges, self._policy.allow.relation, self._policy.allow.unit)
 
     def _check_same(self, known: AnswerRow, digest: bytes, t: int) -> None:
         if known.query != digest:
-            done = "answered" if known.reply is not None else "asked"
+            done = "answered" if known.answered else "asked"
             raise self._refusal(f"round {t} was {done} already, for another query")
 
     def _silo(self, run_id: str, run: Run, admitted: Admitted) -> Silo:

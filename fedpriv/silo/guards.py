@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedpriv.accounting.budget import ApproximateGDP, LifetimeBudget
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, printable
 from fedpriv.core.figures import counted, lower_figure, upper_figure
 from fedpriv.loss.objective import Objective
 from fedpriv.noise.trust import RECORD
 from fedpriv.rounds.beside import evaluation_cell, evaluation_plan_of, evaluations_of
 from fedpriv.rounds.plan import Plan
 from fedpriv.scenario.schema import Cell
-from fedpriv.silo.admission import Admission, InTime, spent, together
+from fedpriv.silo.admission import ROUNDING, Admission, InTime, spent, together
 from fedpriv.silo.guard import Guard, Room, open_guard
 from fedpriv.silo.ledger import SiloLedger, create_ledger
 from fedpriv.silo.policy import Policy, read_policy
@@ -146,6 +146,26 @@ def _lines(policy: Policy) -> list[str]:
         )
     ledger.close()
     return lines
+
+
+def checked_lines(path: Path) -> list[str]:
+    """What each run of a policy's ledgers costs by its scenario, beside what it was charged."""
+    guards = open_guards(read_policy(path))
+    return [line for guard in (guards.training, guards.tests) if guard is not None for line in _checked(guard)]
+
+
+def _checked(guard: Guard) -> list[str]:
+    prices = guard.past_prices()
+    more = [each for each in prices if each[2] > each[1] * ROUNDING]
+    unknown = sum(1 for *_, least in prices if not least)
+    lines = [
+        f"{printable(repr(name))}: charged {upper_figure(mu, 6)}, and its scenario costs "
+        f"{upper_figure(least, 6)}: that is what counts"
+        for name, mu, least in more
+    ]
+    known = len(prices) - len(more) - unknown
+    said = f"rows, chain and mark agree; prices recomputed: {counted(known, 'run')} charged enough"
+    return [*lines, said + (f", {unknown} cannot be planned by this policy" if unknown else "")]
 
 
 def end_run(path: Path, run_id: str) -> None:

@@ -1,19 +1,17 @@
 """Ledger of a silo: its own record of what it has released, in SQLite, written before a reply leaves.
 
-    about    one row: the ledger's own name, how many commits it has had, the fingerprint of the records it is for
-    runs     one row a run: its scenario, its price (μ, and the probability with which it may fail), its key and
-             its state (both wiped when the run is over)
-    answers  one row a round: a digest of the query, and the bytes of the reply; without a reply, what may have
-             been looked at, and can be answered for that query only
+Its tables are in fedpriv/silo/rows.py.
 
 Guarantee: a reply exists outside the silo only if its row was committed to the disk before (synchronous = FULL),
 and records are read for a round only if its query was, so that a restarted silo neither uses a record for two
 queries nor draws other noise for an old one.  What is wiped is overwritten in the file (secure_delete), and
 in SQLite's journal, which is one file for good: unlinked, its blocks would keep keys and sums on the disk.
-An older copy of the file, or another one, is refused by the mark beside it (fedpriv/silo/ledger.py).
 
-The mark is a file of its own.  It has the ledger's name and two numbers: the commit that is on the disk for sure,
-and the one that is being made.  It is written before and after each commit, and a reply leaves after that.
+Guarantee: nothing is charged or answered on rows that are not those that were written.  All rows give the chain of
+commits again (fedpriv/silo/chain.py), whose head the mark has (fedpriv/silo/mark.py): when a ledger is opened and
+before a run is; and each row that an answer rests on is checked when it is read.  While no run is under way the
+file has the bytes that the mark has a digest of.  An older copy of the file, or another one, is refused by the
+mark; with the mark put back too, by a server that remembers a later commit (`check_seen`).
 """
 
 import fcntl
@@ -27,79 +25,36 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from fedpriv.core.errors import InputError, RunError
+from fedpriv.core.errors import InputError, RunError, printable
+from fedpriv.core.random import system_key
+from fedpriv.protocol.commits import Told, commits_in
+from fedpriv.silo import chain
 from fedpriv.silo.admission import Charge
+from fedpriv.silo.mark import Commit, Mark, Reading
+from fedpriv.silo.rows import (
+    BACKUP,
+    LEDGER,
+    About,
+    about_of,
+    begin_tables,
+    check_rows,
+    confirm,
+    connected,
+    digest_of,
+    drop_replies,
+    last_state,
+    wipe_journal,
+    without_secrets,
+)
 
-_TITLE = "fedpriv ledger mark"
-
-
-class Reading(NamedTuple):
-    """What a mark says: whose it is, the last commit that is done, and the one after it that may be."""
-
-    ledger: str
-    done: int
-    begun: int
-
-
-class Mark:
-    """The file; OSError where the disk refuses."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def read(self) -> Reading:
-        """InputError if it is not there or is no mark."""
-        try:
-            title, ledger, done, begun = self.path.read_text(encoding="utf-8").splitlines()
-            if title == _TITLE:
-                return Reading(ledger, int(done), int(begun))
-        except FileNotFoundError:
-            raise InputError(
-                f"{self.path}: no such mark of the ledger; without it nobody knows whether the ledger is an older "
-                "copy"
-            ) from None
-        except (OSError, ValueError) as error:
-            raise InputError(f"{self.path}: cannot be read as a ledger's mark: {error}") from None
-        raise InputError(f"{self.path}: is no mark of a ledger")
-
-    def write(self, reading: Reading) -> None:
-        """On the disk, whole or not at all, when this returns."""
-        draft = self.path.with_name(self.path.name + ".new")
-        draft.unlink(missing_ok=True)  # whoever made it: a link would lead elsewhere
-        with os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-            file.write("\n".join((_TITLE, reading.ledger, str(reading.done), str(reading.begun), "")))
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
-_TABLES = """
-CREATE TABLE about (name TEXT NOT NULL, commits INTEGER NOT NULL, shard BLOB NOT NULL);
-CREATE TABLE runs (
-    run_id TEXT PRIMARY KEY,
-    cell TEXT NOT NULL,
-    mu REAL NOT NULL,
-    key BLOB,
-    state BLOB,
-    slack REAL NOT NULL DEFAULT 0
-);
-CREATE TABLE answers (
-    run_id TEXT NOT NULL REFERENCES runs (run_id),
-    t INTEGER NOT NULL,
-    query BLOB NOT NULL,
-    reply BLOB,
-    PRIMARY KEY (run_id, t)
-);
-"""
-_HOT = bytes.fromhex("d9d505f920a163d7")
-"""What a journal begins with that SQLite has not done with: of a commit that is being made, or was cut short."""
 _SECONDS = 10.0
 """To wait for another process that has the ledger."""
+_PASSING = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL}
+"""What is not the ledger's fault."""
+_REMEDY = (
+    "nothing is released.  Move it away, and `fedpriv silo restore POLICY FOLDER` puts a backup in its place; "
+    "`fedpriv silo backup` makes one"
+)
 
 
 class LedgerError(RunError):
@@ -117,10 +72,12 @@ class Run(NamedTuple):
 
 
 class AnswerRow(NamedTuple):
-    """A round that was asked: the digest of its query, and the bytes that were replied, None until they are."""
+    """A round that was asked: the digest of its query, the bytes that were replied, and whether any were."""
 
     query: bytes
     reply: bytes | None
+    """None before there is one, and when it is not kept any more."""
+    answered: bool
 
 
 class Row(NamedTuple):
@@ -143,12 +100,13 @@ def create_ledger(path: Path, mark: Path, shard: bytes) -> None:
             )
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-        database = _connected(path)
+        database = connected(path)
         name = secrets.token_hex(16)
-        database.executescript(_TABLES)
-        database.execute("INSERT INTO about VALUES (?, 0, ?)", (name, shard))
+        begin_tables(database)
+        none = Commit(0, chain.origin(name, shard))
+        database.execute("INSERT INTO about VALUES (?, ?, ?, ?, ?)", (name, name, shard, *none))
         database.close()
-        Mark(mark).write(Reading(name, 0, 0))
+        Mark(mark).write(Reading(name, none, none, digest_of(path)))
     except (OSError, sqlite3.Error) as error:
         raise InputError(f"{path}: cannot be made a ledger: {error}") from None
 
@@ -156,9 +114,13 @@ def create_ledger(path: Path, mark: Path, shard: bytes) -> None:
 class SiloLedger:
     """One file, one silo, any number of runs."""
 
-    def __init__(self, path: Path, mark: Path | None = None) -> None:
-        """InputError if there is no ledger, if others may read it (it holds keys), or if it is an older copy."""
+    def __init__(self, path: Path, mark: Path | None = None, *, version: int = LEDGER) -> None:
+        """InputError if there is no ledger, if others may read it (it holds keys), or if it is an older copy.
+
+        It is checked as a whole.
+        """
         self._path, self._mark = path, Mark(mark or path.with_name(path.name + ".mark"))
+        self._version, self._entries, self._before = version, list[chain.Entry](), Commit(0, b"")
         if not path.exists() or path.stat().st_size == 0:
             raise InputError(
                 f"{path}: no ledger is there; `fedpriv silo init POLICY` begins one, once.  If there was one, it "
@@ -167,14 +129,16 @@ class SiloLedger:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
             raise InputError(f"{path}: others can read this ledger, which holds noise keys; chmod 600 it")
         try:
-            self._database = _connected(path)
-            self._name, _, self.shard = self._about()
+            with self._damage("its file"):
+                self._database = connected(path)
             self._lock = os.open(path.with_name(path.name + ".lock"), os.O_CREAT | os.O_RDWR, 0o600)
-        except (OSError, sqlite3.Error, TypeError) as error:
-            raise InputError(f"{path}: cannot be used as a ledger: {error}") from None
-        self._check_age()
-        self._wiped = False  # by a process that was killed: nobody knows
-        self._wipe_if_idle()
+            self._check_version()
+            self._check_opened()
+            self._name, self.shard = self._about()[:2]
+            self._wiped = False  # by a process that was killed: nobody knows
+            self._tidy_if_idle()
+        except (OSError, sqlite3.Error) as error:
+            raise InputError(f"{path}: cannot be used as a ledger: {printable(str(error), 100)}") from None
 
     def close(self) -> None:
         self._database.close()
@@ -201,23 +165,27 @@ class SiloLedger:
     def transaction(self) -> Iterator[None]:
         """All of it on the disk and on the mark, or none; LedgerError if the disk refuses.  For `alone`."""
         try:
+            self._check_bytes()
             self._database.execute("BEGIN IMMEDIATE")
             try:
-                commits, written = self._check_age(), self._database.total_changes
+                self._entries, self._before = [], (before := self._check_age())
                 yield
-                changed = self._database.total_changes > written
+                changed = bool(self._entries)
+                after = Commit(self._number, chain.linked(before.head, self._number, self._entries))
                 if changed:
-                    self._database.execute("UPDATE about SET commits = ?", (commits + 1,))
-                    self._mark.write(Reading(self._name, commits, commits + 1))
+                    self._database.execute("UPDATE about SET commits = ?, head = ?", after)
+                    self._mark.write(Reading(self._name, before, after))
                 self._database.execute("COMMIT")
             except BaseException:
                 if self._database.in_transaction:  # SQLite itself has rolled back when a disk is full
                     self._database.execute("ROLLBACK")
                 raise
+            finally:
+                self._entries = []
             if changed:
-                self._mark.write(Reading(self._name, commits + 1, commits + 1))
+                self._mark.write(Reading(self._name, after, after))
             if not self._wiped:
-                self._wipe_journal()
+                self._wipe()
         except (OSError, sqlite3.Error) as error:
             raise LedgerError(f"the silo's ledger could not be written, so nothing is released: {error}") from None
 
@@ -234,101 +202,240 @@ class SiloLedger:
 
     def open_runs(self) -> int:
         """How many runs are not over."""
-        return int(self._database.execute("SELECT COUNT(*) FROM runs WHERE key IS NOT NULL").fetchone()[0])
+        return int(self._database.execute("SELECT COUNT(*) FROM runs WHERE over IS NULL").fetchone()[0])
 
     def overview(self) -> list[Row]:
         """Every run, the first that was opened first."""
         return [
             Row(run_id, cell, mu, bool(underway), answered, slack)
             for run_id, cell, mu, underway, answered, slack in self._database.execute(
-                "SELECT run_id, cell, mu, key IS NOT NULL, (SELECT COUNT(*) FROM answers WHERE t > 0 "
-                "AND reply IS NOT NULL AND answers.run_id = runs.run_id), slack FROM runs ORDER BY rowid"
+                "SELECT run_id, cell, mu, over IS NULL, (SELECT COUNT(*) FROM answers WHERE t > 0 "
+                "AND answered IS NOT NULL AND answers.run_id = runs.run_id), slack FROM runs ORDER BY opened"
             )
         ]
 
     def run(self, run_id: str) -> Run | None:
-        row = self._database.execute(
-            "SELECT cell, mu, key, state, slack FROM runs WHERE run_id = ?", (run_id,)
+        """InputError for a row that is not the one that was written."""
+        found = self._database.execute(
+            "SELECT cell, mu, key, state, slack, seal, entry FROM runs WHERE run_id = ?", (run_id,)
         ).fetchone()
-        return None if row is None else Run(*row)
+        if found is None:
+            return None
+        *row, seal, entry = found
+        run = Run(*row)
+        with self._damage(f"the run {run_id!r}"):
+            confirm(chain.opened(run_id, run.cell, run.mu, run.slack, seal).digest == entry)
+            if run.key is not None:
+                confirm(chain.seal_of(run.key) == seal)
+                confirm(chain.after(run.key, run.state) == last_state(self._database, run_id))
+        return run
 
     def open_run(self, run_id: str, charge: Charge, key: bytes) -> None:
+        seal = chain.seal_of(key)
+        entry = chain.opened(run_id, *charge, seal)
         self._database.execute(
-            "INSERT INTO runs (run_id, cell, mu, slack, key) VALUES (?, ?, ?, ?, ?)", (run_id, *charge, key)
+            "INSERT INTO runs (run_id, cell, mu, slack, opened, seal, entry, key) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (run_id, *charge, self._number, seal, entry.digest, key),
         )
+        self._entries.append(entry)
 
     def answer(self, run_id: str, t: int) -> AnswerRow | None:
-        row = self._database.execute(
-            "SELECT query, reply FROM answers WHERE run_id = ? AND t = ?", (run_id, t)
+        """InputError for a reply that is not the one that was written."""
+        found = self._database.execute(
+            "SELECT query, reply, answered, blind, replied FROM answers WHERE run_id = ? AND t = ?", (run_id, t)
         ).fetchone()
-        return None if row is None else AnswerRow(*row)
+        if found is None:
+            return None
+        query, reply, answered, blind, replied = found
+        if reply is not None:
+            with self._damage(f"round {t} of the run {run_id!r}"):
+                confirm(chain.replied(blind, reply) == replied)
+        return AnswerRow(query, reply, answered is not None)
 
     def intend(self, run_id: str, t: int, query: bytes) -> None:
         """Note the query that round t is answered for: no other one from now on."""
-        self._database.execute("INSERT INTO answers VALUES (?, ?, ?, NULL)", (run_id, t, query))
+        self._database.execute(
+            "INSERT INTO answers (run_id, t, query, asked) VALUES (?, ?, ?, ?)", (run_id, t, query, self._number)
+        )
+        self._entries.append(chain.asked(run_id, t, query))
 
     def record(self, run_id: str, t: int, reply: bytes, state: bytes | None) -> None:
         """Note the reply to a query that is on file, and the state after it, None if nobody will need one."""
+        (key,) = self._database.execute("SELECT key FROM runs WHERE run_id = ?", (run_id,)).fetchone()
+        blind, after = chain.blind_of(key, t), chain.after(key, state)
+        replied = chain.replied(blind, reply)
+        entry = chain.answered(run_id, t, replied, after)
+        head = chain.linked(self._before.head, self._number, [entry])
         done = self._database.execute(
-            "UPDATE answers SET reply = ? WHERE run_id = ? AND t = ? AND reply IS NULL", (reply, run_id, t)
+            "UPDATE answers SET answered = ?, replied = ?, after = ?, head = ?, blind = ?, reply = ? "
+            "WHERE run_id = ? AND t = ? AND answered IS NULL",
+            (self._number, replied, after, head, blind, reply, run_id, t),
         )
         if done.rowcount != 1:
             raise RunError(f"round {t} has a reply already")
         if state is not None:
             self._database.execute("UPDATE runs SET state = ? WHERE run_id = ?", (state, run_id))
+        self._entries.append(entry)
 
     def finish(self, run_id: str) -> None:
-        """Forget the key and the state of a run that is over; repeats are served from the replies."""
+        """Forget the key and the state of a run that is over."""
         self._wiped = False
-        self._database.execute("UPDATE runs SET key = NULL, state = NULL WHERE run_id = ?", (run_id,))
+        done = self._database.execute(
+            "UPDATE runs SET key = NULL, state = NULL, over = ? WHERE run_id = ? AND over IS NULL",
+            (self._number, run_id),
+        )
+        if done.rowcount:
+            self._entries.append(chain.over(run_id))
 
-    def _wipe_if_idle(self) -> None:
-        """Wipe what another process has left, unless one is at work: then that one does."""
+    def become_ledger(self, name: str, charge: tuple[str, Charge] | None) -> None:
+        """Make a copy a ledger of this name: its runs are over, and a `charge` is for what it may lack."""
+        for row in self.overview():
+            self.finish(row.run_id)
+        if charge is not None:
+            self.open_run(*charge, system_key())
+            self.finish(charge[0])
+        self._database.execute("UPDATE about SET name = ?", (name,))
+        self._database.execute(f"PRAGMA user_version = {LEDGER}")
+        self._name, self._version = name, LEDGER
+
+    def without_secrets(self) -> bytes:
+        """The file of a copy without keys, states and replies; for `alone`."""
+        self.check()
+        return without_secrets(self._database)
+
+    def told(self, run_id: str, t: int) -> Told:
+        """What whoever gets the reply to round t may remember: the commit that it is in."""
+        row = self._database.execute(
+            "SELECT answered, head FROM answers WHERE run_id = ? AND t = ?", (run_id, t)
+        ).fetchone()
+        return Told(self._name, *row)
+
+    def check_seen(self, seen: bytes) -> None:
+        """RunError if `seen` has a commit of this ledger that it has not made; ValueError for what is no commits.
+
+        Guarantee: a claim is compared, and changes nothing: no row, no mark, no other request.
+        """
+        for told in commits_in(seen):
+            if told.ledger != self._name:
+                continue
+            number = min(told.number, 2**63 - 1)  # SQLite's largest
+            known = self._database.execute("SELECT head FROM answers WHERE answered = ?", (number,)).fetchone()
+            if known != (told.head,):
+                raise RunError(
+                    f"the coordinator has seen commit {told.number} of this silo's ledger, which is not in it: "
+                    "ledger and mark are an older copy that was put back, so nothing is released.  Put the newest "
+                    "ledger back, or move it away for `fedpriv silo restore`"
+                )
+
+    def check(self) -> None:
+        """InputError unless all rows are the ones that were written; for `transaction`, before it writes."""
+        with self._damage("its file"):
+            check_rows(self._database, keyless=self._version == BACKUP)
+            self._check_age()
+
+    @property
+    def _number(self) -> int:
+        """Of the commit that is being made."""
+        return self._before.number + 1
+
+    def _check_version(self) -> None:
+        with self._damage("its header"):
+            (version,) = self._database.execute("PRAGMA user_version").fetchone()
+        if version != self._version:
+            what = (
+                "is a backup" if version == BACKUP else f"has version {version}, and this fedpriv knows {LEDGER}"
+            )
+            raise InputError(f"{self._path}: cannot be used as a ledger: it {what}, or it is damaged; {_REMEDY}")
+
+    def _check_opened(self) -> None:
+        """All of it, in one reading that no other process has written into."""
+        for _ in range(20):
+            before = self._mark.read()
+            try:
+                self._database.execute("BEGIN")
+                try:
+                    self.check()
+                finally:
+                    self._database.execute("COMMIT")
+                self._check_bytes()
+                return
+            except (InputError, sqlite3.Error) as error:
+                if self._mark.read() == before:
+                    if isinstance(error, InputError):
+                        raise
+                    raise self._damaged("its file", error) from None
+                time.sleep(0.05)
+        raise InputError(f"{self._path}: another process writes to this ledger all the time; try again")
+
+    def _check_bytes(self) -> None:
+        """The whole file, while no run is under way; between transactions: it ends SQLite's locks."""
+        if (whole := self._mark.read().whole) and self._about() and whole != digest_of(self._path):
+            raise self._damaged("its file", None)
+
+    @contextmanager
+    def _damage(self, what: str) -> Iterator[None]:
+        """InputError in one line for whatever damaged rows lead to."""
+        try:
+            yield
+        except Exception as error:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if isinstance(error, InputError) or code in _PASSING:
+                raise
+            raise self._damaged(what, error) from None
+
+    def _damaged(self, what: str, error: Exception | None) -> InputError:
+        found = f" ({printable(str(error), 100)})" if isinstance(error, sqlite3.Error) else ""
+        return InputError(
+            f"{self._path}: cannot be used as a ledger: {what} is not what was written{found}, so {_REMEDY}"
+        )
+
+    def _tidy_if_idle(self) -> None:
+        """Wipe and drop what another process has left, unless one is at work: then that one does."""
         with suppress(BlockingIOError):
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             try:
                 self._about()  # SQLite uses a journal that it needs when it reads
-                self._wipe_journal()
+                self._wipe()
+                self.tidy()
             finally:
                 fcntl.flock(self._lock, fcntl.LOCK_UN)
 
-    def _wipe_journal(self) -> None:
-        """Overwrite the pages that the journal has of before the last commit; for `alone`, between transactions.
+    def tidy(self) -> None:
+        """Drop the replies that are not asked for again, and note the file's bytes once no run is under way.
 
-        Guarantee: a journal that SQLite still needs is left as it is.
+        For `alone`, between transactions.  A full disk leaves this for another time.
+
+        Guarantee: all commits stay as they are; what is dropped is overwritten.
         """
-        journal = self._path.with_name(self._path.name + "-journal")
-        if journal.exists():
-            with journal.open("r+b") as file:
-                if file.read(len(_HOT)) == _HOT:
-                    return
-                size = os.fstat(file.fileno()).st_size
-                file.seek(0)
-                file.write(bytes(size))
-                file.flush()
-                os.fsync(file.fileno())
-        self._wiped = True
+        with suppress(OSError, sqlite3.Error):
+            while drop_replies(self._database):
+                self._wiped = False
+            if self._mark.read().whole or self.open_runs():
+                if not self._wiped:
+                    self._wipe()
+                return
+            self._database.execute("VACUUM")
+            self._wipe()
+            commit = self._check_age()
+            self._mark.write(Reading(self._name, commit, commit, digest_of(self._path)))
 
-    def _about(self) -> tuple[str, int, bytes]:
-        name, commits, shard = self._database.execute("SELECT name, commits, shard FROM about").fetchone()
-        return name, commits, shard
+    def _wipe(self) -> None:
+        self._wiped = wipe_journal(self._path)
 
-    def _check_age(self) -> int:
-        """How many commits the ledger has had; InputError if its mark has seen more, or is another's."""
-        mark, (name, commits, _) = self._mark.read(), self._about()
-        if mark.ledger != name or not self._path.exists():
+    def _about(self) -> About:
+        with self._damage("its first row"):
+            return about_of(self._database)
+
+    def _check_age(self) -> Commit:
+        """The last commit that the ledger has had; InputError if its mark has seen more, or is another's."""
+        mark, about = self._mark.read(), self._about()
+        if mark.ledger != about.name or not self._path.exists():
             raise InputError(f"{self._path}: is not the ledger that {self._mark.path} belongs to")
-        if commits not in (mark.done, mark.begun):
+        if about.commit not in (mark.done, mark.begun):
             raise InputError(
-                f"{self._path}: has had {commits} commits, and its mark has seen {mark.done}: one of them is an "
-                "older copy that was put back.  What was released since is not on file, so nothing more is "
-                "released: put the newest ledger back, or begin a new one for other records"
+                f"{self._path}: has had {about.commit.number} commits, and its mark has seen {mark.done.number}: "
+                "one of them is an older copy that was put back.  What was released since is not on file, so "
+                "nothing more is released: put the newest ledger back, or move this one away for `fedpriv silo "
+                "restore`"
             )
-        return commits
-
-
-def _connected(path: Path) -> sqlite3.Connection:
-    database = sqlite3.connect(path, isolation_level=None)
-    for setting in ("synchronous = FULL", "secure_delete = ON", "journal_mode = PERSIST"):
-        database.execute(f"PRAGMA {setting}")
-    return database
+        return about.commit

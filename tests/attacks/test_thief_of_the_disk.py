@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.silo.guards import begin_ledgers, end_run, status_lines
-from fedpriv.silo.ledger import Mark, Reading, SiloLedger
+from fedpriv.silo.ledger import SiloLedger
+from fedpriv.silo.mark import Mark, Reading
 from fedpriv.silo.policy import read_policy
 from fedpriv.silo.silo import Silo, unpack
 from tests.attacks.guards import KEPT_STATE, cards, guard_for, random_records, scenario, zeros
@@ -97,8 +98,6 @@ def test_an_older_copy_of_one_of_the_two_is_noticed(tmp_path: Path, what: str) -
 
 def test_a_crash_between_mark_and_commit_is_no_older_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gains: silence for good from a power cut.  Each of the moments at which the disk can stop is tried."""
-    from fedpriv.silo.ledger import Mark, Reading
-
     path = tmp_path / "silo" / "silo-0.toml"
     guard_for(tmp_path / "silo", *random_records())
     honest = Mark.write

@@ -42,7 +42,8 @@ def test_what_a_guard_answers_leaves_the_silo_sealed(monkeypatch: pytest.MonkeyP
     """Training and evaluation: two answers with the same release have no object in common."""
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-    monkeypatch.setattr(proxy, "ask", lambda *_, **__: np.arange(5.0))
+    answer = proxy.Answered(np.arange(5.0), b"commit")
+    monkeypatch.setattr(proxy, "ask_remembered", lambda *_, **__: answer)
     query = Message(with_vector("query", array_of(np.zeros(3)), {"t": 1}), 7, "train")
     context = Context(1, 7, {}, RecordDict(), {"run-token": "run", "cell-json": "{}"})
     first, second = (proxy.forward(query, context, Path("socket"), tests=tests).content for _ in range(2))

@@ -16,6 +16,7 @@ from fedpriv.core.random import KeyedNormal
 from fedpriv.loss.objective import Records
 from fedpriv.noise.integers.fixed_point import Ints
 from fedpriv.noise.integers.gaussian import START, round_noise
+from fedpriv.silo.admission import Charge
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.masks import Masker
@@ -103,7 +104,8 @@ def test_a_run_that_is_open_is_priced_anew_once_the_ledger_has_other_runs(tmp_pa
     guard, cell = guard_for(tmp_path, *random_records(), budget=2.0), scenario(**KEPT_STATE["banded"])
     guard.answer("run", cell, 1, queries()[0])
     guard.answer("run", cell, 2, queries()[1])
-    guard._ledger._database.execute("INSERT INTO runs (run_id, cell, mu, slack) VALUES ('other', '{}', 9.0, 0)")
+    with guard._ledger.alone(), guard._ledger.transaction():
+        guard._ledger.open_run("other", Charge("{}", 9.0, 0.0), bytes(32))
     with pytest.raises(RunError, match="the budget is"):
         guard.answer("run", cell, 3, queries()[2])
 
@@ -283,7 +285,10 @@ def test_features_are_those_of_each_record_by_itself(tmp_path: Path, model: dict
 
 
 def test_real_a_reply_has_nothing_but_the_release(tmp_path: Path) -> None:
-    """No counts of records beside it: how many were clipped is a release that nobody accounts for (finding 52)."""
+    """No counts of records beside it: how many were clipped is a release that nobody accounts for (finding 52).
+
+    The ledger's commit is no function of records.
+    """
     with guard_process(tmp_path, *random_records()) as guard, socket.socket(socket.AF_UNIX) as raw:
         raw.connect(str(guard.path))
         header = {"run": "run", "cell": scenario(), "t": 1, "dtype": "float64", "keys": ""}
@@ -294,7 +299,9 @@ def test_real_a_reply_has_nothing_but_the_release(tmp_path: Path) -> None:
         while piece := raw.recv(2**16):
             reply += piece
     (length,) = struct.unpack_from("!I", reply)
-    assert json.loads(reply[4 : 4 + length]) == {"dtype": "float64"}
+    told = json.loads(reply[4 : 4 + length])
+    assert told.pop("commit") == guard_of(tmp_path / "silo-0.toml").told("run", 1).hex()
+    assert told == {"dtype": "float64"}
     assert len(reply) == 8 + length + 8 * 7850
 
 

@@ -1,0 +1,140 @@
+"""Back up a silo's ledgers, and put a backup in the place of a ledger that is lost.
+
+A backup has every charge and every digest, and no key, no state and no reply: a thief of it learns what an
+administrator's `status` shows, and runs that were under way end with it.
+
+Guarantee: no budget is spent twice by a restore.  If the mark, which lies elsewhere, says that the backup's last
+commit was the ledger's last one, nothing was released since.  If it does not, or is gone, the whole budget of the
+policy is charged to the restored ledger, since as much may have been released; and the ledger gets another name,
+so that nobody takes it for the lost one.  What a server remembers is no evidence: it is the one that would gain.
+"""
+
+import json
+import os
+import secrets
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedpriv.core.errors import InputError
+from fedpriv.core.files import OWN, sync_folder, write_bytes
+from fedpriv.silo.admission import Charge
+from fedpriv.silo.ledger import SiloLedger
+from fedpriv.silo.mark import Commit, Mark, Reading
+from fedpriv.silo.policy import Policy, read_policy
+from fedpriv.silo.rows import BACKUP, LEDGER, about_of, connected
+
+RESTORED = "restored from a backup"
+"""The name of the charge for what may have been released since."""
+
+
+def back_up(policy_path: Path, folder: Path) -> list[Path]:
+    """Copies of a policy's ledgers in `folder`, mode 0600; older ones there are replaced."""
+    return [_copied(own, folder / own.ledger.name) for own in _ledgers(policy_path)]
+
+
+def _copied(policy: Policy, copy: Path) -> Path:
+    ledger = SiloLedger(policy.ledger, policy.marked)
+    with ledger.alone():
+        content = ledger.without_secrets()
+    ledger.close()
+    try:
+        write_bytes(copy, content, OWN)
+        sync_folder(copy.parent)
+    except OSError as error:
+        raise InputError(f"{copy}: the backup cannot be written: {error}") from None
+    return copy
+
+
+def restore(policy_path: Path, folder: Path) -> Iterator[str]:
+    """Put the copies in `folder` in the place of ledgers that are gone; a line about each.
+
+    InputError, with nothing changed, if no ledger is gone, or for a copy that is damaged.
+    """
+    gone = [own for own in _ledgers(policy_path) if not own.ledger.exists()]
+    if not gone:
+        (policy, *_) = _ledgers(policy_path)
+        raise InputError(
+            f"{policy.ledger}: is there; a backup knows less than a ledger.  If this one cannot be used, move it "
+            "away first"
+        )
+    for policy in gone:
+        yield _restored(policy, folder / policy.ledger.name)
+
+
+def _restored(policy: Policy, copy: Path) -> str:
+    draft, own = policy.ledger.with_name(policy.ledger.name + ".restored"), Mark(policy.marked)
+    try:
+        with _own_copy(copy, draft) as draft_mark:
+            version, name, commit = _described(draft)
+            draft_mark.write(Reading(name, commit, commit))
+            ledger = SiloLedger(draft, draft_mark.path, version=version)
+            same = _is_last(own, name, commit)
+            new = name if same else secrets.token_hex(16)
+            with ledger.alone():
+                with ledger.transaction():
+                    ledger.become_ledger(new, None if same else (f"{RESTORED}, {new}", _everything(policy)))
+                ledger.tidy()
+            ledger.close()
+            reading = draft_mark.read()
+            draft.replace(policy.ledger)
+            sync_folder(policy.ledger.parent)
+            own.write(reading)
+    except (OSError, sqlite3.Error, TypeError, ValueError) as error:
+        raise InputError(f"{copy}: cannot be restored: {error}") from None
+    if same:
+        return f"restored {policy.ledger}: its mark says that nothing was released since this backup"
+    return (
+        f"restored {policy.ledger} as of commit {commit.number}: nobody knows what was released since, so the "
+        "whole budget of the policy is charged.  It answers no new run, unless a person raises allow.budget"
+    )
+
+
+@contextmanager
+def _own_copy(copy: Path, draft: Path) -> Iterator[Mark]:
+    """The copy as a file beside the ledger, and a mark for it; nothing of both is left over."""
+    mark = Mark(draft.with_name(draft.name + ".mark"))
+    left = [draft.with_name(draft.name + end) for end in ("", ".mark", ".mark.new", ".lock", "-journal")]
+    for path in left:
+        path.unlink(missing_ok=True)
+    try:
+        os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, OWN))
+        shutil.copyfile(copy, draft)
+        yield mark
+    finally:
+        for path in left:
+            path.unlink(missing_ok=True)
+
+
+def _described(copy: Path) -> tuple[int, str, Commit]:
+    """The version of a copy that nobody has checked yet, its ledger's name and its last commit."""
+    database = connected(copy)
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    about = about_of(database)
+    database.close()
+    return BACKUP if version == BACKUP else LEDGER, about.name, about.commit
+
+
+def _is_last(own: Mark, name: str, commit: Commit) -> bool:
+    """Whether the mark that was kept says that its ledger never had a commit after this one."""
+    try:
+        mark = own.read()
+    except InputError:
+        return False
+    return (mark.ledger, mark.done, mark.begun) == (name, commit, commit)
+
+
+def _everything(policy: Policy) -> Charge:
+    """All that the policy allows, charged for its own neighbours."""
+    allow = policy.allow
+    asked = {"relation": allow.relation, "unit": allow.unit}
+    algorithm = {"name": "whatever was released since", "trust": allow.trust}
+    cell = {"name": RESTORED, "privacy": asked, "algorithm": algorithm}
+    return Charge(json.dumps(cell, sort_keys=True), allow.budget, allow.slack)
+
+
+def _ledgers(policy_path: Path) -> list[Policy]:
+    policy = read_policy(policy_path)
+    return [own for own in (policy, policy.for_tests) if own is not None]

@@ -1,0 +1,203 @@
+"""The SQLite file of a ledger: its tables, the check of all its rows, and what is wiped of it.
+
+    about    one row: the ledger's own name, the one it was begun with, the fingerprint of the records it is for,
+             how many commits it has had and the head of their chain
+    runs     one row a run: its scenario, its price (μ, and the probability with which it may fail), the commits
+             that opened and ended it, its key and its state (both wiped when the run is over)
+    answers  one row a round: a digest of the query, and the bytes of the reply; without a reply, what may have
+             been looked at, and can be answered for that query only.  Of a run that is over digests are left, and
+             the reply to its last round, which a server that was killed may have to ask for again
+
+`seal`, `entry`, `replied` and `after` are digests of the chain (fedpriv/silo/chain.py): of the key, of what was
+charged, of the reply under `blind`, of the state after it; `head` is the chain's with this answer.
+"""
+
+import hashlib
+import os
+import sqlite3
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+from fedpriv.silo import chain
+from fedpriv.silo.mark import Commit
+
+_TABLES = (
+    """CREATE TABLE about (
+    name TEXT NOT NULL, begun_as TEXT NOT NULL, shard BLOB NOT NULL, commits INTEGER NOT NULL, head BLOB NOT NULL
+)""",
+    """CREATE TABLE runs (
+    run_id TEXT PRIMARY KEY,
+    cell TEXT NOT NULL,
+    mu REAL NOT NULL,
+    slack REAL NOT NULL,
+    opened INTEGER NOT NULL,
+    over INTEGER,
+    seal BLOB NOT NULL,
+    entry BLOB NOT NULL,
+    key BLOB,
+    state BLOB
+)""",
+    """CREATE TABLE answers (
+    run_id TEXT NOT NULL REFERENCES runs (run_id),
+    t INTEGER NOT NULL,
+    query BLOB NOT NULL,
+    asked INTEGER NOT NULL,
+    answered INTEGER,
+    replied BLOB,
+    after BLOB,
+    head BLOB,
+    blind BLOB,
+    reply BLOB,
+    PRIMARY KEY (run_id, t)
+)""",
+    "CREATE INDEX told ON answers (answered)",
+)
+LEDGER, BACKUP = 2, 102
+"""PRAGMA user_version of a ledger, and of a copy without keys and replies."""
+_HOT = bytes.fromhex("d9d505f920a163d7")
+"""What a journal begins with that SQLite has not done with: of a commit that is being made, or was cut short."""
+LAST_REPLIES = 8
+"""Runs that ended last, whose last reply is kept."""
+_SLICE = 64
+"""Replies that are dropped in one go: what SQLite's journal holds of them."""
+
+
+class About(NamedTuple):
+    """The first row of a ledger."""
+
+    name: str
+    shard: bytes
+    begun_as: str
+    commit: Commit
+
+
+def connected(path: Path) -> sqlite3.Connection:
+    """The database, with what the guarantees need."""
+    database = sqlite3.connect(path, isolation_level=None)
+    for setting in ("synchronous = FULL", "secure_delete = ON", "journal_mode = PERSIST", "temp_store = MEMORY"):
+        database.execute(f"PRAGMA {setting}")
+    return database
+
+
+def begin_tables(database: sqlite3.Connection, schema: str = "main", version: int = LEDGER) -> None:
+    """Make the empty tables of a ledger."""
+    for table in _TABLES:
+        database.execute(table.replace("TABLE ", f"TABLE {schema}.").replace("INDEX ", f"INDEX {schema}."))
+    database.execute(f"PRAGMA {schema}.user_version = {version}")
+
+
+def about_of(database: sqlite3.Connection) -> About:
+    """TypeError or ValueError where there is no such row."""
+    name, begun_as, shard, *commit = database.execute("SELECT * FROM about").fetchone()
+    return About(name, shard, begun_as, Commit(*commit))
+
+
+def last_state(database: sqlite3.Connection, run_id: str) -> bytes:
+    """The digest of the state after the last round that was answered; b"" before the first."""
+    found = database.execute(
+        "SELECT after FROM answers WHERE run_id = ? AND answered IS NOT NULL ORDER BY t DESC LIMIT 1", (run_id,)
+    ).fetchone()
+    return b"" if found is None else bytes(found[0])
+
+
+def check_rows(database: sqlite3.Connection, *, keyless: bool = False) -> None:
+    """ValueError, or whatever else damaged rows lead to, unless they give the chain.
+
+    The rows of a copy are `keyless`.
+    """
+    entries = defaultdict[int, list[chain.Entry]](list)
+    confirm(database.execute("PRAGMA integrity_check").fetchall() == [("ok",)])
+    written = database.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid").fetchall()
+    confirm(written == [(table,) for table in _TABLES])
+    for run_id, cell, mu, slack, opened, over, seal, entry, key, state in database.execute("SELECT * FROM runs"):
+        made = chain.opened(run_id, cell, mu, slack, seal)
+        confirm(made.digest == entry)
+        entries[opened].append(made)
+        if over is not None:
+            confirm(key is None and state is None)
+            entries[over].append(chain.over(run_id))
+        elif not keyless:
+            confirm(chain.seal_of(key) == seal and chain.after(key, state) == last_state(database, run_id))
+    heads = dict[int, tuple[chain.Entry, bytes]]()
+    for run_id, t, query, asked, answered, replied, after, head, blind, reply in database.execute(
+        "SELECT * FROM answers"
+    ):
+        entries[asked].append(chain.asked(run_id, t, query))
+        if answered is None:
+            confirm((replied, after, head, blind, reply) == (None,) * 5)
+            continue
+        confirm((reply is None and blind is None) or chain.replied(blind, reply) == replied)
+        heads[answered] = made, _ = chain.answered(run_id, t, replied, after), head
+        entries[answered].append(made)
+    about = about_of(database)
+    head = chain.origin(about.begun_as, about.shard)
+    for number in range(1, about.commit.number + 1):
+        if number in heads:
+            made, kept = heads[number]
+            confirm(chain.linked(head, number, [made]) == kept)
+        head = chain.linked(head, number, entries.pop(number))
+    confirm(not entries and head == about.commit.head)
+
+
+def drop_replies(database: sqlite3.Connection) -> bool:
+    """Drop some of the replies that are not asked for again; False if there are none."""
+    return bool(database.execute(_DROP, (LAST_REPLIES, _SLICE)).rowcount)
+
+
+_DROP = """
+UPDATE answers SET reply = NULL, blind = NULL WHERE rowid IN (
+    SELECT answers.rowid FROM answers JOIN runs USING (run_id)
+    WHERE reply IS NOT NULL AND over IS NOT NULL AND (
+        run_id NOT IN (SELECT run_id FROM runs WHERE over IS NOT NULL ORDER BY over DESC LIMIT ?)
+        OR 0 < t AND t < (SELECT MAX(t) FROM answers AS a WHERE a.run_id = runs.run_id AND a.answered IS NOT NULL)
+    ) LIMIT ?
+)"""
+
+
+def without_secrets(database: sqlite3.Connection) -> bytes:
+    """The file of a copy without keys, states and replies, which are not even read."""
+    database.execute("ATTACH ':memory:' AS copy")
+    try:
+        begin_tables(database, "copy", BACKUP)
+        for table, columns, wiped in (
+            ("about", "name, begun_as, shard, commits, head", ""),
+            ("runs", "run_id, cell, mu, slack, opened, over, seal, entry", ", NULL, NULL"),
+            ("answers", "run_id, t, query, asked, answered, replied, after, head", ", NULL, NULL"),
+        ):
+            database.execute(f"INSERT INTO copy.{table} SELECT {columns}{wiped} FROM main.{table} ORDER BY rowid")
+        return database.serialize(name="copy")
+    finally:
+        database.execute("DETACH copy")
+
+
+def wipe_journal(ledger: Path) -> bool:
+    """Overwrite the pages that the journal has of before the last commit.
+
+    False for a journal that SQLite still needs.
+
+    Guarantee: a journal that SQLite still needs is left as it is.
+    """
+    journal = ledger.with_name(ledger.name + "-journal")
+    if journal.exists():
+        with journal.open("r+b") as file:
+            if file.read(len(_HOT)) == _HOT:
+                return False
+            size = os.fstat(file.fileno()).st_size
+            file.seek(0)
+            file.write(bytes(size))
+            file.flush()
+            os.fsync(file.fileno())
+    return True
+
+
+def confirm(holds: bool) -> None:
+    """ValueError unless it holds."""
+    if not holds:
+        raise ValueError
+
+
+def digest_of(path: Path) -> str:
+    """Of the whole file; ends the locks that SQLite has on it."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

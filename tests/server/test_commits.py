@@ -1,0 +1,95 @@
+"""What a coordinator remembers of silos' ledgers, and tells them: one that was put back refuses its next query."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Context, Message
+from flwr.clientapp import ClientApp
+
+from fedpriv.core.errors import RunError
+from fedpriv.engines.inprocess import InProcessGrid
+from fedpriv.protocol.arrays import one_array, query_content, release_content, vector_in
+from fedpriv.protocol.cell_folder import run_config_of
+from fedpriv.protocol.commits import commits_in
+from fedpriv.protocol.messages import COMMIT, SEEN, also_in, number_in, roster_content, with_also
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
+from fedpriv.server import grid as patient_grid
+from fedpriv.server.app import deploy_cell
+from fedpriv.server.commits import SeenCommits
+from fedpriv.silo.guard import Guard
+from tests.conftest import small_tree
+from tests.server.test_evaluation import Heard
+from tests.silo.evaluated import ASKED, guards_of, write_tested
+
+SMALL = small_tree(evaluation=ASKED, federation__rounds=2)
+
+
+def grid_of(folder: Path, cell: Cell, run: str) -> InProcessGrid:
+    """Guards with ledgers, asked as `fedpriv.clients.app` asks them."""
+    policies = [folder / f"silo-{number}.toml" for number in range(3)]
+    for number, path in enumerate(policies):
+        if not path.exists():
+            write_tested(folder, number, {"budget": 9.0}, budget=30.0)
+    guards, words = [guards_of(path) for path in policies], json.dumps(cell.canonical())
+    app = ClientApp()
+
+    def forwarded(message: Message, guard: Guard) -> Message:
+        t, seen = number_in(message.content, "config", "t"), also_in(message.content, SEEN)
+        reply = release_content(guard.answer(run, words, t, vector_in(message.content, "query"), seen=seen), None)
+        return Message(with_also(reply, COMMIT, guard.told(run, t)), reply_to=message)
+
+    @app.query("roster")
+    def roster(message: Message, context: Context) -> Message:
+        return Message(roster_content(int(context.node_config["partition-id"])), reply_to=message)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return forwarded(message, guards[int(context.node_config["partition-id"])].training)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        tests = guards[int(context.node_config["partition-id"])].tests
+        assert tests is not None
+        return forwarded(message, tests)
+
+    return InProcessGrid(app, 3, run_config_of(cell, Path(), run))
+
+
+def test_guarantee_a_silo_that_was_put_back_between_two_runs_is_noticed_in_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gains: the first run's budget once more, by the snapshot of a machine from before it."""
+    monkeypatch.setattr(patient_grid, "_POLL_SECONDS", 0.001)
+    cell, silos, seen = (
+        resolve_cell(SMALL, "test"),
+        tmp_path / "silos",
+        tmp_path / ".commits",
+    )
+    silos.mkdir()
+    grid_of(silos, cell, "one")  # ledgers are begun
+    shutil.copytree(silos, tmp_path / "snapshot")
+    deploy_cell(grid_of(silos, cell, "one"), cell, Heard(), tmp_path / "one", seen)
+    known = [commits_in((seen / f"silo-{number}").read_bytes()) for number in range(3)]
+    assert [len(each) for each in known] == [2] * 3, "the ledger of training, and that of evaluations"
+    assert [sorted(told.number for told in each)[-1] for each in known] == [4] * 3
+    deploy_cell(grid_of(silos, cell, "two"), cell, Heard(), tmp_path / "two", seen)
+    for path in (tmp_path / "snapshot").glob("*-1*"):
+        shutil.copy(path, silos)
+    with pytest.raises(RunError, match="silo 1 refuses: the coordinator has seen commit 8"):
+        deploy_cell(grid_of(silos, cell, "three"), cell, Heard(), tmp_path / "three", seen)
+
+
+def test_nonsense_of_a_silo_is_not_remembered_and_a_damaged_file_is_none(tmp_path: Path) -> None:
+    content, commits = query_content(one_array(torch.zeros(2)), 1, ConfigRecord()), SeenCommits(tmp_path)
+    for told in (b"", b"x" * 55, b"x" * 57, b"x" * 10_000):
+        commits.note(0, with_also(content, COMMIT, told))
+    assert commits.told_to(0, content) is content
+    commits.note(0, with_also(content, COMMIT, bytes(56)))
+    assert also_in(SeenCommits(tmp_path).told_to(0, content), SEEN) == bytes(56)
+    assert also_in(content, SEEN) == b""
+    (tmp_path / "silo-0").write_bytes(bytes(57))
+    assert SeenCommits(tmp_path).told_to(0, content) is content

@@ -1,0 +1,320 @@
+"""A ledger or a mark whose bytes changed on the disk, or were changed: noticed before a budget is charged."""
+
+import hashlib
+import random
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.silo import chain
+from fedpriv.silo.admission import Charge
+from fedpriv.silo.guard import Guard
+from fedpriv.silo.guards import checked_lines
+from fedpriv.silo.ledger import SiloLedger
+from fedpriv.silo.mark import Commit, Mark, Reading
+from fedpriv.silo.rows import LAST_REPLIES, digest_of
+from fedpriv.silo.silo import Silo
+from tests.attacks.guards import guard_for, random_records, scenario, zeros
+from tests.silo.guarded import guard_of
+
+LEDGER = "ledger-0.sqlite"
+MARK = LEDGER + ".mark"
+
+
+def asked(guard: Guard, run: str, rounds: range, **privacy: float) -> list[torch.Tensor]:
+    return [
+        guard.answer(run, scenario(**{f"privacy__{k}": v for k, v in privacy.items()}), t, zeros()) for t in rounds
+    ]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A silo with two runs that are over, and one with a third that is under way."""
+    folder = tmp_path_factory.mktemp("silos")
+    guard = guard_for(folder / "rest", *random_records(), budget=100.0)
+    for run in ("a", "b"):
+        asked(guard, run, range(1, 9))
+    shutil.copytree(folder / "rest", folder / "underway")
+    asked(guard_of(folder / "underway" / "silo-0.toml"), "c", range(1, 5))
+    return folder
+
+
+@pytest.fixture
+def rest(written: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(written / "rest", tmp_path / "silo"))
+
+
+@pytest.fixture
+def underway(written: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(written / "underway", tmp_path / "silo"))
+
+
+@contextmanager
+def restored(folder: Path) -> Iterator[Callable[[], dict[str, bytes]]]:
+    kept = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def again() -> dict[str, bytes]:
+        for path in folder.iterdir():
+            if path.name not in kept:
+                path.unlink()
+        for name, content in kept.items():
+            if (folder / name).read_bytes() != content:
+                (folder / name).write_bytes(content)
+        return kept
+
+    yield again
+
+
+def flipped(folder: Path, kept: dict[str, bytes], bit: int) -> None:
+    """One bit of the ledger, or of the mark behind it."""
+    name, at = (LEDGER, bit) if bit < 8 * len(kept[LEDGER]) else (MARK, bit - 8 * len(kept[LEDGER]))
+    content = bytearray(kept[name])
+    content[at // 8] ^= 1 << at % 8
+    (folder / name).write_bytes(content)
+
+
+def bits(kept: dict[str, bytes], count: int) -> list[int]:
+    total = 8 * (len(kept[LEDGER]) + len(kept[MARK]))
+    draws = random.Random(20261123)
+    in_mark = [8 * len(kept[LEDGER]) + draws.randrange(8 * len(kept[MARK])) for _ in range(count // 10)]
+    return [*(draws.randrange(total) for _ in range(count - len(in_mark))), *in_mark]
+
+
+@pytest.mark.parametrize("count", [40, pytest.param(500, marks=pytest.mark.slow)])
+def test_guarantee_every_bit_flip_at_rest_is_refused_in_one_line(rest: Path, count: int) -> None:
+    """Gains: a budget that was spent, by one bit of `mu`; 0 of 150 flips were noticed."""
+    with restored(rest) as again:
+        for bit in bits(again(), count):
+            flipped(rest, again(), bit)
+            with pytest.raises(InputError) as refused:
+                guard_of(rest / "silo-0.toml")
+            assert "\n" not in str(refused.value), bit
+            assert "fedpriv silo restore" in str(refused.value), bit
+        again()
+        assert torch.isfinite(asked(guard_of(rest / "silo-0.toml"), "c", range(1, 2))[0]).all()
+
+
+@pytest.mark.parametrize("count", [40, pytest.param(500, marks=pytest.mark.slow)])
+def test_guarantee_a_bit_flip_while_a_run_is_under_way_is_refused_or_lies_where_nothing_is_read(
+    underway: Path, count: int
+) -> None:
+    """All rows are the same then, and so is the next answer: SQLite's pages have room that nothing is in."""
+    with restored(underway) as again:
+        kept = again()
+        rows = dump(underway)
+        (expected,) = asked(guard_of(underway / "silo-0.toml"), "c", range(5, 6))
+        refused = 0
+        for bit in bits(kept, count):
+            flipped(underway, again(), bit)
+            try:
+                guard = guard_of(underway / "silo-0.toml")
+            except InputError:
+                refused += 1
+            else:
+                assert dump(underway) == rows, bit
+                assert torch.equal(asked(guard, "c", range(5, 6))[0], expected), bit
+                guard._ledger.close()
+        assert refused > 0.85 * count
+
+
+def dump(folder: Path) -> list[object]:
+    with sqlite3.connect(folder / LEDGER) as database:
+        return [
+            row for table in ("about", "runs", "answers") for row in database.execute(f"SELECT * FROM {table}")
+        ]
+
+
+def changed(folder: Path, statement: str, *values: object) -> None:
+    with sqlite3.connect(folder / LEDGER) as database:
+        assert database.execute(statement, values).rowcount
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE runs SET mu = 2e-308 WHERE run_id = 'a'",
+        "UPDATE runs SET mu = 1e300 WHERE run_id = 'a'",
+        "UPDATE runs SET cell = replace(cell, 'replace-one', 'zero-out') WHERE run_id = 'a'",
+        "UPDATE runs SET run_id = 'z' WHERE run_id = 'a'",
+        "DELETE FROM runs WHERE run_id = 'a'",
+        "DELETE FROM answers WHERE run_id = 'c' AND t = 4",
+        "UPDATE about SET head = zeroblob(32)",
+    ],
+)
+def test_guarantee_a_row_that_changes_under_a_guard_is_noticed_before_a_run_is_opened(
+    underway: Path, statement: str
+) -> None:
+    guard = guard_of(underway / "silo-0.toml")
+    asked(guard, "c", range(5, 6))
+    changed(underway, statement)
+    before = (underway / LEDGER).read_bytes()
+    with pytest.raises(InputError, match=r"cannot be used as a ledger|older copy"):
+        asked(guard, "d", range(1, 2))
+    assert (underway / LEDGER).read_bytes() == before
+
+
+@pytest.mark.parametrize("column", ["key", "state"])
+def test_guarantee_a_key_or_state_in_the_place_of_a_runs_own_is_never_answered_from(
+    underway: Path, column: str
+) -> None:
+    """Gains: the next round, with noise of a key that a thief of the disk chose."""
+    guard = guard_of(underway / "silo-0.toml")
+    changed(underway, f"UPDATE runs SET {column} = zeroblob(length({column})) WHERE run_id = 'c'")
+    with pytest.raises(InputError, match="the run 'c' is not what was written"):
+        asked(guard, "c", range(5, 6))
+
+
+@pytest.mark.parametrize(
+    ("statement", "asks"),
+    [
+        ("UPDATE answers SET query = zeroblob(32) WHERE run_id = 'd'", False),
+        ("UPDATE runs SET key = zeroblob(32) WHERE run_id = 'd'", True),
+    ],
+)
+def test_guarantee_a_round_that_was_asked_and_not_answered_keeps_its_query_and_key(
+    underway: Path, monkeypatch: pytest.MonkeyPatch, statement: str, asks: bool
+) -> None:
+    """Gains: two queries for a round whose records may have been looked at: nothing follows the last commit."""
+    guard = guard_of(underway / "silo-0.toml")
+    with monkeypatch.context() as patched:
+        patched.setattr(Silo, "answer", lambda *_: 1 / 0)
+        with pytest.raises(RunError, match="its guard failed"):
+            asked(guard, "d", range(1, 2))
+    changed(underway, statement)
+    with pytest.raises(InputError, match="is not what was written"):
+        asked(guard, "d", range(1, 2)) if asks else guard_of(underway / "silo-0.toml")
+
+
+def test_guarantee_a_reply_that_changed_is_not_given_again(underway: Path) -> None:
+    """14 of 150 flips made a guard answer a round with other bytes than before."""
+    guard = guard_of(underway / "silo-0.toml")
+    changed(underway, "UPDATE answers SET reply = zeroblob(length(reply)) WHERE run_id = 'c' AND t = 2")
+    with pytest.raises(InputError, match="round 2 of the run 'c' is not what was written"):
+        asked(guard, "c", range(2, 3))
+
+
+def forged(folder: Path, run: str, mu: float) -> None:
+    """Another price, by somebody who has the disk and this code: entry, chain and mark agree with it."""
+    ledger, mark = folder / LEDGER, Mark(folder / MARK)
+    with sqlite3.connect(ledger) as database:
+        entries = dict[int, list[chain.Entry]]()
+        for name, cell, price, slack, opened, over, seal in database.execute(
+            "SELECT run_id, cell, mu, slack, opened, over, seal FROM runs"
+        ).fetchall():
+            entry = chain.opened(name, cell, mu if name == run else price, slack, seal)
+            entries.setdefault(opened, []).append(entry)
+            entries.setdefault(over, []).append(chain.over(name))
+            if name == run:
+                database.execute("UPDATE runs SET mu = ?, entry = ? WHERE run_id = ?", (mu, entry.digest, run))
+        answers = database.execute(
+            "SELECT run_id, t, query, asked, answered, replied, after FROM answers"
+        ).fetchall()
+        made = {row[4]: chain.answered(*row[:2], *row[5:]) for row in answers}
+        for row in answers:
+            entries.setdefault(row[3], []).append(chain.asked(*row[:3]))
+            entries.setdefault(row[4], []).append(made[row[4]])
+        name, number, head = database.execute("SELECT begun_as, commits, shard FROM about").fetchone()
+        head = chain.origin(name, head)
+        for n in range(1, number + 1):
+            if n in made:
+                told = chain.linked(head, n, [made[n]])
+                database.execute("UPDATE answers SET head = ? WHERE answered = ?", (told, n))
+            head = chain.linked(head, n, entries[n])
+        database.execute("UPDATE about SET head = ?", (head,))
+    commit = Commit(number, head)
+    mark.write(Reading(name, commit, commit, digest_of(ledger)))
+
+
+def test_guarantee_prices_are_recomputed_from_the_scenarios_on_file(tmp_path: Path) -> None:
+    """Gains: a third run under a budget for two, by a price that somebody wrote with every digest."""
+    guard = guard_for(tmp_path, *random_records(), budget=6.0)
+    for run in ("a", "b"):
+        asked(guard, run, range(1, 9))  # √(4² + 4²) = 5.66
+    guard._ledger.close()
+    forged(tmp_path, "a", 4e-3)
+    again = guard_of(tmp_path / "silo-0.toml")
+    assert again._ledger.prices() == [4e-3, pytest.approx(4.0)]
+    with pytest.raises(RunError, match=r"with all before 6\.929; the budget is 6"):
+        asked(again, "c", range(1, 2))
+    assert len(again._ledger.charges()) == 2
+    again._ledger.close()
+    assert checked_lines(tmp_path / "silo-0.toml") == [
+        "'a': charged 0.004, and its scenario costs 4: that is what counts",
+        "rows, chain and mark agree; prices recomputed: 1 run charged enough",
+    ]
+
+
+def test_a_scenario_on_file_that_cannot_be_planned_imports_nothing_and_keeps_its_price(tmp_path: Path) -> None:
+    guard = guard_for(tmp_path, *random_records())
+    cell = '{"model": {"name": "no_such_module:Net"}, "privacy": {"relation": "replace-one"}}'
+    with guard._ledger.alone(), guard._ledger.transaction():
+        guard._ledger.open_run("odd", Charge(cell, 0.5, 0.0), bytes(32))
+        guard._ledger.finish("odd")
+    with pytest.raises(RunError, match=r"with all before 4\.032; the budget is 4"):
+        asked(guard, "c", range(1, 2))
+    assert checked_lines(tmp_path / "silo-0.toml") == [
+        "rows, chain and mark agree; prices recomputed: 0 runs charged enough, 1 cannot be planned by this policy"
+    ]
+
+
+def test_guarantee_of_a_run_that_is_over_no_digest_is_left_that_a_guess_could_be_tried_on(tmp_path: Path) -> None:
+    """Gains: whether a guess at a neighbour's exact sums is right, under a trusted server, from a thief's disk."""
+    guard = guard_for(tmp_path, *random_records(), trust="trusted", budget=100.0)
+    opened = scenario("trusted")
+    replies = [guard.answer("run", opened, t, zeros()).numpy().tobytes() for t in range(1, 9)]
+    with sqlite3.connect(tmp_path / LEDGER) as database:
+        kept = database.execute("SELECT t, replied, after, blind, reply FROM answers ORDER BY t").fetchall()
+    assert [t for t, *_, reply in kept if reply is not None] == [8]
+    for t, replied, after, blind, _ in kept[:-1]:
+        assert blind is None
+        for guess in (replies[t - 1], b""):
+            for found in (replied, after):
+                assert found not in (
+                    hashlib.sha256(guess).digest(),
+                    chain.replied(b"", guess),
+                    chain.after(b"", guess),
+                )
+    raw = (tmp_path / LEDGER).read_bytes()
+    assert not [t for t, reply in enumerate(replies[:-1], 1) if reply[800:900] in raw and any(reply[800:900])]
+
+
+def test_a_run_that_is_over_keeps_digests_and_its_last_reply_alone(tmp_path: Path) -> None:
+    guard = guard_for(tmp_path, *random_records(), budget=100.0)
+    before = asked(guard, "a", range(1, 8))
+    full = (tmp_path / LEDGER).stat().st_size
+    (last,) = asked(guard, "a", range(8, 9))
+    assert (tmp_path / LEDGER).stat().st_size < full / 4
+    for again in (guard, guard_of(tmp_path / "silo-0.toml")):
+        assert torch.equal(asked(again, "a", range(8, 9))[0], last)
+        with pytest.raises(
+            RunError, match="round 7 was answered, and this run is over: of its reply a digest is kept"
+        ):
+            asked(again, "a", range(7, 8))
+        with pytest.raises(RunError, match="round 7 was answered already, for another query"):
+            again.answer("a", scenario(), 7, zeros() + 1.0)
+    assert len(before) == 7
+
+
+def test_last_replies_are_kept_of_the_runs_that_ended_last(tmp_path: Path) -> None:
+    guard = guard_for(tmp_path, *random_records(), budget=100.0)
+    cell = scenario(federation__rounds=1)
+    for run in range(LAST_REPLIES + 2):
+        guard.answer(str(run), cell, 1, zeros())
+    kept = [guard._ledger.answer(str(run), 1) for run in range(LAST_REPLIES + 2)]
+    assert [answer is not None and answer.reply is not None for answer in kept] == [False] * 2 + [
+        True
+    ] * LAST_REPLIES
+
+
+def test_a_ledger_of_another_version_is_refused_in_one_line(rest: Path) -> None:
+    with sqlite3.connect(rest / LEDGER) as database:
+        database.execute("PRAGMA user_version = 1")
+    with pytest.raises(InputError, match="it has version 1, and this fedpriv knows 2") as refused:
+        SiloLedger(rest / LEDGER)
+    assert "\n" not in str(refused.value)
