@@ -220,6 +220,11 @@ class Encoded:
     """Where the rows sit, and which of them count."""
     sites: NDArray[np.int64] | None
     persons: NDArray[np.str_] | None
+    cells: NDArray[np.float64]
+    """(n, columns): what the rows hold before it is clipped or filled, in the order of `TableSchema.raw`.
+
+    Numbers as they are, the places of words in their vocabulary, and NaN where a value is missing.
+    """
 
 
 def encode(table: RawTable, schema: TableSchema, *, of_one_site: bool = False) -> Encoded:
@@ -231,11 +236,12 @@ def encode(table: RawTable, schema: TableSchema, *, of_one_site: bool = False) -
     nobody's, text among numbers, or a word that is in no vocabulary.
     """
     blocks, gone = [], np.zeros(len(table), np.bool_)
-    for name, column in schema.features:
-        block, absent = _features(table, name, column)
+    cells = np.full((len(table), len(schema.raw)), np.nan)
+    for place, (name, column) in enumerate(schema.features):
+        block, absent, cells[:, place] = _features(table, name, column)
         blocks.append(block)
         gone |= absent
-    labels, absent = _labels(table, schema)
+    labels, absent, cells[:, len(schema.columns)] = _labels(table, schema)
     gone |= absent
     sites = None if schema.site is None or of_one_site else _words(table, schema.site, schema.sites, "sites")
     persons = None if schema.person is None else _persons(table, schema.person)
@@ -248,30 +254,41 @@ def encode(table: RawTable, schema: TableSchema, *, of_one_site: bool = False) -
         raise InputError(f"{table.source}: every record has a missing value, none is left")
     names = None if persons is None else persons.tolist()
     found = places(~gone, said, names if schema.by_content else None, schema.share)
-    return Encoded(np.concatenate(blocks, axis=1), labels, found, sites, persons)
+    if sites is not None:
+        cells[:, schema.raw.index(schema.site or "")] = sites
+    return Encoded(np.concatenate(blocks, axis=1), labels, found, sites, persons, cells)
 
 
-def _features(table: RawTable, name: str, column: Column) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """(n, width) in -1 … 1, and which records lack a value that nothing stands in for."""
+Read = tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.float64]]
+"""Features, which records lack a value that nothing stands in for, and the values as they are, or NaN."""
+
+
+def _features(table: RawTable, name: str, column: Column) -> Read:
+    """Features (n, width) in -1 … 1."""
+    filled = column.missing is not None
     if column.range is not None:
-        filler = None if column.missing is None else float(column.missing)
-        numbers, absent = _numbers(table, name, filler)
-        return _scaled(numbers, column.range)[:, None], absent
+        numbers, absent = _numbers(table, name)
+        filler = 0.0 if column.missing is None else float(column.missing)
+        held = _scaled(np.where(absent, filler, numbers), column.range)
+        return held[:, None], absent & (not filled), np.where(absent, np.nan, numbers)
     assert column.values is not None
-    codes = _words(table, name, column.values, "values", column.missing, may_lack=True)
+    codes = _words(table, name, column.values, "values", may_lack=True)
     absent = codes == _GONE
-    return np.eye(len(column.values))[np.where(absent, 0, codes)], absent
+    filler = column.values.index(str(column.missing)) if filled else 0
+    held = np.eye(len(column.values))[np.where(absent, filler, codes)]
+    return held, absent & (not filled), np.where(absent, np.nan, codes)
 
 
 def _labels(
     table: RawTable, schema: TableSchema
-) -> tuple[NDArray[np.int64] | NDArray[np.float64], NDArray[np.bool_]]:
+) -> tuple[NDArray[np.int64] | NDArray[np.float64], NDArray[np.bool_], NDArray[np.float64]]:
     if schema.range is not None:
-        numbers, absent = _numbers(table, schema.target, None)
-        return _scaled(numbers, schema.range), absent
+        numbers, absent = _numbers(table, schema.target)
+        return _scaled(numbers, schema.range), absent, np.where(absent, np.nan, numbers)
     assert schema.classes is not None
     codes = _words(table, schema.target, schema.classes, "classes", may_lack=True)
-    return codes, codes == _GONE
+    absent = codes == _GONE
+    return codes, absent, np.where(absent, np.nan, codes)
 
 
 def _scaled(numbers: NDArray[np.float64], bounds: tuple[float, float]) -> NDArray[np.float64]:
@@ -279,8 +296,8 @@ def _scaled(numbers: NDArray[np.float64], bounds: tuple[float, float]) -> NDArra
     return 2.0 * (numbers.clip(low, high) - low) / (high - low) - 1.0
 
 
-def _numbers(table: RawTable, name: str, filler: float | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """A column's numbers, and where there is none and no `filler` either (0 stands there)."""
+def _numbers(table: RawTable, name: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """A column's numbers, and where there is none (0 stands there)."""
     cells = table.column(name)
     absent = np.array([cell.lower() in MISSING for cell in cells])
     texts = ["0" if lacks else cell for cell, lacks in zip(cells, absent.tolist(), strict=True)]
@@ -289,8 +306,6 @@ def _numbers(table: RawTable, name: str, filler: float | None) -> tuple[NDArray[
     except ValueError:
         row = next(row for row, text in enumerate(texts) if as_number(text) is None)
         raise InputError(f"{table.at(row, name)} is no finite number; a column with words has values") from None
-    if filler is not None:
-        return np.where(absent, filler, numbers), np.zeros(len(cells), np.bool_)
     return numbers, absent
 
 
@@ -318,19 +333,17 @@ def _words(
     name: str,
     vocabulary: Sequence[str],
     key: str,
-    filler: float | str | None = None,
     *,
     may_lack: bool = False,
 ) -> NDArray[np.int64]:
     """Each record's place in the vocabulary; _GONE where a value is missing and `may_lack`."""
     codes = {word: code for code, word in enumerate(vocabulary)}
     other = codes.get(OTHER)
-    absent = codes[filler] if isinstance(filler, str) else _GONE
     found = np.empty(len(table), np.int64)
     for row, cell in enumerate(table.column(name)):
         code = codes.get(cell)
         if code is None and may_lack and cell.lower() in MISSING:
-            code = absent
+            code = _GONE
         if code is None:
             code = other
         if code is None:

@@ -48,6 +48,7 @@ def load_table(name: str, path: Path, schema: TableSchema) -> Dataset:
         None if encoded.persons is None else encoded.persons[train],
         schema.unit,
         (train, test),
+        encoded.places.train.taken(encoded.cells, encoded.labels)[0][order],
     )
 
 
@@ -70,7 +71,9 @@ def load_silo(path: Path, schema: TableSchema, silo: int) -> Encoded:
     """
     table = read_table(path)
     if schema.site is not None and schema.site not in table.columns:
-        return encode(table, schema, of_one_site=True)
+        encoded = encode(table, schema, of_one_site=True)
+        encoded.cells[:, -1] = silo
+        return encoded
     encoded = encode(table, schema)
     if encoded.sites is not None:
         if silo >= len(schema.sites):

@@ -61,6 +61,8 @@ class Model:
     """
     evaluated: bool = True
     """Whether test records say anything about it; the server of one that they do not needs none."""
+    of_cells: bool = False
+    """Whether `features` maps the raw cells of a table, (n, columns), in place of what they are encoded to."""
 
     def check_data(self, name: str, data: str) -> None:
         """InputError if `data` is not what the constants of this row, called `name`, were derived from."""

@@ -348,7 +348,7 @@ class Admission:
     def _objective(self, cell: Cell) -> tuple[int, Objective]:
         """How many features a record has, and the model's loss, built once without memory to see its size."""
         model, settings, dtype = cell.model.row, cell.model.settings, DTYPES[cell.run.dtype]
-        shape = tuple(model.features(np.zeros_like(self.shard.images[:1]), dtype, settings).shape[1:])
+        shape = tuple(model.features(np.zeros_like(self.shard.given(cell)[:1]), dtype, settings).shape[1:])
         with torch.device("meta"):
             dimension = model.objective(shape, self.policy.class_count, dtype, settings).dimension
         if dimension > self.policy.allow.dimension:

@@ -95,7 +95,9 @@ class Views:
         shard, persons = self._shard, self._shard.persons
         shard.count(cell.privacy.protected)
         image, label = np.zeros_like(shard.images[:1]), np.zeros_like(shard.labels[:1])
-        return Shard(image, label, persons=None if persons is None else persons[:1]).seen(cell)
+        cells = None if shard.cells is None else np.zeros_like(shard.cells[:1])
+        one = Shard(image, label, persons=None if persons is None else persons[:1], cells=cells)
+        return one.seen(cell)
 
     def records(self, cell: Cell) -> Records:
         """All records, each by itself and by public constants alone."""
