@@ -191,6 +191,38 @@ def worth(
     compare(given, overrides or [], Wanted(pooled, any_learner, alone, personal, grid, as_json))
 
 
+@app.command()
+def statistics(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan of tables (TOML).")],
+    engine: Annotated[str, typer.Option(help="vectorized, inprocess, ray or deployment.")] = "vectorized",
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for the results; by default runs/NAME.")
+    ] = None,
+    superlink: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Deployment: a SuperLink that runs.")
+    ] = None,
+    root_certificates: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Deployment: whom to trust for the SuperLink's TLS (PEM).")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say cells, errors and price; nothing is asked or charged.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+) -> None:
+    """Release counts, quantiles and survival curves of a table, each with an interval that has the noise in it.
+
+    Examples:
+
+        fedpriv statistics plan.toml --dry-run
+
+        fedpriv statistics plan.toml
+    """
+    from fedpriv.cli.statistics import statistics as release
+    from fedpriv.engines.table import Connection
+
+    release(plan, engine, out, Connection(superlink, root_certificates), dry_run=dry_run, as_json=as_json)
+
+
 @app.command("list")
 def list_(
     what: Annotated[

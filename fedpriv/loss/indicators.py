@@ -1,7 +1,7 @@
 """Counts of records in the cells of public tables: a model whose increments are columns of public matrices.
 
-A record is in one cell of each table j; its increment is (a_j C_j e_k)_j for the cells k that it is in, and of norm 1.
-C_j is the identity, or the square root of prefix or suffix sums in blocks of ordered cells:
+A record is in one cell of each table j; its increment is (a_j C_j e_k)_j for the cells k that it is in, of norm 1
+at most.  C_j is the identity, or the square root of prefix or suffix sums in blocks of ordered cells:
 
 | kind of a block | C | what follows from C n + noise |
 |---|---|---|
@@ -139,7 +139,10 @@ class Cells(_Public):
         if self.form == "counts":
             return (Block(size=math.prod(axis.cells for axis in self.axes), kind="plain"),)
         if self.form == "prefix":
-            own = (Block(size=self.axes[-1].ordered, kind="prefix"), Block(size=1, kind="plain"))
+            own: tuple[Block, ...] = (
+                Block(size=self.axes[-1].ordered, kind="prefix"),
+                Block(size=1, kind="plain"),
+            )
         else:
             seen, censored = self.bins, self.bins + 1  # the last: beyond all bins
             own = (
@@ -273,10 +276,6 @@ class Indicators(Deterministic):
         return 0.0
 
     @property
-    def convex(self) -> bool:
-        return True
-
-    @property
     def diameter(self) -> float:
         """The largest distance of two increments, or of one and zeros: √(Σ (a_j Δ_j)²)."""
         apart = zip(self.settings.scales, self.settings.extents, strict=True)
@@ -287,7 +286,7 @@ class Indicators(Deterministic):
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         codes, weights = batch.records.features, batch.weights
-        lead = torch.broadcast_shapes(query.points[0].shape[:-1], codes.shape[:-2])
+        lead = np.broadcast_shapes(query.points[0].shape[:-1], codes.shape[:-2])
         total = torch.zeros(*lead, self.dimension, dtype=weights.dtype)
         clipped = torch.zeros(lead, dtype=torch.int64)
         rows = max(1, _CHUNK // (self.dimension * math.prod(codes.shape[:-2])))

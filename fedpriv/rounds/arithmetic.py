@@ -90,7 +90,7 @@ def check_sums(noise: Noise, largest_sum: float, fresh_std: float) -> None:
 MOST_SLACK = 2.0**-60
 """Of a claim, in total variation: what reports call it."""
 _WITHIN = 2.0**22
-"""Roundings of a coordinate, of two records, are this often in a clip, at least: `plan.ALLOWANCE` is above them."""
+"""So many roundings of a coordinate are in a clip at least: `plan.ALLOWANCE` is above those of two records."""
 _SAFE = 1.0 - 2.0**-38
 """Less than what rounding to the safe side adds to μ: what is recorded stays within what was asked for."""
 
@@ -122,8 +122,8 @@ def exact_plan_of(
         )
     sums = RunningSums(mechanism, workload, cell.privacy.relation)
     known = RunningSums(mechanism, replace(workload, schedule=schedule.known), sums.relation)
-    apart = 1.0 if schedule.known is schedule else known.sensitivity() / schedule.distance(sums)
-    mu = schedule.charged(sums.relation, target, cell.privacy.delta) * apart
+    share = 1.0 if schedule.known is schedule else known.sensitivity() / schedule.distance(sums)
+    mu = schedule.charged(sums.relation, target, cell.privacy.delta) * share
     unit = cell.privacy.protected
     mu = unit.of_one_silo(mu) if trust.releases(0) else mu / unit.shared  # of its records in one silo
     sizes, rounds = cell.batch_sizes, range(1, schedule.rounds + 1)
@@ -149,8 +149,8 @@ def exact_plan_of(
         raise InputError(f"{name}: what it releases cannot be made of integers: {error}") from None
     if apart < APART and math.sqrt(objective.dimension) * _WITHIN > min(exact.norms(1)):
         raise InputError(
-            f"{name}: {objective.dimension} values of {min(exact.norms(1))} units are too coarse; ask for fewer cells, "
-            "or take a longer word"
+            f"{name}: {objective.dimension} values of {min(exact.norms(1))} units are too coarse; ask for fewer "
+            "cells, or take a longer word"
         )
     if exact.claim.slack > MOST_SLACK / (2 if cell.budget.beside else 1):  # the other step has its own
         raise InputError(f"{name}: {schedule.rounds} rounds of {objective.dimension} values are too many")

@@ -343,7 +343,13 @@ def apart_of(objective: Objective, estimator: Estimator, mechanism: Mechanism, o
     base = objective.base if isinstance(objective, PerUnit) else objective
     known, first = getattr(base, "diameter", None), estimator.round(1)
     plain = first.split is None and first.local is None and tuple(first.coefficients) == (1.0,)
-    if known is None or not plain or order.rounds != 1 or order.secret or type(mechanism) is not IndependentGaussian:
+    if (
+        known is None
+        or not plain
+        or order.rounds != 1
+        or order.secret
+        or type(mechanism) is not IndependentGaussian
+    ):
         return APART
     return min(APART, max(1.0, float(known) / float(first.clip)) * (1.0 + ALLOWANCE))
 

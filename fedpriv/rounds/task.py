@@ -188,6 +188,8 @@ def task_of(inputs: ModelInputs, validation: int | None = None) -> Task:
             f"model.name = {model.name!r} does not fit data.name = {data!r}, whose labels are {labels}"
         )
     model.row.check_data(model.name, data)
+    if model.row.evaluated and not counted(dataset.test_labels).any():
+        raise InputError(f"{called(data)}: has no test records; look at `split` and `test_share`")
     train_images, test_images = dataset.train_images, dataset.test_images
     if model.row.of_cells:
         if dataset.cells is None:

@@ -167,8 +167,8 @@ class DataSection(Section):
             raise ValueError(f"data.name = {self.name!r}: statistics are of a table")
         if schema.missing == "drop":
             raise ValueError(
-                'table.missing = "drop": a row with a missing value is to be counted as missing; say what stands in '
-                "for it in every column"
+                'table.missing = "drop": a row with a missing value is to be counted as missing; give every '
+                "column `missing`, what stands in for it"
             )
         if self.scale is not None or self.validation is not None or self.redrawn != (None, None):
             raise ValueError("data: scale, validation, split and spared say nothing of counts; leave them out")

@@ -32,6 +32,7 @@ from fedpriv.core.errors import CodeError, FedprivError, InputError, RunError, p
 from fedpriv.core.figures import lower_figure, upper_figure
 from fedpriv.core.random import SERVER
 from fedpriv.loss.imported import is_import_path
+from fedpriv.loss.indicators import StatisticsSettings
 from fedpriv.loss.models import SHIPPED as SHIPPED_MODELS
 from fedpriv.loss.objective import Objective
 from fedpriv.noise.registry import AUTO
@@ -330,8 +331,22 @@ class Admission:
             raise self.refusal(f"model {cell.model.name!r} is not for labels that are {held}, as they are here")
         if self.policy.table is not None and cell.data.table_schema != self.policy.table:
             raise self.refusal("the scenario describes the columns of the table otherwise than this policy does")
+        self._check_counted(cell)
         if cell.privacy.relation != allow.relation:
             raise self.refusal(f"the scenario's relation is {cell.privacy.relation}, allowed is {allow.relation}")
+
+    def _check_counted(self, cell: Cell) -> None:
+        """Refuse statistics of columns that the policy does not name, and of records that are no table."""
+        settings, schema = cell.model.settings, self.policy.table
+        if not isinstance(settings, StatisticsSettings):
+            return
+        if schema is None or max(settings.columns) >= len(schema.raw):
+            raise self.refusal("statistics are of the columns of a table, and these records have no such columns")
+        asked = [schema.raw[place] for place in sorted(settings.columns)]
+        if unknown := [name for name in asked if name not in self.policy.allow.statistics]:
+            raise self.refusal(
+                f"statistics of {unknown[0]!r} are asked for, and allow.statistics does not name it"
+            )
 
     def _check_participation(self, cell: Cell) -> None:
         if cell.schedule.secret and self.policy.allow.slack == 0.0:

@@ -2,9 +2,9 @@
 
     plan ─▶ scenario of one round (model "statistics") ─▶ any engine ─▶ its model, times the records ─▶ tables
 
-The scenario is one like any other: silos, guards, noise, integers, ledger and claim treat it as they treat a run of
-DP-SGD.  What is computed here is known before the run (cells, standard errors, the price), or is a function of what
-was released.
+The scenario is one like any other: silos, guards, noise, integers, ledger and claim treat it as they treat a run
+of DP-SGD.  What is computed here is known before the run (cells, standard errors, the price), or is a function of
+what was released.
 """
 
 import math
@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -48,15 +49,21 @@ class Asked(Section):
 
     name: str | None = Field(None, description="of the table; its columns, unless given")
     of: Annotated[Names, Field(min_length=1, max_length=4)] = Field(
-        description="columns of the data, which are crossed; the last one is ordered for quantiles, the last two are "
-        "a time and an event for survival"
+        description="columns of the data, which are crossed; the last one is ordered for quantiles, the last two "
+        "are a time and an event for survival"
     )
     kind: Literal["counts", "quantiles", "survival"] = "counts"
     edges: dict[str, Annotated[tuple[float, ...], Field(strict=False, min_length=2)]] = Field(
         {}, description="edges of a column's bins; 10 equal bins of its public range, unless given"
     )
-    quantiles: Annotated[tuple[Annotated[float, Field(gt=0.0, lt=1.0)], ...], Field(strict=False)] = (0.25, 0.5, 0.75)
-    weight: Annotated[float, Field(gt=0.0)] = Field(1.0, description="of the table's part of the budget, mu squared")
+    quantiles: Annotated[tuple[Annotated[float, Field(gt=0.0, lt=1.0)], ...], Field(strict=False)] = (
+        0.25,
+        0.5,
+        0.75,
+    )
+    weight: Annotated[float, Field(gt=0.0)] = Field(
+        1.0, description="of the table's part of the budget, mu squared"
+    )
 
     @property
     def title(self) -> str:
@@ -95,7 +102,9 @@ def read_plan(given: Path | Mapping[str, Any]) -> StatisticsPlan:
     try:
         tree = tomllib.loads(given.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InputError(f"{given}: no such file; a plan of statistics is a TOML file (docs/statistics.md)") from None
+        raise InputError(
+            f"{given}: no such file; a plan of statistics is a TOML file (docs/statistics.md)"
+        ) from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"{given}: cannot be read as a plan: {error}") from None
     return validated(StatisticsPlan, tree, str(given))
@@ -164,13 +173,14 @@ class Statistics:
         std = self.planned(trust, released=released).noise.std_in_mean * self.records
         return tuple(float(std) / scale for scale in self.settings.scales)
 
-    def results(self, model: NDArray[np.floating[Any]], std_in_mean: float) -> "list[TableResult]":
+    def results(self, model: NDArray[np.floating[Any]], *, released: bool = False) -> "list[TableResult]":
         """What the released mean of increments says, table by table: a function of it and of public numbers."""
-        found, start = [], 0
-        for asked, table, scale in zip(self.plan.table, self.settings.tables, self.settings.scales, strict=True):
+        found, start, settings = [], 0, self.settings
+        stds = self.errors(released=released)
+        for asked, table, scale, std in zip(self.plan.table, settings.tables, settings.scales, stds, strict=True):
             values = np.asarray(model[start : start + table.size], np.float64) * (self.records / scale)
             start += table.size
-            found.append(result_of(asked, table, self.schema, values, std_in_mean * self.records / scale))
+            found.append(result_of(asked, table, self.schema, values, std))
         return found
 
 
@@ -203,7 +213,9 @@ def _cells(asked: Asked, schema: TableSchema) -> Cells:
 def _axis(asked: Asked, name: str, schema: TableSchema) -> dict[str, Any]:
     if name not in schema.raw:
         known = ", ".join(map(repr, schema.raw))
-        raise InputError(f"table {asked.title!r}: {name!r} is no column, only {known}{suggestion(name, schema.raw)}")
+        raise InputError(
+            f"table {asked.title!r}: {name!r} is no column, only {known}{suggestion(name, schema.raw)}"
+        )
     place, words, bounds = schema.raw.index(name), words_of(name, schema), _bounds(name, schema)
     if words is not None:
         if name in asked.edges:
@@ -230,7 +242,7 @@ def _labels(name: str, table: Cells, place: int, schema: TableSchema) -> list[st
     words, edges = words_of(name, schema), table.axes[place].edges
     if edges is None:
         return [*(words or ()), MISSING]
-    bins = [f"{low:g} – {high:g}" for low, high in zip(edges[:-1], edges[1:], strict=True)]
+    bins = [f"{low:g} – {high:g}" for low, high in pairwise(edges)]
     return [f"below {edges[0]:g}", *bins, f"above {edges[-1]:g}", MISSING]
 
 
@@ -365,14 +377,13 @@ _LEAST = 4.0
 """Standard errors of the number at risk below which a curve ends."""
 
 
-def _survival(
-    table: Cells, group: tuple[str, ...], released: Floats, std: float
-) -> tuple[list[Estimate], Curve]:
+def _survival(table: Cells, group: tuple[str, ...], released: Floats, std: float) -> tuple[list[Estimate], Curve]:
     """Kaplan–Meier's curve at the edges of the bins, and the number at risk at its beginning.
 
     With events d_b and censored c_b of bin b, and l_i all that leave in bin i or beyond:
-    R_b = Σ_{i ≥ b} l_i - c_b/2, h_b = d_b/R_b, S = Π (1 - h).  The interval is that of log(-log S), with Greenwood's
-    variance and, by the delta method, that of the noise.  The curve ends where R_b ≤ 4 of its standard errors.
+    R_b = Σ_{i ≥ b} l_i - c_b/2, h_b = d_b/R_b, S = Π (1 - h).  The interval is that of log(-log S), with
+    Greenwood's variance and, by the delta method, that of the noise.  The curve ends where R_b ≤ 4 of its standard
+    errors.
     """
     bins = table.bins
     edges = np.array(table.axes[-2].edges)
