@@ -301,7 +301,7 @@ def result_of(asked: Asked, table: Cells, schema: TableSchema, released: Floats,
     else:
         each = [_survival(table, group, part, std) for group, part in zip(groups, parts, strict=True)]
     estimates = tuple(estimate for some, _ in each for estimate in some)
-    return replace(found, estimates=estimates, curves=tuple(curve for _, curve in each if curve.at))
+    return replace(found, estimates=estimates, curves=tuple(curve for _, curve in each if len(curve.at) > 1))
 
 
 def _crossed(names: list[list[str]]) -> list[tuple[str, ...]]:
