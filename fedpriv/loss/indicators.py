@@ -9,6 +9,9 @@ at most.  C_j is the identity, or the square root of prefix or suffix sums in bl
 | "prefix" | Σ f_i shift^i, f_i = C(2i, i)/4^i | N_k = Σ_{i ≤ k} n_i, with noise of σ √(Σ_{i ≤ k} f_i²) |
 | "suffix" | its transpose | R_k = Σ_{i ≥ k} n_i |
 
+A table of moments has (x, 2x² - 1, 1.7) in place of a column, of a number scaled to x in -1 … 1: the third counts the
+records that have one, at no cost, since two with a value are further apart than one is from zeros.
+
 Weights a_j = √(w_j / Σ w) / max_k ‖C_j e_k‖ give every table its share of one budget, with one deviation for all
 coordinates.  The sensitivity is known better than by the clip: `Indicators.diameter`.
 
@@ -35,9 +38,15 @@ from fedpriv.loss.objective import Batch, Deterministic, Evaluation, Increment, 
 from fedpriv.loss.rows import Model, ModelSettings
 
 STATISTICS = "statistics"
+PRESENT = 1.7
+"""The third moment of a record that has a value."""
+_BEND = (2.0 + math.sqrt(2.0)) / 4.0
+MOMENTS_APART = (2.0 - _BEND) * math.sqrt(1.0 + 4.0 * _BEND**2)
+"""Largest distance of two points (x, 2x² - 1): d² (1 + 4s²) for s = x + y, d = x - y, where |s| + |d| ≤ 2."""
 MOST_CELLS, MOST_ORDERED = 2**16, 2**12
 """Of all tables together, and of one block of ordered cells."""
 _CHUNK = 2**22
+_NONE = 9.0
 Floats = NDArray[np.float64]
 
 
@@ -98,9 +107,9 @@ class Cells(_Public):
     """One table: its axes, what is summed over it, and its share of the budget."""
 
     axes: Annotated[tuple[Axis, ...], Field(strict=False, min_length=1, max_length=4)]
-    form: Literal["counts", "prefix", "survival"] = Field(
+    form: Literal["counts", "moments", "prefix", "survival"] = Field(
         "counts",
-        description='"prefix": sums over the ordered cells of the last axis; "survival": the last two axes are a '
+        description='"moments": of one number, whose edges are its range; "prefix": sums over the ordered cells of the last axis; "survival": the last two axes are a '
         "time, with edges, and an event, of two words: 0 if it was not seen",
     )
     weight: Annotated[float, Field(gt=0.0, le=1e6)] = Field(1.0, description="of its part of mu squared")
@@ -109,6 +118,8 @@ class Cells(_Public):
     def _has_axes(self) -> Self:
         if len({axis.column for axis in self.axes}) < len(self.axes):
             raise ValueError("a table has a column twice")
+        if self.form == "moments" and (len(self.axes) > 1 or len(self.axes[0].edges or ()) != 2):
+            raise ValueError('form = "moments" is of one number, and its two edges are its range')
         if self.form == "prefix" and self.axes[-1].edges is None:
             raise ValueError('form = "prefix" is of numbers: its last axis has edges')
         if self.form == "survival" and (
@@ -122,7 +133,7 @@ class Cells(_Public):
     @property
     def groups(self) -> tuple[Axis, ...]:
         """The axes that are crossed: all of counts, and those by which a curve is taken apart."""
-        return self.axes[: {"counts": None, "prefix": -1, "survival": -2}[self.form]]
+        return self.axes[: {"counts": None, "moments": 0, "prefix": -1, "survival": -2}[self.form]]
 
     @property
     def group_count(self) -> int:
@@ -138,6 +149,8 @@ class Cells(_Public):
         """In the order of the cells; a curve has the same ones for every group."""
         if self.form == "counts":
             return (Block(size=math.prod(axis.cells for axis in self.axes), kind="plain"),)
+        if self.form == "moments":
+            return (Block(size=3, kind="plain"),)
         if self.form == "prefix":
             own: tuple[Block, ...] = (
                 Block(size=self.axes[-1].ordered, kind="prefix"),
@@ -156,8 +169,18 @@ class Cells(_Public):
     def size(self) -> int:
         return sum(block.size for block in self.blocks)
 
-    def codes(self, raw: Floats) -> NDArray[np.int64]:
-        """The cell (n,) of every record's raw cells (n, columns)."""
+    @property
+    def extent(self) -> tuple[float, float]:
+        """(c, Δ) of the table's increments; see `extent_of`."""
+        if self.form == "moments":
+            return math.sqrt(2.0 + PRESENT**2), max(MOMENTS_APART, math.sqrt(2.0 + PRESENT**2))
+        return extent_of(self.blocks)
+
+    def codes(self, raw: Floats) -> NDArray[np.int64] | Floats:
+        """The cell (n,) of every record's raw cells (n, columns); of moments x, or 9 where there is no number."""
+        if self.form == "moments":
+            (low, high), own = self.axes[0].edges or (0.0, 1.0), raw[:, self.axes[0].column]
+            return np.where(np.isnan(own), _NONE, 2.0 * (own.clip(low, high) - low) / (high - low) - 1.0)
         each = [axis.codes(raw[:, axis.column]) for axis in self.axes]
         place = np.zeros(len(raw), np.int64)
         for axis, own in zip(self.groups, each, strict=False):
@@ -231,7 +254,7 @@ class StatisticsSettings(ModelSettings):
     @cached_property
     def extents(self) -> tuple[tuple[float, float], ...]:
         """(c_j, Δ_j) of every table."""
-        return tuple(extent_of(table.blocks) for table in self.tables)
+        return tuple(table.extent for table in self.tables)
 
     @cached_property
     def scales(self) -> tuple[float, ...]:
@@ -310,7 +333,14 @@ class Indicators(Deterministic):
     def _vectors(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
         """-(a_j C_j e_k)_j, (..., B, d)."""
         parts = []
-        for place, (low, high, sign, values) in enumerate(self._columns):
+        for place, (table, (low, high, sign, values)) in enumerate(
+            zip(self.settings.tables, self._columns, strict=True)
+        ):
+            if table.form == "moments":
+                x = codes[..., place, None].to(dtype)
+                moments = torch.cat([x, 2.0 * x * x - 1.0, torch.full_like(x, PRESENT)], dim=-1)
+                parts.append((moments * values[0].to(dtype)).where(x.abs() <= 1.0, 0.0))
+                continue
             code = codes[..., place].round().long()
             there = (code >= 0) & (code < len(low))
             code = code.clamp(0, len(low) - 1)

@@ -24,7 +24,7 @@ from fedpriv.core.errors import InputError, suggestion
 from fedpriv.data.named import load, schema_of
 from fedpriv.data.partition import roster
 from fedpriv.data.schema import TableSchema
-from fedpriv.loss.indicators import STATISTICS, Cells, StatisticsSettings, square_root
+from fedpriv.loss.indicators import PRESENT, STATISTICS, Cells, StatisticsSettings, square_root
 from fedpriv.noise.trust import USER
 from fedpriv.papers.base import Count
 from fedpriv.rounds.plan import Plan, plan_of
@@ -52,7 +52,10 @@ class Asked(Section):
         description="columns of the data, which are crossed; the last one is ordered for quantiles, the last two "
         "are a time and an event for survival"
     )
-    kind: Literal["counts", "quantiles", "survival"] = "counts"
+    kind: Literal["counts", "means", "quantiles", "survival"] = Field(
+        "counts",
+        description='"means": of one number, with the deviation, values beyond its range taken for its ends',
+    )
     edges: dict[str, Annotated[tuple[float, ...], Field(strict=False, min_length=2)]] = Field(
         {}, description="edges of a column's bins; 10 equal bins of its public range, unless given"
     )
@@ -205,7 +208,7 @@ def _cells(asked: Asked, schema: TableSchema) -> Cells:
     if unknown := [name for name in asked.edges if name not in asked.of]:
         raise InputError(f"table {asked.title!r}: edges of {unknown[0]!r}, which is none of its columns")
     axes = [_axis(asked, name, schema) for name in asked.of]
-    form = {"counts": "counts", "quantiles": "prefix", "survival": "survival"}[asked.kind]
+    form = {"counts": "counts", "means": "moments", "quantiles": "prefix", "survival": "survival"}[asked.kind]
     tree = {"axes": axes, "form": form, "weight": asked.weight}
     return validated(Cells, tree, f"table {asked.title!r}")
 
@@ -222,7 +225,8 @@ def _axis(asked: Asked, name: str, schema: TableSchema) -> dict[str, Any]:
             raise InputError(f"table {asked.title!r}: edges of {name!r}, a column of words")
         return {"column": place, "words": len(words)}
     assert bounds is not None
-    edges = asked.edges.get(name) or tuple(np.linspace(*bounds, _BINS + 1).tolist())
+    bins = 1 if asked.kind == "means" else _BINS
+    edges = asked.edges.get(name) or tuple(np.linspace(*bounds, bins + 1).tolist())
     return {"column": place, "edges": edges}
 
 
@@ -295,6 +299,8 @@ def result_of(asked: Asked, table: Cells, schema: TableSchema, released: Floats,
             for label, value in zip(groups, released.tolist(), strict=True)
         )
         return replace(found, estimates=counts)
+    if table.form == "moments":
+        return replace(found, estimates=tuple(_means(table, released, std)))
     parts = released.reshape(len(groups), -1)
     if table.form == "prefix":
         each = [_quantiles(asked, table, group, part, std) for group, part in zip(groups, parts, strict=True)]
@@ -302,6 +308,33 @@ def result_of(asked: Asked, table: Cells, schema: TableSchema, released: Floats,
         each = [_survival(table, group, part, std) for group, part in zip(groups, parts, strict=True)]
     estimates = tuple(estimate for some, _ in each for estimate in some)
     return replace(found, estimates=estimates, curves=tuple(curve for _, curve in each if len(curve.at) > 1))
+
+
+def _means(table: Cells, released: Floats, std: float) -> list[Estimate]:
+    """Number of values, mean and deviation; the last two where there are more than 4 standard errors of values.
+
+    Intervals are of these records, by the delta method, and of the population, the variance of the mean added.
+    """
+    low, high = table.axes[0].edges or (0.0, 1.0)
+    unit, (first, second, third) = (high - low) / 2.0, released.tolist()
+    count, error = third / PRESENT, std / PRESENT
+    found = [_estimate("values", count, error)]
+    if count <= _LEAST * error:
+        return found
+    mean, square = first / count, second / count
+    of_mean = np.array([1.0, 0.0, -mean / PRESENT]) * std / count
+    of_variance = np.array([-2.0 * mean, 0.5, (2.0 * mean**2 - square / 2.0) / PRESENT]) * std / count
+    variance = min(1.0, max((square + 1.0) / 2.0 - mean**2, 1.0 / count))
+    error, sampled = float(np.linalg.norm(of_mean)), math.sqrt(float(of_mean @ of_mean) + variance / count)
+    at, deviation = low + unit * (1.0 + mean), unit * math.sqrt(variance)
+    found.append(_estimate("mean", at, unit * error))
+    found.append(replace(_estimate("mean", at, unit * sampled), covers="the population"))
+    spread = unit * float(np.linalg.norm(of_variance)) / (2.0 * math.sqrt(variance))
+    return [*found, _estimate("deviation", deviation, spread)]
+
+
+def _estimate(name: str, value: float, error: float) -> Estimate:
+    return Estimate((name,), value, error, value - Z * error, value + Z * error)
 
 
 def _crossed(names: list[list[str]]) -> list[tuple[str, ...]]:

@@ -68,6 +68,27 @@ def test_the_distance_of_any_two_records_is_attained_and_never_exceeded(name: st
     assert worst == pytest.approx(objective.diameter, rel=1e-6)
 
 
+MOMENTS = {"axes": [{"column": 0, "edges": [0.0, 10.0]}], "form": "moments"}
+
+
+def test_moments_of_any_two_numbers_lie_within_the_certificate() -> None:
+    """Guarantee: numbers beyond the range, missing ones and hostile ones too; two of them attain it."""
+    settings = settings_of(MOMENTS)
+    objective = Indicators(settings, torch.float64)
+    raw = [*np.linspace(0.0, 10.0, 401).tolist(), -1e308, 1e308, math.inf, -math.inf, math.nan, 5e-324]
+    (table,) = settings.tables
+    codes = torch.from_numpy(np.array(table.codes(np.array(raw)[:, None])))
+    vectors = [integers(objective, code.view(1, 1), torch.zeros(1, dtype=torch.int64)) for code in codes]
+    array = np.array(vectors, float) / NORM
+    squares = (array**2).sum(1)
+    worst = math.sqrt((squares[:, None] + squares[None] - 2.0 * array @ array.T).max())
+    assert math.sqrt(squares.max()) <= 1.0
+    assert worst <= objective.diameter * (1.0 + ALLOWANCE)
+    assert worst == pytest.approx(objective.diameter, rel=1e-4)
+    assert vectors[raw.index(1e308)] == vectors[400]
+    assert not any(vectors[len(raw) - 2])
+
+
 @pytest.mark.parametrize("name", ["counts", "prefix", "survival"])
 def test_persons_with_several_rows_are_no_further_apart(name: str) -> None:
     """Guarantee: a mean of a person's rows lies between them, and truncation is within the allowance."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fedpriv.core.errors import InputError
 from fedpriv.data.schema import TableSchema
 from fedpriv.engines.table import engine_named
-from fedpriv.loss.indicators import Cells, extent_of, square_root
+from fedpriv.loss.indicators import PRESENT, Cells, extent_of, square_root
 from fedpriv.rounds.outcome import RunObserver
 from fedpriv.study.statistics import (
     TRUSTS,
@@ -129,6 +129,26 @@ def test_intervals_of_survival_cover_the_population(federations: int, count: int
     assert len(shares) >= 10
     assert all(share >= 0.92 - 4.5 * math.sqrt(0.92 * 0.08 / trials) for share, trials in shares)
     assert 0.92 <= float(np.mean([share for share, _ in shares])) <= 0.99
+
+
+@pytest.mark.parametrize("federations", [QUICK, pytest.param(FULL, marks=pytest.mark.slow)])
+def test_intervals_of_means_and_deviations_cover(federations: int) -> None:
+    draw, hits = np.random.default_rng(15), dict[tuple[str, str], list[bool]]()
+    table = Cells.model_validate({"axes": [{"column": 1, "edges": [0.0, 10.0]}], "form": "moments"})
+    for _ in range(federations):
+        times = np.minimum(draw.gamma(4.0, 1.0, 500), 10.0)
+        x = np.append(times, np.nan) / 5.0 - 1.0
+        sums = np.array([np.nansum(x), np.nansum(2.0 * x**2 - 1.0), PRESENT * 500])
+        std = table.extent[1] / 1.0
+        released_sums = sums + std * draw.normal(size=3)
+        asked = Asked(of=("time",), kind="means")
+        true = {"values": 500.0, "mean": float(times.mean()), "deviation": float(times.std())}
+        for estimate in result_of(asked, table, SCHEMA_OF_TIMES, released_sums, std).estimates:
+            wanted = true[estimate.of[0]] if estimate.covers == "these records" else 3.98635
+            hits.setdefault((estimate.of[0], estimate.covers), []).append(estimate.low <= wanted <= estimate.high)
+    assert len(hits) == 4
+    for covered in hits.values():
+        assert abs(float(np.mean(covered)) - 0.95) <= 0.01 + 4.5 * math.sqrt(0.05 * 0.95 / federations)
 
 
 def kaplan_meier(times: NDArray[np.float64], events: NDArray[np.bool_], at: float) -> float:
