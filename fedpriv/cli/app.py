@@ -6,7 +6,16 @@ from typing import Annotated
 import typer
 
 from fedpriv.cli.data import app as data_app
-from fedpriv.cli.options import AuditRequest, Display, Imports, RunDir, SweepOverrides, TuneRequest, grouped
+from fedpriv.cli.options import (
+    AuditRequest,
+    Display,
+    Imports,
+    Overrides,
+    RunDir,
+    SweepOverrides,
+    TuneRequest,
+    grouped,
+)
 from fedpriv.cli.privacy import app as privacy_app
 from fedpriv.cli.silo import app as silo_app
 from fedpriv.cli.silo import superlink, supernode
@@ -194,6 +203,7 @@ def worth(
 @app.command()
 def statistics(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan of tables (TOML).")],
+    overrides: Overrides = None,
     engine: Annotated[str, typer.Option(help="vectorized, inprocess, ray or deployment.")] = "vectorized",
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for the results; by default runs/NAME.")
@@ -215,12 +225,13 @@ def statistics(
 
         fedpriv statistics plan.toml --dry-run
 
-        fedpriv statistics plan.toml
+        fedpriv statistics plan.toml --set privacy.epsilon=3
     """
     from fedpriv.cli.statistics import statistics as release
     from fedpriv.engines.table import Connection
 
-    release(plan, engine, out, Connection(superlink, root_certificates), dry_run=dry_run, as_json=as_json)
+    connection = Connection(superlink, root_certificates)
+    release(plan, overrides or [], engine, out, connection, dry_run=dry_run, as_json=as_json)
 
 
 @app.command("list")

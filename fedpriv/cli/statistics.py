@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,10 +45,17 @@ def release(asked: Statistics, engine: str, out: Path | None = None, connection:
 
 
 def statistics(
-    path: Path, engine: str, out: Path | None, connection: Connection, *, dry_run: bool, as_json: bool
+    path: Path,
+    overrides: Sequence[str],
+    engine: str,
+    out: Path | None,
+    connection: Connection,
+    *,
+    dry_run: bool,
+    as_json: bool,
 ) -> None:
     """Print errors and price, and release the tables unless it is a dry run; InputError as for a run."""
-    row, asked = engine_row(engine), Statistics.of(read_plan(path))
+    row, asked = engine_row(engine), Statistics.of(read_plan(path, overrides))
     if dry_run:
         _print_dry(asked, released=row.releases, as_json=as_json)
         return

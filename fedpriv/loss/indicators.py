@@ -9,8 +9,8 @@ at most.  C_j is the identity, or the square root of prefix or suffix sums in bl
 | "prefix" | Σ f_i shift^i, f_i = C(2i, i)/4^i | N_k = Σ_{i ≤ k} n_i, with noise of σ √(Σ_{i ≤ k} f_i²) |
 | "suffix" | its transpose | R_k = Σ_{i ≥ k} n_i |
 
-A table of moments has (x, 2x² - 1, 1.7) in place of a column, of a number scaled to x in -1 … 1: the third counts the
-records that have one, at no cost, since two with a value are further apart than one is from zeros.
+A table of moments has (x, 2x² - 1, 1.7) in place of a column, of a number scaled to x in -1 … 1: the third counts
+the records that have one, at no cost, since two with a value are further apart than one is from zeros.
 
 Weights a_j = √(w_j / Σ w) / max_k ‖C_j e_k‖ give every table its share of one budget, with one deviation for all
 coordinates.  The sensitivity is known better than by the clip: `Indicators.diameter`.
@@ -109,8 +109,9 @@ class Cells(_Public):
     axes: Annotated[tuple[Axis, ...], Field(strict=False, min_length=1, max_length=4)]
     form: Literal["counts", "moments", "prefix", "survival"] = Field(
         "counts",
-        description='"moments": of one number, whose edges are its range; "prefix": sums over the ordered cells of the last axis; "survival": the last two axes are a '
-        "time, with edges, and an event, of two words: 0 if it was not seen",
+        description='"moments": of one number, whose edges are its range; "prefix": sums over the ordered cells '
+        'of the last axis; "survival": the last two axes are a time, with edges, and an event, of two words, 0 if '
+        "it was not seen",
     )
     weight: Annotated[float, Field(gt=0.0, le=1e6)] = Field(1.0, description="of its part of mu squared")
 

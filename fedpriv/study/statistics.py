@@ -9,7 +9,7 @@ what was released.
 
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -32,6 +32,7 @@ from fedpriv.rounds.task import task_of_schema
 from fedpriv.scenario.data import DataSection
 from fedpriv.scenario.load import Scenario, scenario_of
 from fedpriv.scenario.messages import validated
+from fedpriv.scenario.published import assign, parsed_assignment
 from fedpriv.scenario.schema import Cell
 from fedpriv.scenario.sections import PrivacySection, Section
 
@@ -98,8 +99,11 @@ class StatisticsPlan(Section):
         return self
 
 
-def read_plan(given: Path | Mapping[str, Any]) -> StatisticsPlan:
-    """A plan file, or the same as nested dictionaries; InputError in one line for what is none."""
+def read_plan(given: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> StatisticsPlan:
+    """A plan file, or the same as nested dictionaries, with "KEY=VALUE" of `overrides` for dotted keys.
+
+    InputError in one line for what is no plan.
+    """
     if isinstance(given, Mapping):
         return validated(StatisticsPlan, given, "plan")
     try:
@@ -110,6 +114,8 @@ def read_plan(given: Path | Mapping[str, Any]) -> StatisticsPlan:
         ) from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"{given}: cannot be read as a plan: {error}") from None
+    for override in overrides:
+        assign(tree, *parsed_assignment(override))
     return validated(StatisticsPlan, tree, str(given))
 
 
@@ -219,11 +225,12 @@ def _axis(asked: Asked, name: str, schema: TableSchema) -> dict[str, Any]:
         raise InputError(
             f"table {asked.title!r}: {name!r} is no column, only {known}{suggestion(name, schema.raw)}"
         )
-    place, words, bounds = schema.raw.index(name), words_of(name, schema), _bounds(name, schema)
+    place, words = schema.raw.index(name), words_of(name, schema)
     if words is not None:
         if name in asked.edges:
             raise InputError(f"table {asked.title!r}: edges of {name!r}, a column of words")
         return {"column": place, "words": len(words)}
+    bounds = schema.range if name == schema.target else schema.columns[name].range
     assert bounds is not None
     bins = 1 if asked.kind == "means" else _BINS
     edges = asked.edges.get(name) or tuple(np.linspace(*bounds, bins + 1).tolist())
@@ -235,10 +242,6 @@ def words_of(name: str, schema: TableSchema) -> tuple[str, ...] | None:
     if name == schema.target:
         return schema.classes
     return schema.sites if name == schema.site else schema.columns[name].values
-
-
-def _bounds(name: str, schema: TableSchema) -> tuple[float, float] | None:
-    return schema.range if name == schema.target else schema.columns[name].range
 
 
 def _labels(name: str, table: Cells, place: int, schema: TableSchema) -> list[str]:

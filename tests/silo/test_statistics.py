@@ -1,4 +1,4 @@
-"""Statistics through a real guard: what is allowed, charged and refused, and that a silo's row tells nothing more."""
+"""Statistics through a real guard: what is allowed, charged and refused, and how far one row moves them."""
 
 import json
 import math
@@ -122,7 +122,7 @@ def test_the_answer_is_the_count_and_its_noise(tmp_path: Path) -> None:
 
 HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "a column that is not allowed": (
-        {"model": {"tables": [{"axes": [{"column": 1, "words": 3}]}]}}, "'pain' are asked for, and allow.statistics"
+        {"model": {"tables": [{"axes": [{"column": 1, "words": 3}]}]}}, "'pain' are asked for, and allow"
     ),
     "the site": ({"model": {"tables": [{"axes": [{"column": 4, "words": 2}]}]}}, "'hospital' are asked for"),
     "a column that is none": ({"model": {"tables": [{"axes": [{"column": 5, "words": 2}]}]}}, "no such columns"),

@@ -1,7 +1,7 @@
 """Statistics: intervals cover what they say, curves are those of the literature, plans end where they must.
 
-Coverage is counted over simulated federations at fixed seeds.  A bound is 4.5 standard errors wide: an interval that
-covers as often as it says fails it with probability 7e-6.
+Coverage is counted over simulated federations at fixed seeds.  A bound is 4.5 standard errors wide: an interval
+that covers as often as it says fails it with probability 7e-6.
 """
 
 import math
@@ -197,6 +197,16 @@ def tree_of(path: Path, **changes: Any) -> dict[str, Any]:
 def values_of(asked: Statistics, engine: str = "vectorized") -> list[TableResult]:
     (outcome,) = engine_named(engine)([asked.cell], RunObserver())
     return asked.results(outcome.finished.model)
+
+
+def test_sites_are_counted_like_any_column(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "t.csv", rows(600))
+    privacy = {"relation": "replace-one", "mu": 50.0}
+    asked = Statistics.of(read_plan(tree_of(path, table=[{"of": ["hospital"]}], privacy=privacy)))
+    (table,) = values_of(asked)
+    train = [row for row in rows(600) if row["part"] == "train"]
+    for estimate in table.estimates:
+        assert estimate.value == pytest.approx(sum(row["hospital"] == estimate.of[0] for row in train), abs=1.0)
 
 
 @pytest.mark.parametrize("trust", TRUSTS)
