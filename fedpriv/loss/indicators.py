@@ -180,12 +180,12 @@ class Cells(_Public):
     def codes(self, raw: Floats) -> NDArray[np.int64] | Floats:
         """The cell (n,) of every record's raw cells (n, columns); of moments x, or 9 where there is no number."""
         if self.form == "moments":
-            (low, high), own = self.axes[0].edges or (0.0, 1.0), raw[:, self.axes[0].column]
-            return np.where(np.isnan(own), _NONE, 2.0 * (own.clip(low, high) - low) / (high - low) - 1.0)
+            (low, high), held = self.axes[0].edges or (0.0, 1.0), raw[:, self.axes[0].column]
+            return np.where(np.isnan(held), _NONE, 2.0 * (held.clip(low, high) - low) / (high - low) - 1.0)
         each = [axis.codes(raw[:, axis.column]) for axis in self.axes]
         place = np.zeros(len(raw), np.int64)
-        for axis, own in zip(self.groups, each, strict=False):
-            place = place * axis.cells + own
+        for axis, cell in zip(self.groups, each, strict=False):
+            place = place * axis.cells + cell
         if self.form == "counts":
             return place
         if self.form == "prefix":
@@ -193,8 +193,8 @@ class Cells(_Public):
         time, event, bins = each[-2], each[-1], self.bins
         beyond, lacking = time == bins + 1, (time == 0) | (time == bins + 2) | (event == 2)
         inside = np.where(event == 1, time - 1, bins + time - 1)
-        own = np.where(lacking, 2 * bins + 1, np.where(beyond, 2 * bins, inside))
-        return place * (2 * bins + 2) + own
+        left = np.where(lacking, 2 * bins + 1, np.where(beyond, 2 * bins, inside))
+        return np.asarray(place * (2 * bins + 2) + left, np.int64)
 
 
 def square_root(size: int) -> Floats:

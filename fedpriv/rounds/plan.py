@@ -18,6 +18,7 @@ from fedpriv.accounting.gaussian import APART, Relation, epsilon_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER
 from fedpriv.loss.estimators import Estimator, RaisedClips, Round, rounds_of
+from fedpriv.loss.indicators import Indicators
 from fedpriv.loss.objective import Objective, Slots
 from fedpriv.loss.views import PerUnit
 from fedpriv.noise.diagonal import IndependentGaussian
@@ -334,24 +335,18 @@ ALLOWANCE = 2.0**-20
 
 
 def apart_of(objective: Objective, estimator: Estimator, mechanism: Mechanism, order: Participation) -> float:
-    """The largest distance of two increments in clips, 2 unless the objective knows a smaller one.
+    """The largest distance of two increments in clips, 2 unless a smaller one is proved.
 
     Guarantee: smaller than 2 only where all that is released is one round's sum of increments that are public
-    vectors, means of them, or zeros, no two of them further apart than the objective's `diameter`; clipping is a
-    projection on a ball and brings none further apart.
+    vectors, means of them, or zeros, no two of them further apart than `Indicators.diameter`, and clipping, a
+    projection on a ball, brings none further apart.  No other class is believed, whatever it says of itself.
     """
-    base = objective.base if isinstance(objective, PerUnit) else objective
-    known, first = getattr(base, "diameter", None), estimator.round(1)
+    base = objective.base if type(objective) is PerUnit else objective
+    first, fresh = estimator.round(1), type(mechanism) is IndependentGaussian
     plain = first.split is None and first.local is None and tuple(first.coefficients) == (1.0,)
-    if (
-        known is None
-        or not plain
-        or order.rounds != 1
-        or order.secret
-        or type(mechanism) is not IndependentGaussian
-    ):
+    if type(base) is not Indicators or not plain or not fresh or order.secret or order.rounds != 1:
         return APART
-    return min(APART, max(1.0, float(known) / float(first.clip)) * (1.0 + ALLOWANCE))
+    return min(APART, max(1.0, base.diameter / float(first.clip)) * (1.0 + ALLOWANCE))
 
 
 def check_scaled(cell: Cell) -> None:
