@@ -62,7 +62,9 @@ class Axis(_Public):
 
     column: Annotated[int, Field(ge=0)] = Field(description="place of the column among the raw cells of a record")
     edges: Edges | None = Field(None, description="of bins [e, e'), the last one closed")
-    words: Annotated[int, Field(ge=1)] | None = Field(None, description="how many words the column has")
+    words: Annotated[int, Field(ge=1, le=MOST_CELLS)] | None = Field(
+        None, description="how many words the column has"
+    )
 
     @model_validator(mode="after")
     def _bins_or_words(self) -> Self:
@@ -119,6 +121,10 @@ class Cells(_Public):
     def _has_axes(self) -> Self:
         if len({axis.column for axis in self.axes}) < len(self.axes):
             raise ValueError("a table has a column twice")
+        if (
+            cells := math.prod(axis.cells for axis in self.axes)
+        ) > 2 * MOST_CELLS:  # before a list of them is made
+            raise ValueError(f"{cells} cells of one table, at most {MOST_CELLS} are released together")
         if self.form == "moments" and (len(self.axes) > 1 or len(self.axes[0].edges or ()) != 2):
             raise ValueError('form = "moments" is of one number, and its two edges are its range')
         if self.form == "prefix" and self.axes[-1].edges is None:

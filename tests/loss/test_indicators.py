@@ -163,6 +163,13 @@ def test_a_unit_that_was_seen_beyond_the_last_edge_is_at_risk_to_the_end() -> No
         [{"axes": [{"column": 0, "edges": [0, 1]}, {"column": 1, "words": 3}], "form": "survival"}],
         [{"axes": [{"column": 0, "words": 2}], "weight": 0.0}],
         [{"axes": [{"column": -1, "words": 2}]}],
+        [{"axes": [{"column": 0, "words": 10**15}]}],
+        [
+            {
+                "axes": [*({"column": c, "words": 60000} for c in (0, 1)), {"column": 2, "edges": [0, 1]}],
+                "form": "prefix",
+            }
+        ],
         [],
     ],
 )
