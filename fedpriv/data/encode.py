@@ -52,15 +52,21 @@ class Scaling:
         return scaled
 
 
+_BEND = (2.0 + math.sqrt(2.0)) / 4.0
+MOMENTS_APART = (2.0 - _BEND) * math.sqrt(1.0 + 4.0 * _BEND**2)
+"""Largest distance of two points (x, 2x² - 1): d² (1 + 4s²) for s = x + y, d = x - y, where |s| + |d| ≤ 2."""
+
+
 def moments_of(values: NDArray[Any]) -> NDArray[np.float64]:
     """Moments that a record adds to the first step: (n, k) in -1 … 1 -> (n, 2k), of norm 1 at most.
 
     Column j gives x and 2x² - 1, both in -1 … 1, so that k columns have norm √(2k); they are divided by that.
+
+    Guarantee: two records are at most `MOMENTS_APART` / √2 apart, whatever they hold; numbers beyond -1 … 1 count
+    as its ends, and what is no number stays none.
     """
-    wide = np.asarray(values, np.float64)
-    with np.errstate(over="ignore"):  # what does not fit is infinite, and an increment of zeros
-        squares = 2.0 * wide**2 - 1.0
-    return np.concatenate([wide, squares], axis=1) / math.sqrt(2 * wide.shape[1])
+    wide = np.asarray(values, np.float64).clip(-1.0, 1.0)
+    return np.concatenate([wide, 2.0 * wide**2 - 1.0], axis=1) / math.sqrt(2 * wide.shape[1])
 
 
 def scaling_from(columns: Sequence[int], released: NDArray[Any]) -> Scaling:

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import Scalar
+from fedpriv.data.encode import MOMENTS_APART
 from fedpriv.loss.clipping import clipping, formed, upper_norm
 from fedpriv.loss.objective import Batch, Deterministic, Evaluation, Increment, Query, Records
 from fedpriv.loss.rows import Model, ModelSettings
@@ -40,9 +41,6 @@ from fedpriv.loss.rows import Model, ModelSettings
 STATISTICS = "statistics"
 PRESENT = 1.7
 """The third moment of a record that has a value."""
-_BEND = (2.0 + math.sqrt(2.0)) / 4.0
-MOMENTS_APART = (2.0 - _BEND) * math.sqrt(1.0 + 4.0 * _BEND**2)
-"""Largest distance of two points (x, 2x² - 1): d² (1 + 4s²) for s = x + y, d = x - y, where |s| + |d| ≤ 2."""
 MOST_CELLS, MOST_ORDERED = 2**16, 2**12
 """Of all tables together, and of one block of ordered cells."""
 _CHUNK = 2**22

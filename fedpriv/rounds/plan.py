@@ -20,6 +20,7 @@ from fedpriv.core.random import SERVER
 from fedpriv.loss.estimators import Estimator, RaisedClips, Round, rounds_of
 from fedpriv.loss.indicators import Indicators
 from fedpriv.loss.objective import Objective, Slots
+from fedpriv.loss.rows import ColumnMoments
 from fedpriv.loss.views import PerUnit
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.integers.plan import ExactPlan
@@ -338,13 +339,15 @@ def apart_of(objective: Objective, estimator: Estimator, mechanism: Mechanism, o
     """The largest distance of two increments in clips, 2 unless a smaller one is proved.
 
     Guarantee: smaller than 2 only where all that is released is one round's sum of increments that are public
-    vectors, means of them, or zeros, no two of them further apart than `Indicators.diameter`, and clipping, a
-    projection on a ball, brings none further apart.  No other class is believed, whatever it says of itself.
+    vectors or moments, means of them, or zeros, no two of them further apart than their class's `diameter`; and
+    clipping, a projection on a ball, brings none further apart.  No other class is believed.
     """
     base = objective.base if type(objective) is PerUnit else objective
     first, fresh = estimator.round(1), type(mechanism) is IndependentGaussian
     plain = first.split is None and first.local is None and tuple(first.coefficients) == (1.0,)
-    if type(base) is not Indicators or not plain or not fresh or order.secret or order.rounds != 1:
+    if not isinstance(base, Indicators | ColumnMoments) or type(base) not in (Indicators, ColumnMoments):
+        return APART
+    if not plain or not fresh or order.secret or order.rounds != 1:
         return APART
     return min(APART, max(1.0, base.diameter / float(first.clip)) * (1.0 + ALLOWANCE))
 
