@@ -331,6 +331,39 @@ class Indicators(Deterministic):
         found = clipping(formed(upper_norm(vectors)), batch.weights, clip)
         return found.only(vectors) * found.factor.unsqueeze(-1)
 
+    def whole(self, codes: Floats, there: NDArray[np.bool_], norm: int, factor: float) -> NDArray[np.int64]:
+        """The sum of the integer vectors of records with these `codes` (n, tables), those that are `there`: (d,).
+
+        A record's are -trunc(scale · a_j C_j e_k), with the same scale, `factor` or less, for all of them.  What it takes
+        depends on n and public numbers: cells are counted, and columns are those of counts.
+
+        Guarantee: a record adds a vector of norm `norm` at most, truncation included; the same bits on every
+        processor.
+        """
+        lengths = (c for c, _ in self.settings.extents)
+        longest = math.hypot(*(a * c for a, c in zip(self.settings.scales, lengths, strict=True)))
+        scale = math.copysign(min(abs(factor), norm * (1.0 - 2.0**-30) / longest), factor)
+        parts = []
+        for place, (table, a) in enumerate(zip(self.settings.tables, self.settings.scales, strict=True)):
+            own = codes[there, place]
+            if table.form == "moments":
+                x = own[np.abs(own) <= 1.0]
+                moments = np.stack([x, 2.0 * x * x - 1.0, np.full_like(x, PRESENT)])
+                parts.append(np.trunc(scale * a * moments).astype(np.int64).sum(axis=1))
+                continue
+            inside = own[(own >= 0) & (own < table.size)].astype(np.int64)
+            counts, start = np.bincount(inside, minlength=table.size), 0
+            for block in table.blocks:
+                held = counts[start : start + block.size]
+                start += block.size
+                if block.kind == "plain":
+                    parts.append(held * int(scale * a))
+                    continue
+                values = np.trunc(scale * a * square_root(block.size)).astype(np.int64)
+                backwards = slice(None, None, -1 if block.kind == "suffix" else 1)
+                parts.append(np.convolve(held[backwards], values)[: block.size][backwards])
+        return -np.concatenate(parts)
+
     def evaluate(self, point: Tensor, records: Records) -> Evaluation:
         """0: there is nothing to be right about."""
         return Evaluation(point.sum(-1) * 0.0, None)

@@ -178,6 +178,21 @@ def test_tables_that_are_none_are_refused(tables: list[dict[str, Any]]) -> None:
         settings_of(*tables)
 
 
+@pytest.mark.parametrize("name", TABLES)
+def test_the_sum_of_many_is_the_sum_of_their_integers_bit_for_bit(name: str) -> None:
+    """Guarantee: a record adds its own vector, whoever else is counted, and nothing where it is not there."""
+    settings = settings_of(*TABLES[name], MOMENTS)
+    objective, draw = Indicators(settings, torch.float64), np.random.default_rng(4)
+    codes = np.stack([draw.integers(-1, t.size + 1, 40).astype(float) for t in settings.tables], axis=1)
+    codes[:, -1] = draw.uniform(-1.2, 1.2, 40)
+    there = draw.random(40) < 0.7
+    alone = [objective.whole(code[None], np.ones(1, np.bool_), NORM, 1.5 * NORM) for code in codes]
+    total = objective.whole(codes, there, NORM, 1.5 * NORM)
+    assert total.tolist() == np.sum(np.array(alone)[there], axis=0).tolist()
+    assert all(sum(int(value) ** 2 for value in one.tolist()) <= NORM**2 for one in alone)
+    assert objective.whole(codes, ~there & there, NORM, float(NORM)).any() == 0
+
+
 def test_floating_point_adds_up_what_integers_do_and_no_query_changes_it() -> None:
     settings = settings_of(*TABLES["three tables"])
     objective = Indicators(settings, torch.float64)
