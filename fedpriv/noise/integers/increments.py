@@ -238,9 +238,9 @@ def integer_sum(
 
     Guarantee: one record moves the sum by at most `norm` under zero-out and by 2 `norm` under replace-one,
     whatever bits the points have and whatever the objective computes or raises for a record; its integers depend
-    on its own row, its place and public values alone.  Increments that are outer products, or counts, have the
-    same bits on every processor (`linear_sum`, `Indicators.whole`); others are computed for one record after
-    another, each in a batch of one.
+    on its own row, its place and public values alone.  Increments that are outer products have the same bits on
+    every processor (`linear_sum`); counts are added cell by cell (`Indicators.whole`); others are computed for one
+    record after another, each in a batch of one.
     """
     if records is None:
         return np.zeros(objective.dimension, np.int64)
