@@ -332,12 +332,12 @@ class Indicators(Deterministic):
         return found.only(vectors) * found.factor.unsqueeze(-1)
 
     def whole(self, codes: Floats, there: NDArray[np.bool_], norm: int, factor: float) -> NDArray[np.int64]:
-        """The sum of the integer vectors of records with these `codes` (n, tables), those that are `there`: (d,).
+        """The sum of the integer vectors of the records that are `there`, with `codes` (n, tables): (d,).
 
         A record's are -trunc(scale · a_j C_j e_k), with the same scale, `factor` or less, for all of them.
 
-        Guarantee: a record adds a vector of norm `norm` at most, truncation included, that is a function of its own
-        cells and public numbers.  The time it takes depends on n and public numbers: cells are counted.
+        Guarantee: a record adds a vector of norm `norm` at most, truncation included, a function of its own cells
+        and public numbers.  The time it takes depends on n and public numbers: cells are counted.
         """
         lengths = (c for c, _ in self.settings.extents)
         longest = math.hypot(*(a * c for a, c in zip(self.settings.scales, lengths, strict=True)))
