@@ -30,8 +30,8 @@ from fedpriv.rounds.outcome import RunObserver
 from fedpriv.rounds.task import check_records
 from fedpriv.scenario.load import load_scenario, scenario_of
 from fedpriv.scenario.schema import Cell
+from fedpriv.scenario.statistics import read_plan
 from fedpriv.silo.policy import Policy
-from fedpriv.study.statistics import read_plan
 from tests.conftest import small_tree
 from tests.doc_pages import PAGES, ROOT, Block, Command, blocks, commands, commands_in
 

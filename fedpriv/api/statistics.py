@@ -9,8 +9,9 @@ from typing import Any
 from fedpriv.api.results import RunResults, results_of
 from fedpriv.cli.statistics import Released, release
 from fedpriv.core.errors import InputError
+from fedpriv.scenario.statistics import read_plan
 from fedpriv.show.statistics import rows_of
-from fedpriv.study.statistics import Statistics, TableResult, read_plan
+from fedpriv.study.statistics import Statistics, TableResult
 
 
 @dataclass(frozen=True)

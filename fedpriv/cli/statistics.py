@@ -13,10 +13,11 @@ from fedpriv.accounting.gaussian import epsilon_of
 from fedpriv.cli.shown import print_table
 from fedpriv.core.figures import epsilon_words, upper_figure
 from fedpriv.engines.table import LOCAL, Connection, engine_row
+from fedpriv.scenario.statistics import read_plan
 from fedpriv.show.statistics import data_of, number, write_all
 from fedpriv.show.table import write_table
 from fedpriv.study.results import read_claims
-from fedpriv.study.statistics import TRUSTS, Statistics, TableResult, Z, read_plan
+from fedpriv.study.statistics import TRUSTS, Statistics, TableResult, Z
 from fedpriv.study.sweep import RunOptions, run_sweep
 
 _SHOWN = 24

@@ -32,7 +32,6 @@ from fedpriv.core.errors import CodeError, FedprivError, InputError, RunError, p
 from fedpriv.core.figures import lower_figure, upper_figure
 from fedpriv.core.random import SERVER
 from fedpriv.loss.imported import is_import_path
-from fedpriv.loss.indicators import StatisticsSettings
 from fedpriv.loss.models import SHIPPED as SHIPPED_MODELS
 from fedpriv.loss.objective import Objective
 from fedpriv.noise.registry import AUTO
@@ -47,6 +46,7 @@ from fedpriv.rounds.plan import Plan, plan_of
 from fedpriv.rounds.task import DTYPES
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
+from fedpriv.silo.counted import uncounted
 from fedpriv.silo.memory import LONGEST_STATE, mebibytes, state_of, taken_by
 from fedpriv.silo.policy import Policy, presuming, unaccountable
 from fedpriv.silo.shard import Shard
@@ -309,7 +309,7 @@ class Admission:
         allow, number, federation = self.policy.allow, self.policy.silo, cell.federation
         if not number < federation.silos <= _MOST_SILOS:
             raise self.refusal(f"the scenario has {federation.silos} silos, and this is number {number}")
-        if (reason := unaccountable(cell)) is not None:
+        if (reason := unaccountable(cell) or uncounted(self.policy, cell)) is not None:
             raise self.refusal(reason)
         if federation.total_rounds > allow.rounds:
             raise self.refusal(f"the scenario has {federation.total_rounds} rounds, allowed are {allow.rounds}")
@@ -331,22 +331,8 @@ class Admission:
             raise self.refusal(f"model {cell.model.name!r} is not for labels that are {held}, as they are here")
         if self.policy.table is not None and cell.data.table_schema != self.policy.table:
             raise self.refusal("the scenario describes the columns of the table otherwise than this policy does")
-        self._check_counted(cell)
         if cell.privacy.relation != allow.relation:
             raise self.refusal(f"the scenario's relation is {cell.privacy.relation}, allowed is {allow.relation}")
-
-    def _check_counted(self, cell: Cell) -> None:
-        """Refuse statistics of columns that the policy does not name, and of records that are no table."""
-        settings, schema = cell.model.settings, self.policy.table
-        if not isinstance(settings, StatisticsSettings):
-            return
-        if schema is None or max(settings.columns) >= len(schema.raw):
-            raise self.refusal("statistics are of the columns of a table, and these records have no such columns")
-        asked = [schema.raw[place] for place in sorted(settings.columns)]
-        if unknown := [name for name in asked if name not in self.policy.allow.statistics]:
-            raise self.refusal(
-                f"statistics of {unknown[0]!r} are asked for, and allow.statistics does not name it"
-            )
 
     def _check_participation(self, cell: Cell) -> None:
         if cell.schedule.secret and self.policy.allow.slack == 0.0:

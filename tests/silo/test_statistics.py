@@ -15,11 +15,12 @@ from fedpriv.data.schema import TableSchema
 from fedpriv.rounds.plan import ALLOWANCE
 from fedpriv.rounds.task import task_of_schema
 from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.statistics import read_plan
 from fedpriv.silo.demo import policy_text
 from fedpriv.silo.guard import Guard, open_guard
 from fedpriv.silo.guards import begin_ledgers
 from fedpriv.silo.policy import read_policy
-from fedpriv.study.statistics import Statistics, read_plan
+from fedpriv.study.statistics import Statistics
 from tests.data.tables import SCHEMA, rows, write_csv
 
 FILLED = {

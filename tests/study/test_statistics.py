@@ -18,16 +18,8 @@ from fedpriv.data.schema import TableSchema
 from fedpriv.engines.table import engine_named
 from fedpriv.loss.indicators import PRESENT, Cells, extent_of, square_root
 from fedpriv.rounds.outcome import RunObserver
-from fedpriv.study.statistics import (
-    TRUSTS,
-    Asked,
-    Statistics,
-    TableResult,
-    monotone,
-    read_plan,
-    result_of,
-    summing,
-)
+from fedpriv.scenario.statistics import Asked, read_plan
+from fedpriv.study.statistics import TRUSTS, Statistics, TableResult, monotone, result_of, summing
 from tests.data.tables import SCHEMA, rows, write_csv
 from tests.silo.test_statistics import FILLED, TABLES
 
