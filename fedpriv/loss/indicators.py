@@ -315,8 +315,8 @@ class Indicators(Deterministic):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         codes, weights = batch.records.features, batch.weights
         lead = np.broadcast_shapes(query.points[0].shape[:-1], codes.shape[:-2])
-        total = torch.zeros(*lead, self.dimension, dtype=weights.dtype)
-        clipped = torch.zeros(lead, dtype=torch.int64)
+        total = torch.zeros(*lead, self.dimension, dtype=weights.dtype, device=codes.device)
+        clipped = torch.zeros(lead, dtype=torch.int64, device=codes.device)
         rows = max(1, _CHUNK // (self.dimension * math.prod(codes.shape[:-2])))
         for start in range(0, codes.shape[-2], rows):
             some, weight = codes[..., start : start + rows, :], weights[..., start : start + rows]
@@ -370,9 +370,8 @@ class Indicators(Deterministic):
     def _vectors(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
         """-(a_j C_j e_k)_j, (..., B, d)."""
         parts = []
-        for place, (table, (low, high, sign, values)) in enumerate(
-            zip(self.settings.tables, self._columns, strict=True)
-        ):
+        for place, (table, columns) in enumerate(zip(self.settings.tables, self._columns, strict=True)):
+            low, high, sign, values = (each.to(codes.device) for each in columns)
             if table.form == "moments":
                 x = codes[..., place, None].to(dtype)
                 moments = torch.cat([x, 2.0 * x * x - 1.0, torch.full_like(x, PRESENT)], dim=-1)
@@ -381,7 +380,7 @@ class Indicators(Deterministic):
             code = codes[..., place].round().long()
             there = (code >= 0) & (code < len(low))
             code = code.clamp(0, len(low) - 1)
-            rows = torch.arange(len(low))
+            rows = torch.arange(len(low), device=codes.device)
             lag = (rows - code.unsqueeze(-1)) * sign[code].unsqueeze(-1)
             held = (rows >= low[code].unsqueeze(-1)) & (rows < high[code].unsqueeze(-1)) & (lag >= 0)
             column = values.to(dtype)[lag.clamp(0, len(values) - 1)]
