@@ -9,6 +9,7 @@
 |---|---|
 | `run` | run a scenario, by name, file or dictionaries; with records and modules of your own |
 | `load` | read the folder of a run |
+| `statistics`, `StatisticsResults` | counts, quantiles and survival curves of a table |
 | `advise` | from public facts which row, clip, step and rounds to take, and the scenario with them |
 | `RunResults`, `CellResults`, `Evaluation`, `Privacy` | what both return, frozen |
 | `add_algorithm`, `add_mechanism`, `add_participation` | give one of your own a name that scenarios can use |
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedpriv.api.results import CellResults, Drawing, Evaluation, Privacy, RunResults
     from fedpriv.api.run import load, run
+    from fedpriv.api.statistics import StatisticsResults, statistics
     from fedpriv.core.errors import FedprivError, InputError, RunError
     from fedpriv.data.named import add_data
     from fedpriv.loss.own import add_module as add_model
@@ -51,6 +53,7 @@ __all__ = [
     "RunError",
     "RunObserver",
     "RunResults",
+    "StatisticsResults",
     "__version__",
     "add_algorithm",
     "add_data",
@@ -60,6 +63,7 @@ __all__ = [
     "advise",
     "load",
     "run",
+    "statistics",
 ]
 
 _HOMES = {
@@ -67,6 +71,7 @@ _HOMES = {
         ("CellResults", "Drawing", "Evaluation", "Privacy", "RunResults"), ("fedpriv.api.results", None)
     ),
     **dict.fromkeys(("load", "run"), ("fedpriv.api.run", None)),
+    **dict.fromkeys(("StatisticsResults", "statistics"), ("fedpriv.api.statistics", None)),
     **dict.fromkeys(("FedprivError", "InputError", "RunError"), ("fedpriv.core.errors", None)),
     "RunObserver": ("fedpriv.rounds.outcome", None),
     "add_algorithm": ("fedpriv.papers.table", None),

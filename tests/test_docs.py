@@ -30,6 +30,7 @@ from fedpriv.rounds.outcome import RunObserver
 from fedpriv.rounds.task import check_records
 from fedpriv.scenario.load import load_scenario, scenario_of
 from fedpriv.scenario.schema import Cell
+from fedpriv.scenario.statistics import read_plan
 from fedpriv.silo.policy import Policy
 from tests.conftest import small_tree
 from tests.doc_pages import PAGES, ROOT, Block, Command, blocks, commands, commands_in
@@ -158,6 +159,8 @@ def test_toml_is_a_scenario_a_part_of_one_a_tuning_file_or_a_policy(block: Block
         Policy.model_validate(tree)
     elif "grid" in tree:
         assert tree.keys() <= TUNING_KEYS
+    elif isinstance(tree.get("table"), list):
+        assert read_plan(tree).table
     else:
         scenario_of({**small_tree(), **tree}, block.page)
 

@@ -199,12 +199,21 @@ RELATION_FACTOR: dict[Relation, float] = {"zero-out": 1.0, "replace-one": 2.0}
 """Distance in clip norms that one record can move a clipped increment, under each relation."""
 
 
-def moved_by(relation: Relation, per_record: float, sensitivity: float) -> float:
+APART = RELATION_FACTOR["replace-one"]
+"""The largest distance of two increments, in clips, where nothing better is known."""
+
+
+def factor_of(relation: Relation, apart: float = APART) -> float:
+    """In clips, how far one record moves an increment whose values are at most `apart` from each other."""
+    return min(apart, APART) if relation == "replace-one" else RELATION_FACTOR[relation]
+
+
+def moved_by(relation: Relation, per_record: float, sensitivity: float, apart: float = APART) -> float:
     """l2 distance that one record moves a stream: summed increments of `sensitivity`, each times `per_record`.
 
     Calibration and ledger both call this, so that they compute with the same number to the last bit.
     """
-    return RELATION_FACTOR[relation] * per_record * sensitivity
+    return factor_of(relation, apart) * per_record * sensitivity
 
 
 def relation_named(name: str) -> Relation:

@@ -6,7 +6,16 @@ from typing import Annotated
 import typer
 
 from fedpriv.cli.data import app as data_app
-from fedpriv.cli.options import AuditRequest, Display, Imports, RunDir, SweepOverrides, TuneRequest, grouped
+from fedpriv.cli.options import (
+    AuditRequest,
+    Display,
+    Imports,
+    Overrides,
+    RunDir,
+    SweepOverrides,
+    TuneRequest,
+    grouped,
+)
 from fedpriv.cli.privacy import app as privacy_app
 from fedpriv.cli.silo import app as silo_app
 from fedpriv.cli.silo import superlink, supernode
@@ -191,6 +200,40 @@ def worth(
     if trust or epsilon or splits is not None or plot is not None:
         grid = (tuple(trust or ()), tuple(sorted(set(epsilon or ()))), splits, seeds, plot)
     compare(given, overrides or [], Wanted(pooled, any_learner, alone, personal, grid, as_json))
+
+
+@app.command()
+def statistics(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan of tables (TOML).")],
+    overrides: Overrides = None,
+    engine: Annotated[str, typer.Option(help="vectorized, inprocess, ray or deployment.")] = "vectorized",
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for the results; by default runs/NAME.")
+    ] = None,
+    superlink: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Deployment: a SuperLink that runs.")
+    ] = None,
+    root_certificates: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Deployment: whom to trust for the SuperLink's TLS (PEM).")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say cells, errors and price; nothing is asked or charged.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+) -> None:
+    """Release counts, quantiles and survival curves of a table, each with an interval that has the noise in it.
+
+    Examples:
+
+        fedpriv statistics plan.toml --dry-run
+
+        fedpriv statistics plan.toml --set privacy.epsilon=3
+    """
+    from fedpriv.cli.statistics import statistics as release
+    from fedpriv.engines.table import Connection
+
+    connection = Connection(superlink, root_certificates)
+    release(plan, overrides or [], engine, out, connection, dry_run=dry_run, as_json=as_json)
 
 
 @app.command("list")

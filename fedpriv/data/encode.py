@@ -46,15 +46,21 @@ class Scaling:
         return scaled
 
 
+_BEND = (2.0 + math.sqrt(2.0)) / 4.0
+MOMENTS_APART = (2.0 - _BEND) * math.sqrt(1.0 + 4.0 * _BEND**2)
+"""Largest distance of two points (x, 2x² - 1): d² (1 + 4s²) for s = x + y, d = x - y, where |s| + |d| ≤ 2."""
+
+
 def moments_of(values: NDArray[Any]) -> NDArray[np.float64]:
     """Moments that a record adds to the first step: (n, k) in -1 … 1 -> (n, 2k), of norm 1 at most.
 
     Column j gives x and 2x² - 1, both in -1 … 1, so that k columns have norm √(2k); they are divided by that.
+
+    Guarantee: two records are at most `MOMENTS_APART` / √2 apart, whatever they hold; numbers beyond -1 … 1 count
+    as its ends, and what is no number stays none.
     """
-    wide = np.asarray(values, np.float64)
-    with np.errstate(over="ignore"):  # what does not fit is infinite, and an increment of zeros
-        squares = 2.0 * wide**2 - 1.0
-    return np.concatenate([wide, squares], axis=1) / math.sqrt(2 * wide.shape[1])
+    wide = np.asarray(values, np.float64).clip(-1.0, 1.0)
+    return np.concatenate([wide, 2.0 * wide**2 - 1.0], axis=1) / math.sqrt(2 * wide.shape[1])
 
 
 def scaling_from(columns: Sequence[int], released: NDArray[Any]) -> Scaling:
@@ -84,6 +90,11 @@ class Encoded:
     """Where the rows sit, and which of them count."""
     sites: NDArray[np.int64] | None
     persons: NDArray[np.str_] | None
+    cells: NDArray[np.float64]
+    """(n, columns): what the rows hold before it is clipped or filled, in the order of `TableSchema.raw`.
+
+    Numbers as they are, the places of words in their vocabulary, and NaN where a value is missing.
+    """
 
 
 def encode(table: RawTable, schema: TableSchema, *, of_one_site: bool = False) -> Encoded:
@@ -96,9 +107,11 @@ def encode(table: RawTable, schema: TableSchema, *, of_one_site: bool = False) -
     """
     widths = [1 if column.values is None else len(column.values) for _, column in schema.features]
     features, gone = np.zeros((len(table), sum(widths))), np.zeros(len(table), np.bool_)
-    for (name, column), end in zip(schema.features, np.cumsum(widths).tolist(), strict=True):
-        gone |= _write_features(table, name, column, features[:, :end])
-    labels, absent = _labels(table, schema)
+    cells = np.full((len(table), len(schema.raw)), np.nan)
+    for place, ((name, column), end) in enumerate(zip(schema.features, np.cumsum(widths).tolist(), strict=True)):
+        absent, cells[:, place] = _write_features(table, name, column, features[:, :end])
+        gone |= absent
+    labels, absent, cells[:, len(schema.columns)] = _labels(table, schema)
     gone |= absent
     sites = None if schema.site is None or of_one_site else _words(table, schema.site, schema.sites, "sites")
     persons = None if schema.person is None else _persons(table, schema.person)
@@ -111,32 +124,42 @@ def encode(table: RawTable, schema: TableSchema, *, of_one_site: bool = False) -
         raise InputError(f"{table.source}: every record has a missing value, none is left")
     names = None if persons is None else persons.tolist()
     found = places(~gone, said, names if schema.by_content else None, schema.share)
-    return Encoded(features, labels, found, sites, persons)
+    if sites is not None:
+        cells[:, schema.raw.index(schema.site or "")] = sites
+    return Encoded(features, labels, found, sites, persons, cells)
 
 
-def _write_features(table: RawTable, name: str, column: Column, before: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Put a column, in -1 … 1, last in the features so far; which records lack a value without a remedy."""
+def _write_features(
+    table: RawTable, name: str, column: Column, before: NDArray[np.float64]
+) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """Put a column, in -1 … 1, last in the features so far.
+
+    Returned is which records lack a value that nothing stands in for, and the values as they are, or NaN.
+    """
+    filled = column.missing is not None
     if column.range is not None:
-        filler = None if column.missing is None else float(column.missing)
-        numbers, absent = _numbers(table, name, filler)
-        before[:, -1] = _scaled(numbers, column.range)
-        return absent
+        numbers, absent = _numbers(table, name)
+        filler = 0.0 if column.missing is None else float(column.missing)
+        before[:, -1] = _scaled(np.where(absent, filler, numbers), column.range)
+        return absent & (not filled), np.where(absent, np.nan, numbers)
     assert column.values is not None
-    codes = _words(table, name, column.values, "values", column.missing, may_lack=True)
+    codes = _words(table, name, column.values, "values", may_lack=True)
     absent = np.equal(codes, _GONE)
-    before[np.arange(len(codes)), np.where(absent, 0, codes) - len(column.values)] = 1.0
-    return absent
+    filler = column.values.index(str(column.missing)) if filled else 0
+    before[np.arange(len(codes)), np.where(absent, filler, codes) - len(column.values)] = 1.0
+    return absent & (not filled), np.where(absent, np.nan, codes)
 
 
 def _labels(
     table: RawTable, schema: TableSchema
-) -> tuple[NDArray[np.int64] | NDArray[np.float64], NDArray[np.bool_]]:
+) -> tuple[NDArray[np.int64] | NDArray[np.float64], NDArray[np.bool_], NDArray[np.float64]]:
     if schema.range is not None:
-        numbers, absent = _numbers(table, schema.target, None)
-        return _scaled(numbers, schema.range), absent
+        numbers, absent = _numbers(table, schema.target)
+        return _scaled(numbers, schema.range), absent, np.where(absent, np.nan, numbers)
     assert schema.classes is not None
     codes = _words(table, schema.target, schema.classes, "classes", may_lack=True)
-    return codes, codes == _GONE
+    absent = codes == _GONE
+    return codes, absent, np.where(absent, np.nan, codes)
 
 
 def _scaled(numbers: NDArray[np.float64], bounds: tuple[float, float]) -> NDArray[np.float64]:
@@ -144,15 +167,13 @@ def _scaled(numbers: NDArray[np.float64], bounds: tuple[float, float]) -> NDArra
     return 2.0 * (numbers.clip(low, high) - low) / (high - low) - 1.0
 
 
-def _numbers(table: RawTable, name: str, filler: float | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """A column's numbers, and where there is none and no `filler` either (0 stands there)."""
+def _numbers(table: RawTable, name: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """A column's numbers, and where there is none (0 stands there)."""
     cells = table.column(name)
     numbers, absent = cells.numbers(), cells.missing
     if (odd := np.isnan(numbers) & ~absent).any():
         where = table.at(int(odd.argmax()), name)
         raise InputError(f"{where} is no finite number; a column with words has values")
-    if filler is not None:
-        return np.where(absent, filler, numbers), np.zeros(len(cells), np.bool_)
     return np.where(absent, 0.0, numbers), absent
 
 
@@ -161,7 +182,6 @@ def _words(
     name: str,
     vocabulary: Sequence[str],
     key: str,
-    filler: float | str | None = None,
     *,
     may_lack: bool = False,
 ) -> NDArray[np.int64]:
@@ -170,7 +190,7 @@ def _words(
     found = cells.codes(vocabulary)
     unknown = found < 0
     if may_lack:
-        found[unknown & cells.missing] = vocabulary.index(filler) if isinstance(filler, str) else _GONE
+        found[unknown & cells.missing] = _GONE
         unknown &= ~cells.missing
     if unknown.any():
         if OTHER not in vocabulary:

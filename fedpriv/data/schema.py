@@ -154,6 +154,11 @@ class TableSchema(Section):
         return sorted(self.columns.items())
 
     @property
+    def raw(self) -> tuple[str, ...]:
+        """The columns whose cells a record has as they are: features, target, and site where there is one."""
+        return (*sorted(self.columns), self.target, *(() if self.site is None else (self.site,)))
+
+    @property
     def width(self) -> int:
         """Number of features of a record."""
         return sum(column.width for column in self.columns.values())

@@ -17,7 +17,7 @@ whatever happens; they are left out by the calendar, which looks at no outcome. 
 sight before a year without a death (a transplant, a move) have no known target and are left out, too: that
 looks at what happened.  So the share of deaths here, 978 of 4,225, is that of patients who died or stayed a
 year, above that of all patients, and a model of it is no estimate of survival.  A survival model would keep
-them all.
+them all, as `read_survival` does: months and whether a death was seen then, of all 6,805.
 """
 
 import io
@@ -35,7 +35,7 @@ from fedpriv.data.schema import Column, TableSchema
 FRAME = "SurvSet/resources/pickles/Dialysis.pickle"
 HORIZON, END = 12, 45
 """Months."""
-DEAD, ALIVE = "died", "lived"
+DEAD, ALIVE, CENSORED = "died", "lived", "censored"
 _INTS, _CENTRES, _DISEASES, _NUMBERS = range(4)
 """The blocks of the frame."""
 
@@ -99,8 +99,41 @@ def read_dialysis(wheel: zipfile.ZipFile) -> list[dict[str, str]]:
     return patients(wheel.read(FRAME))
 
 
+def read_survival(wheel: zipfile.ZipFile) -> list[dict[str, str]]:
+    """All 6,805 patients with their months and whether they died then; InputError as for `read_dialysis`."""
+    event, time, age, begin, centre, disease = _columns(wheel.read(FRAME))
+    return [
+        {
+            "centre": centre[row],
+            "age": str(age[row]),
+            "begin": str(begin[row]),
+            "disease": disease[row],
+            "months": str(time[row]),
+            "seen": DEAD if event[row] == 1 else CENSORED,
+        }
+        for row in range(len(time))
+    ]
+
+
 def patients(frame: bytes) -> list[dict[str, str]]:
     """The rows of a pickled frame; see `read_dialysis`."""
+    event, time, age, begin, centre, disease = _columns(frame)
+    died = (event == 1) & (time <= HORIZON)
+    known = (begin <= END - HORIZON) & (died | (time >= HORIZON))
+    return [
+        {
+            "centre": centre[row],
+            "age": str(age[row]),
+            "begin": str(begin[row]),
+            "disease": disease[row],
+            "first_year": DEAD if died[row] else ALIVE,
+        }
+        for row in np.flatnonzero(known).tolist()
+    ]
+
+
+def _columns(frame: bytes) -> tuple[Any, Any, Any, Any, list[str], list[str]]:
+    """Event, time, age, begin, centre and disease of every row; InputError for a frame of another layout."""
     try:
         found = _FrameUnpickler(io.BytesIO(frame)).load()
         blocks = [block.args[0] for block in found.state["_mgr"].args[0]]
@@ -117,18 +150,7 @@ def patients(frame: bytes) -> list[dict[str, str]]:
         ValueError,
     ) as error:
         raise InputError(f"{FRAME}: not laid out as that of SurvSet 0.2.11 ({error})") from None
-    died = (event == 1) & (time <= HORIZON)
-    known = (begin <= END - HORIZON) & (died | (time >= HORIZON))
-    return [
-        {
-            "centre": centre[row],
-            "age": str(age[row]),
-            "begin": str(begin[row]),
-            "disease": disease[row],
-            "first_year": DEAD if died[row] else ALIVE,
-        }
-        for row in np.flatnonzero(known).tolist()
-    ]
+    return event, time, age, begin, centre, disease
 
 
 def _words(state: Any) -> list[str]:
@@ -160,3 +182,19 @@ SCHEMA = TableSchema(
         "disease": Column(values=("congen", "diabetes", "hypert", "other", "renal")),
     },
 )
+
+SURVIVAL_SCHEMA = TableSchema(
+    public=True,
+    target="seen",
+    classes=(CENSORED, DEAD),
+    site="centre",
+    sites=CENTRES,
+    test_share=0.0,
+    columns={
+        "age": Column(range=(0.0, 100.0)),
+        "begin": Column(range=(0.0, 45.0)),
+        "disease": Column(values=("congen", "diabetes", "hypert", "other", "renal")),
+        "months": Column(range=(0.0, 45.0)),
+    },
+)
+"""Every patient, for curves of survival: nobody is put aside for testing."""

@@ -27,7 +27,7 @@ def load_table(name: str, path: Path, schema: TableSchema) -> Dataset:
     """
     encoded = encoded_table(path, schema)
     for name_of, part in (("training", encoded.places.train), ("test", encoded.places.test)):
-        if not part.counts.any():
+        if not part.counts.any() and not (name_of == "test" and schema.test_share == 0.0):
             raise InputError(f"{path}: has no {name_of} records; look at `split` and `test_share`")
     order = public_generator(0, "table order").permutation(len(encoded.places.train.rows))
     (train_features, train_labels), (test_features, test_labels) = (
@@ -49,6 +49,7 @@ def load_table(name: str, path: Path, schema: TableSchema) -> Dataset:
         None if encoded.persons is None else encoded.persons[train],
         schema.unit,
         (train, test),
+        encoded.places.train.taken(encoded.cells, encoded.labels)[0][order],
     )
 
 
@@ -71,7 +72,9 @@ def load_silo(path: Path, schema: TableSchema, silo: int) -> Encoded:
     """
     table = read_table(path)
     if schema.site is not None and schema.site not in table.columns:
-        return encode(table, schema, of_one_site=True)
+        encoded = encode(table, schema, of_one_site=True)
+        encoded.cells[:, -1] = silo
+        return encoded
     encoded = encode(table, schema)
     if encoded.sites is not None:
         if silo >= len(schema.sites):

@@ -45,7 +45,14 @@ from fedpriv.rounds.beside import held_out_of_silos, records_of_silos
 from fedpriv.rounds.outcome import Finished, RunObserver, digest_of
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.schema import Cell
-from fedpriv.silo.demo import allowance_of, evaluation_of, policy_text, write_policy, write_shard
+from fedpriv.silo.demo import (
+    allowance_of,
+    evaluation_of,
+    policy_text,
+    write_policy,
+    write_shard,
+    write_table_shard,
+)
 from fedpriv.silo.guards import begin_ledgers
 from fedpriv.silo.policy import own_folder, read_policy
 
@@ -66,23 +73,26 @@ def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
     """
     allow, evaluation, tests = allowance_of(cell, task_of_cell(cell)), evaluation_of(cell), held_out_of_silos(cell)
     dataset, order = load(cell.data.name, table=cell.data.table), records_of_silos(cell)
-    policies = []
+    policies, table = [], cell.data.table_schema if cell.model.row.of_cells else None
     for silo in range(cell.federation.silos):
         kept, own = folder / f"silo-{silo}", home / f"silo-{silo}"
         for path in (kept, own):
             own_folder(path, 0o700)
-        begun = (kept / "ledger.sqlite").exists() or (kept / "shard.npz").exists()
-        if not begun:
-            write_shard(kept / "shard.npz", dataset, order[silo], tests[silo])
+        shard = kept / ("shard.npz" if table is None else "shard.csv")
+        begun = (kept / "ledger.sqlite").exists() or shard.exists()
+        if not begun and table is None:
+            write_shard(shard, dataset, order[silo], tests[silo])
+        elif not begun:
+            write_table_shard(shard, cell, dataset, silo, order[silo])
         keys = {
             "silo": silo,
-            "classes": dataset.classes,
-            "shard": str(kept / "shard.npz"),
+            **({"classes": dataset.classes} if table is None else {}),
+            "shard": str(shard),
             "ledger": str(kept / "ledger.sqlite"),
             "socket": str(own / SOCKET),
         }
         policies.append(own / "policy.toml")
-        write_policy(policies[-1], policy_text(keys, allow, evaluation=evaluation))
+        write_policy(policies[-1], policy_text(keys, allow, table, evaluation))
         if not begun:
             begin_ledgers(read_policy(policies[-1]))
     return policies

@@ -19,6 +19,8 @@ from fedpriv.data.fetch import LINEAR_REGRESSION, PHASE_RETRIEVAL
 from fedpriv.data.synthetic import power_law
 from fedpriv.loss.features import DIGEST, IMAGES, frozen_features, orientation_histograms, pixels, scaled
 from fedpriv.loss.imported import is_import_path
+from fedpriv.loss.indicators import ROW as STATISTICS_ROW
+from fedpriv.loss.indicators import STATISTICS
 from fedpriv.loss.layered import objective_of
 from fedpriv.loss.linear import LeastSquares, LogisticRegression, PhaseRetrieval, quadratic_in_ball
 from fedpriv.loss.losses import AbsoluteError, CrossEntropy, Loss, SquaredError
@@ -283,6 +285,7 @@ MODELS = {
     "amplitude-phase-retrieval": phase_retrieval(1),
     "robust-phase-retrieval": phase_retrieval(2),
     COLUMN_MOMENTS: Model(MomentSettings, moments, column_moments, evaluated=False),
+    STATISTICS: STATISTICS_ROW,
 }
 
 

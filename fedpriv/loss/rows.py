@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor
 
 from fedpriv.core.errors import InputError
-from fedpriv.data.encode import moments_of
+from fedpriv.data.encode import MOMENTS_APART, moments_of
 from fedpriv.loss.features import pixels
 from fedpriv.loss.imported import build, check_outputs, check_shape, reshaped, with_group_norm
 from fedpriv.loss.layered import objective_of
@@ -61,6 +61,8 @@ class Model:
     """
     evaluated: bool = True
     """Whether test records say anything about it; the server of one that they do not needs none."""
+    of_cells: bool = False
+    """Whether `features` maps the raw cells of a table, (n, columns), in place of what they are encoded to."""
 
     def check_data(self, name: str, data: str) -> None:
         """InputError if `data` is not what the constants of this row, called `name`, were derived from."""
@@ -133,6 +135,11 @@ class ColumnMoments(LinearScore):
     @property
     def smoothness(self) -> float:
         return 0.0
+
+    @property
+    def diameter(self) -> float:
+        """The largest distance of two increments, or of one and zeros: that of `moments_of`."""
+        return MOMENTS_APART / math.sqrt(2.0)
 
     def evaluate(self, point: Tensor, records: Records) -> Evaluation:
         """The mean loss, 0 without records: a server that has no test records has nothing to evaluate."""

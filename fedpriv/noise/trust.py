@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from fedpriv.accounting.gaussian import Relation, moved_by, noise_for
+from fedpriv.accounting.gaussian import APART, Relation, moved_by, noise_for
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER
 from fedpriv.core.replicates import Scalar
@@ -228,6 +228,7 @@ class Trust:
         relation: Relation,
         mu: float,
         unit: Unit = RECORD,
+        apart: float = APART,
     ) -> Noise:
         """The noise that makes every silo's records `mu`-GDP.
 
@@ -243,7 +244,7 @@ class Trust:
         Whoever knows the shares of c silos is left with (M-c)/M of the variance: mu · √(M/(M-c)).
         Rounding is to the safe side: what the ledger computes from these deviations is never above mu.
         """
-        of_mean = noise_for(mu, moved_by(relation, unit.in_mean(weights, batch_sizes), sensitivity))
+        of_mean = noise_for(mu, moved_by(relation, unit.in_mean(weights, batch_sizes), sensitivity, apart))
         if self.noise_at_server:
             return Noise((NoiseSource(SERVER, of_mean, 1.0),))
         if self.masked:
@@ -251,7 +252,9 @@ class Trust:
         own = unit.of_one_silo(mu)
         return Noise(
             tuple(
-                NoiseSource(silo, noise_for(own, moved_by(relation, unit.in_silo(batch), sensitivity)), weight)
+                NoiseSource(
+                    silo, noise_for(own, moved_by(relation, unit.in_silo(batch), sensitivity, apart)), weight
+                )
                 for silo, (batch, weight) in enumerate(zip(batch_sizes, weights, strict=True))
             )
         )

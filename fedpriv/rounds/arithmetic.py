@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedpriv.accounting.gaussian import APART
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import SERVER, KeyedNormal
 from fedpriv.loss.estimators import Estimator, Round, rounds_of
@@ -88,12 +89,19 @@ def check_sums(noise: Noise, largest_sum: float, fresh_std: float) -> None:
 
 MOST_SLACK = 2.0**-60
 """Of a claim, in total variation: what reports call it."""
+_WITHIN = 2.0**22
+"""So many roundings of a coordinate are in a clip at least: `plan.ALLOWANCE` is above those of two records."""
 _SAFE = 1.0 - 2.0**-38
 """Less than what rounding to the safe side adds to μ: what is recorded stays within what was asked for."""
 
 
 def exact_plan_of(
-    cell: Cell, objective: Objective, estimator: Estimator, mechanism: Mechanism, workload: Workload
+    cell: Cell,
+    objective: Objective,
+    estimator: Estimator,
+    mechanism: Mechanism,
+    workload: Workload,
+    apart: float = APART,
 ) -> ExactPlan:
     """InputError, naming the algorithm and the reason, for a run whose releases cannot be made of integers.
 
@@ -114,8 +122,8 @@ def exact_plan_of(
         )
     sums = RunningSums(mechanism, workload, cell.privacy.relation)
     known = RunningSums(mechanism, replace(workload, schedule=schedule.known), sums.relation)
-    apart = 1.0 if schedule.known is schedule else known.sensitivity() / schedule.distance(sums)
-    mu = schedule.charged(sums.relation, target, cell.privacy.delta) * apart
+    share = 1.0 if schedule.known is schedule else known.sensitivity() / schedule.distance(sums)
+    mu = schedule.charged(sums.relation, target, cell.privacy.delta) * share
     unit = cell.privacy.protected
     mu = unit.of_one_silo(mu) if trust.releases(0) else mu / unit.shared  # of its records in one silo
     sizes, rounds = cell.batch_sizes, range(1, schedule.rounds + 1)
@@ -134,10 +142,16 @@ def exact_plan_of(
                 mu * _SAFE,
                 owners=owners,
                 word=cell.run.word if owners > 1 else 64,
+                apart=apart,
             )
         )
     except InputError as error:
         raise InputError(f"{name}: what it releases cannot be made of integers: {error}") from None
+    if apart < APART and math.sqrt(objective.dimension) * _WITHIN > min(exact.norms(1)):
+        raise InputError(
+            f"{name}: {objective.dimension} values of {min(exact.norms(1))} units are too coarse; ask for fewer "
+            "cells, or take a longer word"
+        )
     if exact.claim.slack > MOST_SLACK / (2 if cell.budget.beside else 1):  # the other step has its own
         raise InputError(f"{name}: {schedule.rounds} rounds of {objective.dimension} values are too many")
     return exact
@@ -309,7 +323,12 @@ def largest_sum(schedule: Participation, estimator: Estimator) -> float:
 
 
 def float_noise_of(
-    cell: Cell, schedule: Participation, workload: Workload, mechanism: Mechanism, weights: tuple[float, ...]
+    cell: Cell,
+    schedule: Participation,
+    workload: Workload,
+    mechanism: Mechanism,
+    weights: tuple[float, ...],
+    apart: float = APART,
 ) -> Noise:
     """The noise of every owner that reaches the cell's target; none if it has none.
 
@@ -322,5 +341,5 @@ def float_noise_of(
     distance = schedule.distance(RunningSums(mechanism, workload, relation))
     mu = schedule.charged(relation, target, delta)
     return cell.algorithm.trust_setting.noise(
-        distance, cell.batch_sizes, weights, relation, mu, cell.privacy.protected
+        distance, cell.batch_sizes, weights, relation, mu, cell.privacy.protected, apart
     )

@@ -286,7 +286,8 @@ def _moved_by_a_record(stream: ReleaseStream) -> list[float]:
     apart = stream.schedule.rounds_per_epoch
     if stream.schedule.secret or stream.std == 0.0 or blocks is None or blocks.bands > apart:
         return []
-    each = moved_by(stream.relation, stream.per_record, 1.0) * stream.workload.clips * blocks.norms / stream.std
+    moved = moved_by(stream.relation, stream.per_record, 1.0, stream.apart)
+    each = moved * stream.workload.clips * blocks.norms / stream.std
     of_records = [each[first::apart] for first in range(min(apart, len(each)))]
     worst: list[float] = max(of_records, key=lambda rounds: float(np.sum(rounds**2))).tolist()
     return worst

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedpriv.accounting.gaussian import Relation, moved_by, relation_named
+from fedpriv.accounting.gaussian import APART, Relation, moved_by, relation_named
 from fedpriv.accounting.guarantees import Guarantee
 from fedpriv.core.errors import InputError
 from fedpriv.noise.integers.claim import Claim
@@ -59,6 +59,7 @@ class ReleaseStream:
     | `unit` | whose increment is clipped: where other fields say record, read this | |
     | `integers` | how an exact release was made; None for floating point, whose claim is one in real numbers | |
     | `step` | "rounds", or "first step", released before them of the same records | |
+    | `apart` | the largest distance of two increments, where it is known to be below 2 | clips |
     """
 
     owner: str
@@ -73,6 +74,7 @@ class ReleaseStream:
     unit: Unit = RECORD
     integers: Integers | None = None
     step: str = ROUNDS
+    apart: float = APART
 
     @property
     def guarantee(self) -> Guarantee | None:
@@ -113,7 +115,7 @@ class ReleaseStream:
         """For the records of a unit in one silo."""
         exponent, sigma, dimension, owners = integers
         form = integer_form(self.mechanism, replace(self.workload, schedule=self.schedule.known))
-        return claimed(form, Lattice(exponent), self.relation, dimension, sigma, owners)
+        return claimed(form, Lattice(exponent), self.relation, dimension, sigma, owners, self.apart)
 
     @property
     def mu(self) -> float:
@@ -147,7 +149,7 @@ class ReleaseStream:
     @cached_property
     def sums(self) -> "RunningSums":
         """What is released, without the noise."""
-        return RunningSums(self.mechanism, self.workload, self.relation, self.per_record)
+        return RunningSums(self.mechanism, self.workload, self.relation, self.per_record, self.apart)
 
 
 _SILOS = re.compile("silos? ([0-9]+)(?:-([0-9]+))?")
@@ -163,6 +165,7 @@ class RunningSums:
     workload: Workload
     relation: Relation
     per_record: float = 1.0
+    apart: float = APART
 
     @cached_property
     def certified(self) -> Sensitivity:
@@ -196,7 +199,7 @@ class RunningSums:
         return float(np.max(self.workload.clips * blocks.norms) * (1.0 + _ROUNDING))
 
     def moved(self, distance: float) -> float:
-        return moved_by(self.relation, self.per_record, distance)
+        return moved_by(self.relation, self.per_record, distance, self.apart)
 
 
 def as_data(stream: ReleaseStream) -> dict[str, Any]:
@@ -214,6 +217,7 @@ def as_data(stream: ReleaseStream) -> dict[str, Any]:
         "unit": stream.unit.as_data(),
         **({} if stream.integers is None else {"integers": stream.integers._asdict()}),
         **({} if stream.step == ROUNDS else {"step": stream.step}),
+        **({} if stream.apart == APART else {"apart": stream.apart}),
     }
 
 
@@ -234,4 +238,13 @@ def from_data(data: Mapping[str, Any]) -> ReleaseStream:
         unit=unit_from(data["unit"]),
         integers=Integers(**data["integers"]) if data.get("integers") else None,
         step=data.get("step", ROUNDS),
+        apart=_apart_of(data),
     )
+
+
+def _apart_of(data: Mapping[str, Any]) -> float:
+    """InputError for a distance that no two increments can have, or with rounds among which they move."""
+    apart = data.get("apart", APART)
+    if not 1.0 <= apart <= APART or (apart < APART and sum(rounds for _, rounds in data["clips"]) != 1):
+        raise InputError(f"ledger: increments that are {apart} clips apart are none that a run can have")
+    return float(apart)

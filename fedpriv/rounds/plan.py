@@ -14,12 +14,15 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from fedpriv.accounting.gaussian import Relation, epsilon_of
+from fedpriv.accounting.gaussian import APART, Relation, epsilon_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER
 from fedpriv.loss.estimators import Estimator, RaisedClips, Round, rounds_of
+from fedpriv.loss.indicators import Indicators
 from fedpriv.loss.objective import Objective, Slots
+from fedpriv.loss.rows import ColumnMoments
 from fedpriv.loss.views import PerUnit
+from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.integers.plan import ExactPlan
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.registry import check_known
@@ -105,6 +108,8 @@ class Plan:
     """A row of a batch: what is clipped, and what batches and weights count."""
     model_length: int | None = None
     """How many numbers the model has that an evaluation is of."""
+    apart: float = APART
+    """The largest distance of two increments, in clips: see `apart_of`."""
 
     @cached_property
     def rounds(self) -> tuple[Round, ...]:
@@ -241,6 +246,7 @@ class Plan:
             self.estimator.period,
             self.unit,
             self.arithmetic.told(std, owners),
+            apart=self.apart,
         )
 
     def _per_record(self, source: NoiseSource) -> float:
@@ -291,8 +297,9 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
     relation, unit = cell.privacy.relation, cell.privacy.protected
     looked_at = _by_units(row.objective(settings, problem, objective), unit, row.name)
     arithmetic: Reals | Wholes = REALS
+    apart = apart_of(looked_at, estimator, mechanism, schedule)
     if _exactly(cell, released):
-        exact = exact_plan_of(cell, looked_at, estimator, mechanism, workload)
+        exact = exact_plan_of(cell, looked_at, estimator, mechanism, workload, apart)
         arithmetic, mechanism, noise = (
             Wholes(exact),
             exact.run.factored.mechanism,
@@ -300,7 +307,7 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
         )
         check_noise(noise)
     else:
-        noise = float_noise_of(cell, schedule, workload, mechanism, weights)
+        noise = float_noise_of(cell, schedule, workload, mechanism, weights, apart)
         check_noise(noise)
         if noise.sources:
             check_sums(noise, largest_sum(schedule, estimator), mechanism.fresh_std or 1.0)
@@ -320,7 +327,29 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
         trust,
         arithmetic,
         unit,
+        apart=apart,
     )
+
+
+ALLOWANCE = 2.0**-20
+"""Relative, of `apart`: above every rounding of increments, on a lattice too."""
+
+
+def apart_of(objective: Objective, estimator: Estimator, mechanism: Mechanism, order: Participation) -> float:
+    """The largest distance of two increments in clips, 2 unless a smaller one is proved.
+
+    Guarantee: smaller than 2 only where all that is released is one round's sum of increments that are public
+    vectors or moments, means of them, or zeros, no two of them further apart than their class's `diameter`; and
+    clipping, a projection on a ball, brings none further apart.  No other class is believed.
+    """
+    base = objective.base if type(objective) is PerUnit else objective
+    first, fresh = estimator.round(1), type(mechanism) is IndependentGaussian
+    plain = first.split is None and first.local is None and tuple(first.coefficients) == (1.0,)
+    if not isinstance(base, Indicators | ColumnMoments) or type(base) not in (Indicators, ColumnMoments):
+        return APART
+    if not plain or not fresh or order.secret or order.rounds != 1:
+        return APART
+    return min(APART, max(1.0, base.diameter / float(first.clip)) * (1.0 + ALLOWANCE))
 
 
 def check_scaled(cell: Cell) -> None:

@@ -168,7 +168,8 @@ def public_task_of_cell(cell: Cell) -> PublicTask:
 def task_of_schema(cell: Cell, schema: TableSchema) -> PublicTask:
     """The task of a server that has no table: silos evaluate, the rest follows from what is public about it."""
     inputs = ModelInputs.of(cell)
-    one = inputs.records(np.zeros((1, schema.width)), np.zeros(1, np.int64))
+    width = len(schema.raw) if cell.model.row.of_cells else schema.width
+    one = inputs.records(np.zeros((1, width)), np.zeros(1, np.int64))
     nothing = Records(one.features[:0], one.labels[:0])
     return PublicTask(inputs.objective(one, schema.class_count), nothing, unit=schema.unit)
 
@@ -187,8 +188,15 @@ def task_of(inputs: ModelInputs, validation: int | None = None) -> Task:
             f"model.name = {model.name!r} does not fit data.name = {data!r}, whose labels are {labels}"
         )
     model.row.check_data(model.name, data)
-    train = inputs.records(dataset.train_images, dataset.train_labels)
-    test = inputs.records(dataset.test_images, dataset.test_labels)
+    if model.row.evaluated and not counted(dataset.test_labels).any():
+        raise InputError(f"{called(data)}: has no test records; look at `split` and `test_share`")
+    train_images, test_images = dataset.train_images, dataset.test_images
+    if model.row.of_cells:
+        if dataset.cells is None:
+            raise InputError(f"model.name = {model.name!r}: is of a table, and {called(data)} is none")
+        train_images, test_images = dataset.cells, np.zeros((len(test_images), dataset.cells.shape[1]))
+    train = inputs.records(train_images, dataset.train_labels)
+    test = inputs.records(test_images, dataset.test_labels)
     sites = dataset.sites
     if validation is not None:
         if validation >= len(train.labels):

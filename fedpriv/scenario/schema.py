@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER, seed_key
 from fedpriv.loss.imported import is_import_path
+from fedpriv.loss.indicators import STATISTICS
 from fedpriv.loss.models import model_named
 from fedpriv.loss.rows import Model, ModelSettings
 from fedpriv.noise.trust import CLIENT, USER, Trust, Unit, trust_named
@@ -188,6 +189,10 @@ class Cell(Section):
         self.data.check_table(federation.silos, private=private, per_silo=per_silo)
         if self.data.scale is not None:
             check_first_step(federation, unit, self.without_silos)
+        if self.model.name == STATISTICS:
+            self.data.check_counted()
+            if self.evaluation is not None:
+                raise ValueError("[evaluation]: there is no model to be evaluated; leave it out")
         if self.evaluation is not None:
             self.evaluation.check(federation.silos, trust, privacy)
             summed = trust.draws(SERVER) and self.evaluation.mu is not None

@@ -46,6 +46,7 @@ from fedpriv.rounds.plan import Plan, plan_of
 from fedpriv.rounds.task import DTYPES
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
+from fedpriv.silo.counted import uncounted
 from fedpriv.silo.memory import LONGEST_STATE, mebibytes, state_of, taken_by
 from fedpriv.silo.numbers import bounded_int, no_number, numbers_in
 from fedpriv.silo.policy import Policy, presuming, unaccountable
@@ -334,7 +335,7 @@ class Admission:
         allow, number, federation = self.policy.allow, self.policy.silo, cell.federation
         if not number < federation.silos <= _MOST_SILOS:
             raise self.refusal(f"the scenario has {federation.silos} silos, and this is number {number}")
-        if (reason := unaccountable(cell)) is not None:
+        if (reason := unaccountable(cell) or uncounted(self.policy, cell)) is not None:
             raise self.refusal(reason)
         if federation.total_rounds > allow.rounds:
             raise self.refusal(f"the scenario has {federation.total_rounds} rounds, allowed are {allow.rounds}")
@@ -374,7 +375,7 @@ class Admission:
     def _objective(self, cell: Cell) -> tuple[int, Objective]:
         """How many features a record has, and the model's loss, built once without memory to see its size."""
         model, settings, dtype = cell.model.row, cell.model.settings, DTYPES[cell.run.dtype]
-        shape = tuple(model.features(np.zeros_like(self.shard.images[:1]), dtype, settings).shape[1:])
+        shape = tuple(model.features(np.zeros_like(self.shard.given(cell)[:1]), dtype, settings).shape[1:])
         with torch.device("meta"):
             dimension = model.objective(shape, self.policy.class_count, dtype, settings).dimension
         if dimension > self.policy.allow.dimension:

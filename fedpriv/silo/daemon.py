@@ -306,7 +306,7 @@ class Desk:
         if dtype is None or not query or len(query) % dtype.itemsize:
             return malformed
         release = guard.answer(run, cell, t, torch.frombuffer(query, dtype=dtype), cards, seen=commits).numpy()
-        return Reply({"dtype": str(release.dtype), COMMIT: guard.told(run, t).hex()}, release.tobytes())
+        return Reply({"dtype": str(release.dtype), COMMIT: guard.told(run, cell, t).hex()}, release.tobytes())
 
 
 def _refused(reason: str, *, final: bool) -> Reply:

@@ -19,6 +19,7 @@ from fedpriv.data.named import Dataset, load, table_path
 from fedpriv.data.partition import counted
 from fedpriv.data.schema import TableSchema
 from fedpriv.data.tables import raw_table, schema_toml
+from fedpriv.loss.indicators import StatisticsSettings
 from fedpriv.noise.trust import RECORD
 from fedpriv.rounds.beside import (
     evaluation_plan_of,
@@ -88,7 +89,7 @@ def prepare_silos(scenario: Scenario, folder: Path, runs: int) -> list[Path]:
             keep_to_owner(guard / name)
         keep_to_owner(guard)
         state = {"ledger": "ledger/ledger.sqlite", "socket": "socket/guard.sock"}
-        if schema is not None and schema.split is not None:
+        if schema is not None and (schema.split is not None or first.model.row.of_cells):
             write_table_shard(guard / "shard.csv", first, dataset, silo, order[silo])
             keys, table = {"silo": silo, "shard": "shard.csv"}, schema
         else:
@@ -117,7 +118,21 @@ def allowance_of(cell: Cell, task: PublicTask) -> dict[str, Any]:
         **({} if (memory := _memory(cell, plan, task)) <= DEFAULT else {"memory": memory}),
         **({"silos": cell.federation.silos} if plan.masked else {}),
         **({} if cell.privacy.unit == RECORD.name else {"unit": cell.privacy.unit}),
+        **_counted(cell),
     }
+
+
+def _counted(cell: Cell) -> dict[str, Any]:
+    """Columns that statistics ask about; InputError for a table whose rows have other places in a silo's file."""
+    settings, schema = cell.model.settings, cell.data.table_schema
+    if not isinstance(settings, StatisticsSettings) or schema is None:
+        return {}
+    if schema.split is None and schema.share:
+        raise InputError(
+            "table.test_share: by their place in the file other rows would be for testing in a silo's own; for "
+            "statistics of a deployment give a column `split`, or test_share = 0"
+        )
+    return {"statistics": [schema.raw[place] for place in sorted(settings.columns)]}
 
 
 def _memory(cell: Cell, plan: Plan, task: PublicTask) -> int:

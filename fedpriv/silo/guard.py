@@ -31,7 +31,7 @@ from torch import Tensor
 
 from fedpriv.accounting.budget import LifetimeBudget, Price
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.core.random import system_key
+from fedpriv.core.random import SERVER, system_key
 from fedpriv.data.partition import secret_order
 from fedpriv.loss.imported import shapes_of
 from fedpriv.loss.objective import Records
@@ -95,7 +95,9 @@ class Views:
         shard, persons = self._shard, self._shard.persons
         shard.count(cell.privacy.protected)
         image, label = np.zeros_like(shard.images[:1]), np.zeros_like(shard.labels[:1])
-        return Shard(image, label, persons=None if persons is None else persons[:1]).seen(cell)
+        cells = None if shard.cells is None else np.zeros_like(shard.cells[:1])
+        one = Shard(image, label, persons=None if persons is None else persons[:1], cells=cells)
+        return one.seen(cell)
 
     def records(self, cell: Cell) -> Records:
         """All records, each by itself and by public constants alone."""
@@ -204,6 +206,7 @@ class Guard:
         RunError as below.
         """
         with self._ledger.alone(), self._ledger.transaction():
+            run_id = self._filed_as(run_id, cell_json)
             run, admitted = self._opened(run_id, cell_json)
             if (known := self._ledger.answer(run_id, 0)) is not None and known.reply is not None:
                 return known.reply
@@ -229,12 +232,13 @@ class Guard:
         with self._ledger.alone():
             with self._ledger.transaction():
                 self._check_seen(seen)
+                run_id = self._filed_as(run_id, cell_json)
                 asked = self._asked(run_id, cell_json, t, query, keys)
             return asked if isinstance(asked, Tensor) else self._answered(run_id, t, asked)
 
-    def told(self, run_id: str, t: int) -> bytes:
+    def told(self, run_id: str, cell_json: str, t: int) -> bytes:
         """What the server may remember of the reply to round t: its commit, which is no function of records."""
-        return self._ledger.told(run_id, t).packed
+        return self._ledger.told(self._filed_as(run_id, cell_json), t).packed
 
     def _check_seen(self, seen: bytes) -> None:
         try:
@@ -308,9 +312,23 @@ class Guard:
         self._open.pop(run_id, None)
         self._reading.pop(run_id, None)
 
+    def _filed_as(self, run_id: str, cell_json: str) -> str:
+        """The name of a run in the ledger: of statistics the digest of what is asked.
+
+        Guarantee: the same statistics asked again get the bytes that are on file, or a refusal once the ledger has
+        dropped them, and are charged once.  Not where a server adds the noise: it would draw another one, which is
+        another release.
+        """
+        self._admission.check_name(run_id)
+        if self._ledger.run(run_id) is not None:
+            return run_id
+        admitted = self._admitted_as(self._canonical(cell_json))
+        if not admitted.cell.model.row.of_cells or admitted.plan.trust.draws(SERVER):
+            return run_id
+        return f"statistics-{admitted.digest.hex()}"
+
     def _opened(self, run_id: str, cell_json: str) -> tuple[Run, Admitted]:
         """A run, opened if it is new, and its scenario by this policy: a narrowed one holds for open runs too."""
-        self._admission.check_name(run_id)
         canonical, run = self._canonical(cell_json), self._ledger.run(run_id)
         if run is not None and run.cell != canonical:
             raise self._refusal("the scenario is not the one this run was opened with")

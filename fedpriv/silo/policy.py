@@ -188,6 +188,12 @@ class Allowed(BaseModel):
         description="seconds: a request takes a whole multiple of this, so that its time tells less; 0 is at once",
     )
     runs: Annotated[int, Field(ge=1)] = Field(1000, description="the most runs over the lifetime of the ledger")
+    statistics: tuple[str, ...] = Field(
+        (),
+        strict=False,
+        description="columns of the table whose cells may be counted, target and site too; none of the others. "
+        "`budget` is what protects: a model that is trained may ask about any column",
+    )
     noise_free: bool = Field(
         False, description="true gives up all protection: runs without noise are answered, `budget` bounds nothing"
     )

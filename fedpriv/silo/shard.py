@@ -40,6 +40,8 @@ class Shard:
     """Whose each record is, (n,), if the silo says so."""
     test: "Shard | None" = None
     """The silo's own test records, which no training reads."""
+    cells: NDArray[np.float64] | None = field(default=None, kw_only=True)
+    """The raw cells of a table (n, columns), of which `images` are made."""
 
     @cached_property
     def people(self) -> int:
@@ -62,9 +64,17 @@ class Shard:
 
     def seen(self, cell: Cell) -> Records:
         """Features and labels as the cell's model sees them, a row for each of its units."""
-        records = ModelInputs.of(cell).records(self.images, self.labels)
+        records = ModelInputs.of(cell).records(self.given(cell), self.labels)
         units = self.units(cell.privacy.protected)
         return records if units is None else rows_of(records, units)
+
+    def given(self, cell: Cell) -> NDArray[Any]:
+        """What the cell's model takes: images, or a table's raw cells; InputError where there are none."""
+        if not cell.model.row.of_cells:
+            return self.images
+        if self.cells is None:
+            raise InputError(f"model.name = {cell.model.name!r}: is of a table, and these records are none")
+        return self.cells
 
     def units(self, unit: Unit) -> Table | None:
         """Which records make up each unit of a run; None where units are records.
@@ -125,7 +135,8 @@ def load_table_shard(path: Path, schema: TableSchema, silo: int) -> Shard:
 def _placed(encoded: Encoded, part: Part) -> Shard:
     """The places of one part, zeros where a row does not count."""
     persons = None if encoded.persons is None else encoded.persons[part.rows]
-    return Shard(*part.taken(encoded.features, encoded.labels), persons=persons)
+    features, labels = part.taken(encoded.features, encoded.labels)
+    return Shard(features, labels, persons=persons, cells=part.taken(encoded.cells, encoded.labels)[0])
 
 
 def _part(
@@ -152,6 +163,7 @@ def _part(
 
 def _fixed(shard: Shard) -> Shard:
     """What was fingerprinted is what is read."""
-    for values in (shard.images, shard.labels, *(() if shard.persons is None else (shard.persons,))):
-        values.flags.writeable = False
+    for values in (shard.images, shard.labels, shard.persons, shard.cells):
+        if values is not None:
+            values.flags.writeable = False
     return shard

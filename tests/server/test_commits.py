@@ -40,7 +40,7 @@ def grid_of(folder: Path, cell: Cell, run: str) -> InProcessGrid:
     def forwarded(message: Message, guard: Guard) -> Message:
         t, seen = number_in(message.content, "config", "t"), also_in(message.content, SEEN)
         reply = release_content(guard.answer(run, words, t, vector_in(message.content, "query"), seen=seen), None)
-        return Message(with_also(reply, COMMIT, guard.told(run, t)), reply_to=message)
+        return Message(with_also(reply, COMMIT, guard.told(run, words, t)), reply_to=message)
 
     @app.query("roster")
     def roster(message: Message, context: Context) -> Message:

@@ -45,7 +45,7 @@ def silo(written: Path, tmp_path: Path) -> Path:
 
 
 def told(guard: Guard, run: str, t: int) -> bytes:
-    return guard.told(run, t)
+    return guard.told(run, scenario(), t)
 
 
 def put_back(folder: Path) -> Callable[[], Guard]:

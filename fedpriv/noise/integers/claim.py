@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from fedpriv.accounting import gaussian as gdp
-from fedpriv.accounting.gaussian import RELATION_FACTOR, Relation, check_positive
+from fedpriv.accounting.gaussian import APART, Relation, check_positive, factor_of
 from fedpriv.core.errors import InputError
 from fedpriv.noise.integers.strategies import Group
 
@@ -83,7 +83,12 @@ class Claim:
 
 
 def distance_of(
-    certified: float, relation: Relation, groups: Sequence[Group], dimension: int, spread: Fraction = Fraction(1)
+    certified: float,
+    relation: Relation,
+    groups: Sequence[Group],
+    dimension: int,
+    spread: Fraction = Fraction(1),
+    apart: float = APART,
 ) -> float:
     """Δ = factor · certified · (1 + 2^-40) · spread + √(Σ (e / scale)²), rounded up.
 
@@ -93,7 +98,7 @@ def distance_of(
     rounding = Fraction(0)
     for vectors, scale, difference in groups:
         rounding += dimension * vectors * (difference / Fraction(scale)) ** 2 if difference else 0
-    linear = Fraction(RELATION_FACTOR[relation]) * Fraction(certified) * _FLOAT * spread
+    linear = Fraction(factor_of(relation, apart)) * Fraction(certified) * _FLOAT * spread
     return at_least(linear + Fraction(sqrt_above(rounding)))
 
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.loss.alone import LEAST_BITS, each_alone, own, scores_of, sum_in_order, weight_bits
+from fedpriv.loss.indicators import Indicators
 from fedpriv.loss.objective import Batch, Objective, Outer, Query, Records, fast_paths
 from fedpriv.noise.integers.fixed_point import Ints
 
@@ -238,13 +239,16 @@ def integer_sum(
     Guarantee: one record moves the sum by at most `norm` under zero-out and by 2 `norm` under replace-one,
     whatever bits the points have and whatever the objective computes or raises for a record; its integers depend
     on its own row, its place and public values alone.  Increments that are outer products have the same bits on
-    every processor (`linear_sum`); others are computed for one record after another, each in a batch of one.
+    every processor (`linear_sum`); counts are added cell by cell (`Indicators.whole`); others are computed for one
+    record after another, each in a batch of one.
     """
     if records is None:
         return np.zeros(objective.dimension, np.int64)
     # torch's own memory is aligned, and products may round by that
     asked = query._replace(points=[own(point) for point in query.points])
     there = np.ones(len(records.labels), np.bool_) if counts is None else counts
+    if type(objective) is Indicators and np.isfinite(whole := sum(query.coefficients) * factor):
+        return objective.whole(records.features.double().numpy(), there, norm, whole)
     outer = fast_paths(objective).outer
 
     def of_one(features: Tensor, label: Tensor, place: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedpriv.accounting.gaussian import Relation
+from fedpriv.accounting.gaussian import APART, Relation
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.noise.integers.claim import (
     MOST_SIGMA,
@@ -63,6 +63,8 @@ class ExactRun:
     mu: float
     owners: int = 1
     word: int = 64
+    apart: float = APART
+    """The largest distance of two records' integers, in clips."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +83,16 @@ class ExactPlan:
 
 
 def claimed(
-    factored: Factored, lattice: Lattice, relation: Relation, dimension: int, sigma: float, owners: int
+    factored: Factored,
+    lattice: Lattice,
+    relation: Relation,
+    dimension: int,
+    sigma: float,
+    owners: int,
+    apart: float = APART,
 ) -> Claim:
     """Claim for a run of `factored` whose owners each added noise of `sigma` units; see `claim_of`."""
-    distance, groups, draws = _distance(factored, lattice, relation, dimension)
+    distance, groups, draws = _distance(factored, lattice, relation, dimension, apart)
     return claim_with(distance, sigma, groups, dimension, draws, owners)
 
 
@@ -128,7 +136,7 @@ def _on(run: ExactRun, lattice: Lattice) -> tuple[int, ExactPlan | None]:
         tuple(held * norm for norm in of_round) for held, of_round in zip(run.records, norms, strict=True)
     ]
     reach = strategy.reach(loads)
-    distance, groups, draws = _distance(factored, lattice, run.relation, run.dimension)
+    distance, groups, draws = _distance(factored, lattice, run.relation, run.dimension, run.apart)
     largest = max(Fraction(group.scale) for group in groups)
     whole = math.ceil(largest * Fraction(sqrt_above(whole_variance(distance, run.mu, groups))))
     share = -(-whole // math.isqrt(run.owners))
@@ -145,12 +153,12 @@ def _on(run: ExactRun, lattice: Lattice) -> tuple[int, ExactPlan | None]:
 
 
 def _distance(
-    factored: Factored, lattice: Lattice, relation: Relation, dimension: int
+    factored: Factored, lattice: Lattice, relation: Relation, dimension: int, apart: float
 ) -> tuple[float, tuple[Group, ...], list[int]]:
     """Δ, the groups of fresh vectors, and how many each round has."""
     strategy, rounds = factored.strategy, factored.workload.rounds
     groups = strategy.groups(rounds, factored.participations)
-    distance = distance_of(factored.certified(lattice), relation, groups, dimension, factored.spread)
+    distance = distance_of(factored.certified(lattice), relation, groups, dimension, factored.spread, apart)
     return distance, groups, [strategy.draws(t) or 1 for t in range(1, rounds + 1)]
 
 

@@ -1,0 +1,91 @@
+"""Schema of a plan of statistics: which tables, of which data, at which promise."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fedpriv.core.errors import InputError
+from fedpriv.papers.base import Count
+from fedpriv.scenario.data import DataSection
+from fedpriv.scenario.messages import validated
+from fedpriv.scenario.published import assign, parsed_assignment
+from fedpriv.scenario.sections import PrivacySection, Section
+
+Names = Annotated[tuple[str, ...], Field(strict=False)]
+
+
+class Asked(Section):
+    """[[table]] of a plan: one table of counts, sums or curves."""
+
+    name: str | None = Field(None, description="of the table; its columns, unless given")
+    of: Annotated[Names, Field(min_length=1, max_length=4)] = Field(
+        description="columns of the data, which are crossed; the last one is ordered for quantiles, the last two "
+        "are a time and an event for survival"
+    )
+    kind: Literal["counts", "means", "quantiles", "survival"] = Field(
+        "counts",
+        description='"means": of one number, with the deviation, values beyond its range taken for its ends',
+    )
+    edges: dict[str, Annotated[tuple[float, ...], Field(strict=False, min_length=2)]] = Field(
+        {}, description="edges of a column's bins; 10 equal bins of its public range, unless given"
+    )
+    quantiles: Annotated[tuple[Annotated[float, Field(gt=0.0, lt=1.0)], ...], Field(strict=False)] = (
+        0.25,
+        0.5,
+        0.75,
+    )
+    weight: Annotated[float, Field(gt=0.0)] = Field(
+        1.0, description="of the table's part of the budget, mu squared"
+    )
+
+    @property
+    def title(self) -> str:
+        return self.name or " by ".join(reversed(self.of))
+
+
+class StatisticsPlan(Section):
+    """A plan file: data, promise, trust and tables."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", description="lower-case letters, digits and dashes")
+    title: str = ""
+    seed: Annotated[int, Field(ge=0)] = Field(0, description="of a simulation's noise")
+    trust: Literal["untrusted", "secure-aggregation", "trusted"] = Field("untrusted", description="who adds noise")
+    silos: Count | None = Field(None, description="how many silos there are, where the data do not say it")
+    records: Annotated[tuple[Count, ...], Field(strict=False)] | None = Field(
+        None, description="rows of the training part, or persons, of each silo: public; counted in simulations"
+    )
+    data: DataSection
+    privacy: PrivacySection
+    table: Annotated[tuple[Asked, ...], Field(strict=False, min_length=1)]
+
+    @model_validator(mode="after")
+    def _each_name_once(self) -> Self:
+        names = [asked.title for asked in self.table]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"two tables are called {twice[0]!r}; give one of them a name")
+        if self.privacy.mode == "none":
+            raise ValueError('privacy.mode = "none": statistics without noise promise nothing; give epsilon or mu')
+        return self
+
+
+def read_plan(given: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> StatisticsPlan:
+    """A plan file, or the same as nested dictionaries, with "KEY=VALUE" of `overrides` for dotted keys.
+
+    InputError in one line for what is no plan.
+    """
+    if isinstance(given, Mapping):
+        return validated(StatisticsPlan, given, "plan")
+    try:
+        tree = tomllib.loads(given.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(
+            f"{given}: no such file; a plan of statistics is a TOML file (docs/statistics.md)"
+        ) from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"{given}: cannot be read as a plan: {error}") from None
+    for override in overrides:
+        assign(tree, *parsed_assignment(override))
+    return validated(StatisticsPlan, tree, str(given))

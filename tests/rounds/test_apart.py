@@ -1,0 +1,82 @@
+"""The distance of two increments below 2 clips: where it holds, and that no ledger invents one."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedpriv.accounting.gaussian import APART, factor_of, moved_by
+from fedpriv.core.errors import InputError
+from fedpriv.loss.indicators import Indicators
+from fedpriv.rounds.ledger import as_data, from_data
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import task_of_schema
+from fedpriv.scenario.load import resolve_cell
+from tests.silo.test_statistics import plan, scenario
+
+OTHERWISE: dict[str, dict[str, Any]] = {
+    "two rounds": {"federation": {"rounds": 2, "epochs": 2}},
+    "a coin for each record": {"federation": {"sampling": "poisson"}},
+    "noise of a tree": {"algorithm": {"name": "dp-ftrl", "mechanism": "tree"}},
+    "a clip far below": {"algorithm": {"clip": 0.25}},
+    "momentum": {"algorithm": {"name": "momentum-tree", "alpha": 0.5}},
+}
+
+
+@pytest.mark.parametrize("what", OTHERWISE)
+def test_any_other_run_on_the_same_tables_is_charged_for_twice_the_clip(tmp_path: Path, what: str) -> None:
+    """Guarantee: `apart` is below 2 only for one round of increments that are public vectors."""
+    tree = json.loads(scenario(plan(tmp_path), **OTHERWISE[what]))
+    cell = resolve_cell(tree, "test")
+    assert cell.data.table_schema is not None
+    found = plan_of(cell, task_of_schema(cell, cell.data.table_schema).objective)
+    assert found.apart == APART == 2.0
+    assert all("apart" not in as_data(stream) for stream in found.releases(found.schedule.rounds))
+
+
+@dataclass(frozen=True)
+class Liar(Indicators):
+    """A model that says of itself that its increments lie close together."""
+
+    @property
+    def diameter(self) -> float:
+        return 1.0
+
+
+def test_no_other_class_is_believed(tmp_path: Path) -> None:
+    """Guarantee: a distance is one that fedpriv proves."""
+    asked = plan(tmp_path)
+    honest = asked.planned().objective
+    assert isinstance(honest, Indicators)
+    assert plan_of(asked.cell, honest).apart < APART
+    assert plan_of(asked.cell, Liar(honest.settings, honest.dtype)).apart == APART
+
+
+def test_a_ledger_keeps_the_distance_and_gives_the_same_claim(tmp_path: Path) -> None:
+    for stream in plan(tmp_path).planned(released=True).releases(1):
+        data = json.loads(json.dumps(as_data(stream)))
+        assert data["apart"] == stream.apart < APART
+        assert from_data(data).mu == stream.mu
+        assert from_data({**data, "apart": 2.0}).mu > 1.2 * stream.mu
+
+
+@pytest.mark.parametrize("apart", [0.5, 0.0, -1.0, 2.5, float("nan"), float("inf")])
+def test_a_ledger_with_a_distance_that_cannot_be_is_refused(tmp_path: Path, apart: float) -> None:
+    data = as_data(plan(tmp_path).planned().releases(1)[0])
+    with pytest.raises(InputError, match="clips apart"):
+        from_data({**data, "apart": apart})
+
+
+def test_a_ledger_of_many_rounds_has_no_smaller_distance(tmp_path: Path) -> None:
+    data = as_data(plan(tmp_path).planned().releases(1)[0])
+    with pytest.raises(InputError, match="clips apart"):
+        from_data({**data, "clips": [[1.0, 2]]})
+
+
+def test_the_distance_is_of_exchanged_records_only() -> None:
+    assert factor_of("zero-out", 1.2) == 1.0
+    assert factor_of("replace-one", 1.2) == 1.2
+    assert factor_of("replace-one", 9.0) == 2.0
+    assert moved_by("replace-one", 0.5, 3.0) == 3.0

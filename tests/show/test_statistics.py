@@ -1,0 +1,69 @@
+"""The page, the files and the terminal of statistics: texts are texts, and figures say what they are."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import fedpriv
+from fedpriv.cli.app import app
+from tests.data.tables import rows, write_csv
+from tests.study.test_statistics import tree_of
+
+EVIL = '<script>alert("1")</script>'
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Any:
+    path = write_csv(tmp_path / "t.csv", rows(600))
+    tables = [
+        {"name": EVIL, "of": ["sex", "outcome"]},
+        {"name": "ages", "of": ["age"], "kind": "quantiles"},
+        {"name": "mean", "of": ["age"], "kind": "means"},
+    ]
+    return fedpriv.statistics(tree_of(path, table=tables, title=EVIL), out=tmp_path / "run")
+
+
+def test_names_of_a_plan_are_text_and_the_page_stands_alone(results: Any) -> None:
+    page = (results.run.folder / "statistics.html").read_text(encoding="utf-8")
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    assert "http" not in page
+    assert page.count("<svg") == 2
+    assert "μ = 1" in page
+
+
+def test_files_hold_what_python_returns(results: Any) -> None:
+    data = json.loads((results.run.folder / "statistics.json").read_text(encoding="utf-8"))
+    assert data == json.loads(json.dumps(results.data))
+    assert data["mu"] == results.run.cells[0].privacy.mu
+    with (results.run.folder / "statistics.csv").open(encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    assert {line["table"] for line in lines} == {EVIL, "ages", "mean"}
+    assert len(results.table("mean")) == 4
+    with pytest.raises(fedpriv.InputError, match="'other': the plan has"):
+        results.table("other")
+
+
+def test_a_dry_run_says_errors_and_price_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_csv(tmp_path / "t.csv", rows(600))
+    plan = '\n'.join(
+        ['name = "p"', 'trust = "trusted"', "[data]", 'name = "t.csv"', "[data.table]", "public = true",
+         'target = "outcome"', 'classes = ["well", "ill"]', "test_share = 0.0", "[data.table.columns]",
+         'sex = { values = ["f", "m"] }', "[privacy]", 'relation = "zero-out"', "mu = 2.0", "[[table]]",
+         'of = ["sex"]']
+    )  # fmt: skip
+    (tmp_path / "plan.toml").write_text(plan, encoding="utf-8")
+    done = CliRunner().invoke(app, ["statistics", "plan.toml", "--dry-run", "--json", "--set", "privacy.mu=0.5"])
+    said = json.loads(done.stdout)
+    assert said["mu"] == pytest.approx(0.5)
+    assert said["tables"][0]["standard_error"]["trusted"] == pytest.approx(2.0)
+    text = CliRunner().invoke(app, ["statistics", "plan.toml", "--dry-run"]).stdout
+    assert "nothing was asked" in text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.toml", "t.csv"]

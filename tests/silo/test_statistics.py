@@ -1,0 +1,223 @@
+"""Statistics through a real guard: what is allowed, charged and refused, and how far one row moves them."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedpriv.core.errors import RunError
+from fedpriv.data.schema import TableSchema
+from fedpriv.rounds.plan import ALLOWANCE
+from fedpriv.rounds.task import task_of_schema
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.statistics import read_plan
+from fedpriv.silo.demo import policy_text
+from fedpriv.silo.guard import Guard, open_guard
+from fedpriv.silo.guards import begin_ledgers
+from fedpriv.silo.policy import read_policy
+from fedpriv.study.statistics import Statistics
+from tests.data.tables import SCHEMA, rows, write_csv
+
+FILLED = {
+    **SCHEMA,
+    "columns": {
+        "sex": {"values": ["f", "m"], "missing": "f"},
+        "age": {"range": [0.0, 100.0], "missing": 50.0},
+        "pain": {"values": ["none", "some", "*"], "missing": "*"},
+    },
+}
+ALLOW = {
+    "relation": "replace-one", "clip": 1.0, "rounds": 1, "budget": 1.0, "statistics": ["age", "sex", "outcome"],
+}  # fmt: skip
+TABLES: list[dict[str, Any]] = [
+    {"of": ["age"], "edges": {"age": [0, 30, 60, 100]}},
+    {"of": ["sex", "outcome"]},
+    {"name": "quantiles", "of": ["age"], "kind": "quantiles", "edges": {"age": [0, 30, 60, 100]}},
+]
+
+
+def own_rows() -> list[dict[str, str]]:
+    return [record for record in rows() if record["hospital"] == "north"]
+
+
+def guard_at(
+    folder: Path, records: list[dict[str, str]], schema: Mapping[str, Any] = FILLED, **allow: Any
+) -> Guard:
+    folder.mkdir(exist_ok=True)
+    write_csv(folder / "own.csv", records).chmod(0o600)
+    keys = {"silo": 0, "shard": "own.csv", "ledger": "l.sqlite", "socket": "s.sock"}
+    path = folder / "policy.toml"
+    path.write_text(policy_text(keys, {**ALLOW, **allow}, TableSchema.model_validate(schema)))
+    path.chmod(0o600)
+    policy = read_policy(path)
+    if not policy.ledger.exists():
+        begin_ledgers(policy)
+    return open_guard(policy)
+
+
+def plan(path: Path, trust: str = "untrusted", tables: Any = TABLES, **privacy: Any) -> Statistics:
+    tree = {
+        "name": "table-one",
+        "trust": trust,
+        "records": [36, 24],
+        "data": {"name": str(path / "table.csv"), "table": FILLED},
+        "privacy": {"relation": "replace-one", "mu": 0.5, **privacy},
+        "table": tables,
+    }
+    return Statistics.of(read_plan(tree))
+
+
+def scenario(asked: Statistics, **changes: Any) -> str:
+    """The scenario that guards get; `changes` of its sections."""
+    tree = asked.cell.canonical()
+    for section, given in changes.items():
+        tree[section] = {**tree[section], **given}
+    return json.dumps(tree, sort_keys=True)
+
+
+def ask(guard: Guard, text: str, run: str = "run") -> torch.Tensor:
+    cell = resolve_cell(json.loads(text), "test")
+    assert cell.data.table_schema is not None
+    query = task_of_schema(cell, cell.data.table_schema).objective.initial()
+    return guard.answer(run, text, 1, query)
+
+
+def charges(guard: Guard) -> list[float]:
+    return [charge.mu for charge in guard._ledger.charges()]
+
+
+def test_a_plan_is_answered_once_whoever_asks_how_often(tmp_path: Path) -> None:
+    """Guarantee: the same statistics asked again get the bytes that are on file, and are charged once."""
+    guard, asked = guard_at(tmp_path, own_rows()), scenario(plan(tmp_path))
+    first = ask(guard, asked, "one")
+    assert torch.equal(ask(guard, asked, "another"), first)
+    assert torch.equal(ask(guard_at(tmp_path, own_rows()), asked, "after a restart"), first)
+    assert charges(guard) == [pytest.approx(0.5, rel=1e-9)]
+    ask(guard, scenario(plan(tmp_path, tables=TABLES[:1])), "one")
+    assert len(charges(guard)) == 2
+
+
+def test_a_server_that_adds_the_noise_pays_for_every_time(tmp_path: Path) -> None:
+    """Guarantee: sums that leave without noise get another one every time, and are charged as often."""
+    guard, asked = guard_at(tmp_path, own_rows(), trust="trusted"), scenario(plan(tmp_path, "trusted"))
+    ask(guard, asked, "one")
+    ask(guard, asked, "another")
+    assert len(charges(guard)) == 2
+
+
+def test_the_answer_is_the_count_and_its_noise(tmp_path: Path) -> None:
+    asked = plan(tmp_path, "trusted", tables=[{"of": ["sex", "outcome"]}])
+    sums = ask(guard_at(tmp_path, own_rows(), trust="trusted"), scenario(asked))
+    unit = asked.planned(released=True).exact.lattice.unit
+    counts = {place: float(value) * unit for place, value in enumerate(-sums.double()) if abs(value) > 0}
+    held = [row for row in own_rows() if row["part"] == "train"]
+    for sex, outcome in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        true = sum(row["sex"] == "fm"[sex] and row["outcome"] == ("well", "ill")[outcome] for row in held)
+        assert counts.get(3 * sex + outcome, 0.0) == pytest.approx(true, abs=1e-6)
+
+
+HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
+    "a column that is not allowed": (
+        {"model": {"tables": [{"axes": [{"column": 1, "words": 3}]}]}}, "'pain' are asked for, and allow"
+    ),
+    "the site": ({"model": {"tables": [{"axes": [{"column": 4, "words": 2}]}]}}, "'hospital' are asked for"),
+    "a column that is none": ({"model": {"tables": [{"axes": [{"column": 5, "words": 2}]}]}}, "no such columns"),
+    "edges that fall": (
+        {"model": {"tables": [{"axes": [{"column": 0, "edges": [1.0, 0.0]}]}]}}, "numbers that increase"
+    ),
+    "cells beyond all": (
+        {"model": {"tables": [{"axes": [{"column": 0, "words": 2**16}]}]}}, "at most 65536"
+    ),
+    "a curve too long": (
+        {"model": {"tables": [{"axes": [{"column": 0, "edges": list(range(4200))}], "form": "prefix"}]}},
+        "more than 4096 ordered",
+    ),
+    "a smaller distance": ({"model": {"apart": 1.0}}, "apart"),
+    "dropped rows": ({"data": {"table": {**FILLED, "missing": "drop"}}}, "to be counted as missing"),
+    "records that are not there": ({"federation": {"batches": [37, 24]}}, "here are fewer"),
+    "too much": ({"privacy": {"mu": 1.5}}, "costs mu = 1.5"),
+    "two rounds": ({"federation": {"rounds": 2, "epochs": 2}}, "allowed are 1"),
+    "no noise": ({"privacy": {"mode": "none", "mu": None}}, "release its sums without noise"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("attack", HOSTILE)
+def test_hostile_plans_are_refused_and_nothing_is_charged(tmp_path: Path, attack: str) -> None:
+    """Guarantee: a refusal costs nothing, and says what policy and scenario say."""
+    guard = guard_at(tmp_path, own_rows())
+    changes, words = HOSTILE[attack]
+    tree = json.loads(scenario(plan(tmp_path), **changes))
+    tree["privacy"] = {key: value for key, value in tree["privacy"].items() if value is not None}
+    with pytest.raises(RunError, match=words):
+        guard.answer("run", json.dumps(tree), 1, torch.zeros(3, dtype=torch.float64))
+    assert charges(guard) == []
+
+
+def test_records_that_are_no_table_have_no_statistics(tmp_path: Path) -> None:
+    (tmp_path / "t").mkdir()
+    np.savez(tmp_path / "t" / "s.npz", features=np.zeros((40, 6)), labels=np.zeros(40, np.int64))
+    (tmp_path / "t" / "s.npz").chmod(0o600)
+    keys = {"silo": 0, "classes": 2, "shard": "s.npz", "ledger": "l.sqlite", "socket": "s.sock"}
+    path = tmp_path / "t" / "policy.toml"
+    path.write_text(policy_text(keys, ALLOW))
+    path.chmod(0o600)
+    policy = read_policy(path)
+    begin_ledgers(policy)
+    guard = open_guard(policy)
+    with pytest.raises(RunError, match="statistics are of the columns of a table"):
+        guard.answer("run", scenario(plan(tmp_path)), 1, torch.zeros(3, dtype=torch.float64))
+    assert charges(guard) == []
+
+
+def exchanged() -> dict[str, dict[str, str]]:
+    """What one row of the file may be exchanged for."""
+    return {
+        "another age": {"age": "99"},
+        "a missing age": {"age": ""},
+        "everything missing": {"age": "", "sex": ""},
+        "an age beyond all": {"age": "1e308"},
+        "another part": {"part": "test"},
+        "all of it": {"age": "20", "sex": "m", "outcome": "ill", "pain": "some"},
+    }
+
+
+@pytest.mark.parametrize("change", exchanged())
+def test_an_exchanged_row_moves_sums_by_the_certificate_and_nothing_else(tmp_path: Path, change: str) -> None:
+    """Guarantee: neighbours are answered, refused and charged alike, and their sums lie within `apart` clips."""
+    own, asked = own_rows(), plan(tmp_path, "trusted")
+    other = [dict(row) for row in own]
+    place = next(place for place, row in enumerate(own) if row["part"] == "train" and row["age"] > "40")
+    other[place] |= exchanged()[change]
+    exact = asked.planned(released=True)
+    sums, said = [], []
+    for name, records in (("a", own), ("b", other)):
+        guard = guard_at(tmp_path / name, records, trust="trusted")
+        sums.append(ask(guard, scenario(asked)))
+        for changes, _ in HOSTILE.values():
+            tree = json.loads(scenario(asked, **changes))
+            with pytest.raises(RunError) as refused:
+                guard.answer("hostile", json.dumps(tree), 1, torch.zeros(3, dtype=torch.float64))
+            said.append((name, str(refused.value), charges(guard)))
+    moved = math.sqrt(sum((int(one) - int(two)) ** 2 for one, two in zip(*sums, strict=True)))
+    (norm,) = exact.exact.norms(1)
+    assert 0 < moved <= exact.apart * norm
+    assert exact.apart <= math.sqrt(2.0) * 1.2
+    assert [each[1:] for each in said if each[0] == "a"] == [each[1:] for each in said if each[0] == "b"]
+
+
+def test_the_guard_derives_the_distance_and_charges_by_it(tmp_path: Path) -> None:
+    """Guarantee: `apart` follows from the plan's tables; the noise is no less than it says."""
+    counts = plan(tmp_path, tables=TABLES[1:2]).planned(released=True)
+    assert counts.apart == pytest.approx(math.sqrt(2.0) * (1.0 + ALLOWANCE), rel=1e-12)
+    (first, second) = counts.releases(1)
+    for stream, size in ((first, 36), (second, 24)):
+        assert stream.mu == pytest.approx(0.5, rel=1e-6)
+        assert stream.mu <= 0.5
+        assert stream.std * size >= math.sqrt(2.0) / 0.5
+    zeroed = plan(tmp_path, tables=TABLES[1:2], relation="zero-out").planned(released=True)
+    assert zeroed.releases(1)[0].std * 36 == pytest.approx(2.0, rel=1e-6)

@@ -1,0 +1,289 @@
+"""Statistics: intervals cover what they say, curves are those of the literature, plans end where they must.
+
+Coverage is counted over simulated federations at fixed seeds.  A bound is 4.5 standard errors wide: an interval
+that covers as often as it says fails it with probability 7e-6.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fedpriv.core.errors import InputError
+from fedpriv.data.schema import TableSchema
+from fedpriv.engines.table import engine_named
+from fedpriv.loss.indicators import PRESENT, Cells, extent_of, square_root
+from fedpriv.rounds.outcome import RunObserver
+from fedpriv.scenario.statistics import Asked, read_plan
+from fedpriv.study.statistics import TRUSTS, Statistics, TableResult, monotone, result_of, summing
+from tests.data.tables import SCHEMA, rows, write_csv
+from tests.silo.test_statistics import FILLED, TABLES
+
+SCHEMA_OF_TIMES = TableSchema.model_validate(
+    {
+        "public": True,
+        "target": "outcome",
+        "classes": ["well", "ill"],
+        "columns": {"time": {"range": [0.0, 10.0]}, "event": {"values": ["no", "yes"]}},
+    }
+)
+QUICK = 300
+FULL = 2000
+
+
+def released(table: Cells, codes: NDArray[np.int64], mu: float, draw: np.random.Generator) -> tuple[Any, float]:
+    """C n + noise of one table under replace-one at μ, and the noise's deviation."""
+    counts, parts, start = np.bincount(codes, minlength=table.size).astype(float), [], 0
+    for block in table.blocks:
+        own = counts[start : start + block.size]
+        root = summing(block.size)
+        parts.append({"plain": own, "prefix": root @ own, "suffix": root.T @ own}[block.kind])
+        start += block.size
+    std = extent_of(table.blocks)[1] / mu
+    return np.concatenate(parts) + std * draw.normal(size=table.size), std
+
+
+def within(share: float, wanted: float, trials: int) -> bool:
+    return abs(share - wanted) <= 4.5 * math.sqrt(wanted * (1.0 - wanted) / trials)
+
+
+def one(
+    kind: str, raw: NDArray[np.float64], edges: list[float], mu: float, draw: np.random.Generator
+) -> TableResult:
+    of = ("time", "event") if kind == "survival" else ("time",)
+    asked = Asked(of=of, kind=kind, edges={"time": tuple(edges)})  # type: ignore[arg-type]
+    place = [SCHEMA_OF_TIMES.raw.index(name) for name in of]
+    axes: list[dict[str, Any]] = [{"column": place[0], "edges": edges}]
+    axes += [{"column": place[1], "words": 2}] if kind == "survival" else []
+    form = {"counts": "counts", "quantiles": "prefix", "survival": "survival"}[kind]
+    table = Cells.model_validate({"axes": axes, "form": form})
+    return result_of(asked, table, SCHEMA_OF_TIMES, *released(table, table.codes(raw), mu, draw))
+
+
+def cells_of(times: NDArray[np.float64], events: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
+    """Raw cells in the order of `TableSchema.raw`: event, time, outcome."""
+    nothing = np.zeros(len(times))
+    return np.stack([nothing if events is None else events, times, nothing], axis=1)
+
+
+@pytest.mark.parametrize(
+    ("federations", "count", "mu"),
+    [
+        (QUICK, 300, 1.0),
+        *(pytest.param(FULL, n, mu, marks=pytest.mark.slow) for n in (300, 3000) for mu in (1.0, 3.0)),
+    ],
+)
+def test_intervals_of_counts_and_quantiles_cover(federations: int, count: int, mu: float) -> None:
+    draw, edges = np.random.default_rng(11), np.linspace(0.0, 10.0, 17).tolist()
+    counts, quantiles = list[bool](), {"these records": list[bool](), "the population": list[bool]()}
+    upper = np.append(edges, np.inf)
+    for _ in range(federations):
+        times = draw.gamma(2.0, 1.5, count)
+        table = one("counts", cells_of(times), edges, mu, draw)
+        true = np.histogram(times, edges)[0]
+        for estimate, own in zip(table.estimates[1:-2], true.tolist(), strict=True):
+            counts.append(abs(estimate.value - own) <= 1.959964 * estimate.standard_error)
+            assert estimate.low <= estimate.high
+        for estimate in one("quantiles", cells_of(times), edges, mu, draw).estimates:
+            share = float(estimate.of[0].split()[1])
+            below = np.cumsum(np.histogram(times, [-np.inf, *edges, np.inf])[0])
+            own_edge = upper[int(np.flatnonzero(below >= share * count)[0])]
+            population = {0.25: 1.4419, 0.5: 2.5175, 0.75: 4.0389}[share]
+            of_all = upper[int(np.flatnonzero(np.array([*edges, np.inf]) >= population)[0])]
+            wanted = own_edge if estimate.covers == "these records" else of_all
+            quantiles[estimate.covers].append(estimate.low <= wanted <= estimate.high)
+    assert within(float(np.mean(counts)), 0.95, len(counts))
+    for covered in quantiles.values():
+        assert np.mean(covered) >= 0.95 - 4.5 * math.sqrt(0.05 * 0.95 / len(covered))
+
+
+@pytest.mark.parametrize(
+    ("federations", "count", "mu"),
+    [
+        (QUICK, 300, 1.0),
+        *(pytest.param(FULL, n, mu, marks=pytest.mark.slow) for n in (300, 3000) for mu in (1.0, 3.0)),
+    ],
+)
+def test_intervals_of_survival_cover_the_population(federations: int, count: int, mu: float) -> None:
+    draw, edges = np.random.default_rng(12), np.linspace(0.0, 10.0, 21).tolist()
+    hits: dict[float, list[bool]] = {}
+    for _ in range(federations):
+        event, censored = draw.exponential(6.0, count), draw.exponential(10.0, count)
+        raw = cells_of(np.minimum(event, censored), (event <= censored).astype(float))
+        (curve,) = one("survival", raw, edges, mu, draw).curves
+        for at, low, high in list(zip(curve.at, curve.low, curve.high, strict=True))[1:]:
+            hits.setdefault(at, []).append(low <= math.exp(-at / 6.0) <= high)
+    shares = [(np.mean(each), len(each)) for each in hits.values() if len(each) > federations / 2]
+    assert len(shares) >= 10
+    assert all(share >= 0.92 - 4.5 * math.sqrt(0.92 * 0.08 / trials) for share, trials in shares)
+    assert 0.92 <= float(np.mean([share for share, _ in shares])) <= 0.99
+
+
+@pytest.mark.parametrize("federations", [QUICK, pytest.param(FULL, marks=pytest.mark.slow)])
+def test_intervals_of_means_and_deviations_cover(federations: int) -> None:
+    draw, hits = np.random.default_rng(15), dict[tuple[str, str], list[bool]]()
+    table = Cells.model_validate({"axes": [{"column": 1, "edges": [0.0, 10.0]}], "form": "moments"})
+    for _ in range(federations):
+        times = np.minimum(draw.gamma(4.0, 1.0, 500), 10.0)
+        x = np.append(times, np.nan) / 5.0 - 1.0
+        sums = np.array([np.nansum(x), np.nansum(2.0 * x**2 - 1.0), PRESENT * 500])
+        std = table.extent[1] / 1.0
+        released_sums = sums + std * draw.normal(size=3)
+        asked = Asked(of=("time",), kind="means")
+        true = {"values": 500.0, "mean": float(times.mean()), "deviation": float(times.std())}
+        for estimate in result_of(asked, table, SCHEMA_OF_TIMES, released_sums, std).estimates:
+            wanted = true[estimate.of[0]] if estimate.covers == "these records" else 3.98635
+            hits.setdefault((estimate.of[0], estimate.covers), []).append(estimate.low <= wanted <= estimate.high)
+    assert len(hits) == 4
+    for covered in hits.values():
+        assert abs(float(np.mean(covered)) - 0.95) <= 0.01 + 4.5 * math.sqrt(0.05 * 0.95 / federations)
+
+
+def kaplan_meier(times: NDArray[np.float64], events: NDArray[np.bool_], at: float) -> float:
+    """The product-limit estimate, record by record."""
+    survival = 1.0
+    for time in np.unique(times[events & (times <= at)]):
+        survival *= 1.0 - float(np.sum(events & (times == time))) / float(np.sum(times >= time))
+    return survival
+
+
+def test_without_noise_survival_is_kaplan_meiers_within_the_binning() -> None:
+    draw, edges = np.random.default_rng(13), np.linspace(0.0, 10.0, 41).tolist()
+    event, censored = draw.exponential(6.0, 3000), draw.exponential(10.0, 3000)
+    times, seen = np.minimum(event, censored), event <= censored
+    (curve,) = one("survival", cells_of(times, seen.astype(float)), edges, 1e9, draw).curves
+    exact = [kaplan_meier(times, seen, at) for at in curve.at]
+    assert len(curve.at) == 41
+    assert np.abs(np.array(curve.values) - exact).max() < 0.002
+
+
+def test_a_curve_ends_where_too_few_are_at_risk_and_never_rises() -> None:
+    draw = np.random.default_rng(14)
+    times = draw.exponential(1.0, 200)
+    (curve,) = one("survival", cells_of(times, np.ones(200)), list(range(21)), 0.3, draw).curves  # type: ignore[arg-type]
+    assert len(curve.at) < 21
+    assert list(curve.values) == sorted(curve.values, reverse=True)
+    assert all(low <= value <= high for low, value, high in zip(curve.low, curve.values, curve.high, strict=True))
+
+
+def test_monotone_is_the_nearest_sequence_that_does_not_fall() -> None:
+    assert monotone(np.array([1.0, 3.0, 2.0, 2.0, 5.0])).tolist() == pytest.approx([1.0, 7 / 3, 7 / 3, 7 / 3, 5.0])
+    assert summing(5) @ summing(5) == pytest.approx(np.tril(np.ones((5, 5))))
+    assert square_root(1).tolist() == [1.0]
+
+
+def tree_of(path: Path, **changes: Any) -> dict[str, Any]:
+    return {
+        "name": "table-one",
+        "data": {"name": str(path), "table": FILLED},
+        "privacy": {"relation": "replace-one", "mu": 1.0},
+        "table": TABLES,
+        **changes,
+    }
+
+
+def values_of(asked: Statistics, engine: str = "vectorized") -> list[TableResult]:
+    (outcome,) = engine_named(engine)([asked.cell], RunObserver())
+    return asked.results(outcome.finished.model)
+
+
+def test_sites_are_counted_like_any_column(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "t.csv", rows(600))
+    privacy = {"relation": "replace-one", "mu": 50.0}
+    asked = Statistics.of(read_plan(tree_of(path, table=[{"of": ["hospital"]}], privacy=privacy)))
+    (table,) = values_of(asked)
+    train = [row for row in rows(600) if row["part"] == "train"]
+    for estimate in table.estimates:
+        assert estimate.value == pytest.approx(sum(row["hospital"] == estimate.of[0] for row in train), abs=1.0)
+
+
+@pytest.mark.parametrize("trust", TRUSTS)
+def test_engines_release_the_same_tables_near_the_truth(tmp_path: Path, trust: str) -> None:
+    path = write_csv(tmp_path / "t.csv", rows(600))
+    asked = Statistics.of(read_plan(tree_of(path, trust=trust)))
+    assert asked.cell.batch_sizes == (360, 240)
+    train = [row for row in rows(600) if row["part"] == "train"]
+    first, second = values_of(asked), values_of(asked, "inprocess")
+    for one_table, other in zip(first, second, strict=True):
+        for mine, theirs in zip(one_table.estimates, other.estimates, strict=True):
+            assert mine.value == pytest.approx(theirs.value, abs=1e-6)
+    for estimate in first[1].estimates:
+        true = sum((row["sex"], row["outcome"]) == estimate.of for row in train)
+        assert abs(estimate.value - true) <= 4.5 * estimate.standard_error
+    assert asked.errors(trust) == asked.errors()
+    assert asked.errors("untrusted")[0] == pytest.approx(math.sqrt(2) * asked.errors("trusted")[0])
+
+
+def test_integers_of_a_simulation_are_those_tables(tmp_path: Path) -> None:
+    """In process, with the arithmetic and the noise of a deployment under the test key."""
+    path = write_csv(tmp_path / "t.csv", rows(600))
+    asked = Statistics.of(read_plan(tree_of(path, trust="secure-aggregation")))
+    run = asked.cell.run.model_copy(update={"arithmetic": "integers"})
+    (outcome,) = engine_named("inprocess")([asked.cell.model_copy(update={"run": run})], RunObserver())
+    stream = outcome.finished.releases[0]
+    assert stream.integers is not None
+    assert stream.mu <= 1.0
+    train = [row for row in rows(600) if row["part"] == "train"]
+    for estimate in asked.results(outcome.finished.model, released=True)[1].estimates:
+        true = sum((row["sex"], row["outcome"]) == estimate.of for row in train)
+        assert abs(estimate.value - true) <= 4.5 * estimate.standard_error
+
+
+def test_persons_count_once_however_many_rows_they_have(tmp_path: Path) -> None:
+    """Of a person with k rows each counts 1/k; places and errors are persons'."""
+    listed = [{**row, "patient": row["hospital"] + str(number // 7)} for number, row in enumerate(rows(600))]
+    path = write_csv(tmp_path / "t.csv", listed)
+    privacy = {"relation": "replace-one", "mu": 50.0, "unit": "user", "records": 8}
+    tree = tree_of(path, privacy=privacy, data={"name": str(path), "table": {**FILLED, "person": "patient"}})
+    asked = Statistics.of(read_plan({**tree, "trust": "trusted"}))
+    persons = {row["patient"] for row in listed}
+    assert asked.records == len(persons)
+    shares: dict[str, list[bool]] = {}
+    for row in listed:
+        if row["part"] == "train":
+            shares.setdefault(row["patient"], []).append(row["sex"] == "m")
+    found = {estimate.of: estimate.value for estimate in values_of(asked)[1].estimates}
+    male = found["m", "well"] + found["m", "ill"]
+    assert male == pytest.approx(sum(float(np.mean(own)) for own in shares.values()), abs=1.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"table": [{"of": ["weight"]}]}, "'weight' is no column"),
+        ({"table": [{"of": ["sex"], "edges": {"sex": [0, 1]}}]}, "a column of words"),
+        ({"table": [{"of": ["sex"], "edges": {"age": [0, 1]}}]}, "none of its columns"),
+        ({"table": [{"of": ["sex"]}, {"of": ["sex"]}]}, "two tables are called 'sex'"),
+        ({"table": [{"of": ["sex"], "kind": "quantiles"}]}, "of numbers"),
+        ({"table": [{"of": ["age"], "edges": {"age": [0, 0]}}]}, "numbers that increase"),
+        ({"privacy": {"relation": "replace-one", "mode": "none"}}, "promise nothing"),
+        ({"data": {"name": "synthetic"}}, "statistics are of a table"),
+        ({"colour": 1}, "colour"),
+    ],
+)
+def test_plans_that_are_none_are_refused_in_one_line(
+    tmp_path: Path, changes: Mapping[str, Any], words: str
+) -> None:
+    path = write_csv(tmp_path / "t.csv", rows())
+    with pytest.raises(InputError, match=words) as refused:
+        Statistics.of(read_plan(tree_of(path, **changes)))
+    assert "\n" not in str(refused.value)
+
+
+def test_rows_that_are_dropped_are_not_counted_as_if_nobody_lacked_a_value(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "t.csv", rows())
+    data = {"name": str(path), "table": {**SCHEMA, "missing": "drop"}}
+    with pytest.raises(InputError, match="to be counted as missing"):
+        Statistics.of(read_plan(tree_of(path, data=data)))
+
+
+def test_a_table_that_puts_no_row_aside_has_statistics_and_no_model(tmp_path: Path) -> None:
+    schema = {key: value for key, value in FILLED.items() if key != "split"} | {"test_share": 0.0}
+    path = write_csv(tmp_path / "t.csv", rows())
+    asked = Statistics.of(read_plan(tree_of(path, data={"name": str(path), "table": schema})))
+    assert asked.records == 60
+    assert len(values_of(asked)) == 3
