@@ -1,7 +1,7 @@
 """DP-Adam and DP-AdamW, whose second moment is freed of the noise: Tang, Shpilevskiy & Lécuyer 2024 (DP-AdamBC).
 
-Adam (Kingma & Ba 2015) on noisy mean gradients g~_t.  Their squares have the variance φ of the noise in their mean,
-in every coordinate, which hides what the steps are to adapt to; φ is public, and is subtracted.
+Adam (Kingma & Ba 2015) on noisy mean gradients g~_t.  The variance φ of the noise is in the mean of their squares,
+and hides there what steps are to adapt to; φ is public, and is subtracted.
 
     m_t = β₁ m_{t-1} + (1 - β₁) g~_t,     m̂_t = m_t / (1 - β₁^t)
     v_t = β₂ v_{t-1} + (1 - β₂) g~_t²,    v̂_t = v_t / (1 - β₂^t)
@@ -19,7 +19,6 @@ Guarantee: φ comes from the plan, never from a record.  It is the variance of w
 a silo that is missed takes its noise with it, so that too much is subtracted and γ bounds the step.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -69,7 +68,7 @@ class CorrectedAdam:
         second = self.second_decay * state.second + (1.0 - self.second_decay) * gradient.square()
         seen = second / (1.0 - self.second_decay**current.t) - (self.noise_std / current.scale) ** 2
         floor = torch.as_tensor(self.floor, dtype=seen.dtype, device=seen.device)
-        direction = first / (1.0 - self.first_decay**current.t) / torch.maximum(seen, floor**2).sqrt()
+        direction = first / (1.0 - self.first_decay**current.t) / torch.maximum(seen.clamp(min=0.0).sqrt(), floor)
         iterate = state.iterate - self.step * (direction + self.weight_decay * state.iterate)
         return AdamState(iterate, first, second)
 
@@ -83,7 +82,8 @@ class AdamSettings(ScheduledSettings):
     first_decay: Fraction = Field(0.9, description="β₁ of the gradients' mean")
     second_decay: Fraction = Field(0.999, description="β₂ of the squares' mean")
     floor: Positive | None = Field(
-        None, description="γ: the smallest root that a step is divided by; the noise's standard deviation if left out"
+        None,
+        description="γ: the smallest root that a step is divided by; the noise's standard deviation if left out",
     )
     bias: Literal["corrected", "kept"] = Field(
         "corrected", description='whether the variance of the noise is subtracted; "kept" is DP-Adam without'
@@ -94,8 +94,8 @@ class AdamSettings(ScheduledSettings):
     def _of_fresh_noise(cls, keys: Any) -> Any:
         if isinstance(keys, dict) and "mechanism" in keys:
             raise ValueError(
-                "mechanism: the squares of gradients are freed of noise that is fresh in every round; of noise that "
-                "rounds share no constant frees them, so leave the key out, or take dp-ftrl"
+                "mechanism: what is subtracted from the squares is the variance of noise that is fresh in every "
+                "round; correlated noise has no such constant, so leave the key out, or take dp-ftrl"
             )
         return keys
 

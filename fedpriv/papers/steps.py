@@ -4,8 +4,8 @@
     f_t = 1, ½ (1 + cos(π p_t)), or drop^(times so far),  p_t = max(0, t - 1 - W) / (T - W)
     a_t = (β - β^t)/(1 - β^t) a_{t-1} + (1 - β)/(1 - β^t) x_{t+1}
 
-a_t is the mean of x_2 … x_{t+1} with weights β^(t-s) (Polyak & Juditsky 1992 with fading weights, as De et al. 2022
-publish).  Cosine: Loshchilov & Hutter 2017; warm-up: Goyal et al. 2017.
+a_t is the mean of x_2 … x_{t+1}, of which one weighs β times the next (as De et al. 2022 publish).  Cosine:
+Loshchilov & Hutter 2017; warm-up: Goyal et al. 2017.
 
 | here | meaning | shape |
 |---|---|---|
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.estimators import Round
-from fedpriv.papers.base import Fraction, Optimizer, Problem, Settings
+from fedpriv.papers.base import Optimizer, Problem, Settings
 
 
 class Stepping(Optimizer, Protocol):
@@ -94,40 +94,45 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 class ScheduledSettings(Settings):
     """Keys of every row whose server steps: how its step changes, and which mean of its models is published."""
 
-    step_schedule: Literal["constant", "cosine", "drops"] = Field(
-        "constant", description="the step over the run: as it is, half a cosine down to 0, or less after step_drops"
+    step_schedule: Literal["cosine", "drops"] | None = Field(
+        None, description="how the step shrinks: half a cosine down to 0, or after step_drops; not if left out"
     )
-    warm_up: Fraction = Field(0.0, description="share of the rounds in which the step rises to its full length")
-    step_drops: Annotated[tuple[Share, ...], Field(strict=False)] = Field(
-        (), description='shares of the rounds after each of which the step is shorter, with "drops"'
+    warm_up: Share | None = Field(
+        None, description="share of the rounds in which the step rises to its full length; 0 if left out"
     )
-    step_drop: Share = Field(0.1, description="what the step is multiplied by at each of step_drops")
-    fading_average: Fraction = Field(
-        0.0, description="β: the mean of all models is published, one weighing β times the next; the last if 0"
+    step_drops: Annotated[tuple[Share, ...], Field(strict=False, min_length=1)] | None = Field(
+        None, description='shares of the rounds after each of which the step is shorter, with "drops"'
+    )
+    step_drop: Share | None = Field(
+        None, description="what the step is multiplied by at each of step_drops; 0.1 if left out"
+    )
+    fading_average: Share | None = Field(
+        None, description="β: the mean of all models is published, one weighing β times the next"
     )
 
     @model_validator(mode="after")
     def _of_drops(self) -> Self:
-        if (self.step_schedule == "drops") != bool(self.step_drops):
+        if (self.step_schedule == "drops") != (self.step_drops is not None):
             raise ValueError('step_schedule = "drops" and step_drops come together: which, and when')
-        if "step_drop" in self.model_fields_set and not self.step_drops:
+        if self.step_drop is not None and self.step_drops is None:
             raise ValueError('step_drop is of step_schedule = "drops": give step_drops too')
         return self
 
     @property
     def steady(self) -> bool:
         """Whether all steps are equal and the optimizer's own output is published, as theorems presume."""
-        return not (self.warm_up or self.fading_average or self.step_schedule != "constant")
+        return self.warm_up is None and self.fading_average is None and self.step_schedule is None
 
     def factors(self, rounds: int) -> tuple[float, ...]:
         """η_t / η of all rounds."""
-        warm = round(self.warm_up * rounds)
+        warm = round((self.warm_up or 0.0) * rounds)
         return tuple(min(1.0, t / max(1, warm)) * self._shape(t, rounds, warm) for t in range(1, rounds + 1))
 
     def _shape(self, t: int, rounds: int, warm: int) -> float:
         if self.step_schedule == "cosine":
             return 0.5 + 0.5 * math.cos(math.pi * max(0, t - 1 - warm) / max(1, rounds - warm))
-        return float(self.step_drop ** sum(t > share * rounds for share in self.step_drops))
+        times = sum(t > share * rounds for share in self.step_drops or ())
+        return float((self.step_drop or 0.1) ** times)
 
     def stepping(self, optimizer: Stepping, problem: Problem) -> Optimizer:
         """The optimizer with these steps and this mean; itself where the scenario gives none of the keys."""

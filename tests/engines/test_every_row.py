@@ -78,10 +78,11 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 }
 
 _ALWAYS = {"dp-mu2-fl", "accelerated-dp-srgd", "unaccelerated-dp-srgd", "accelerated-independent", "momentum-tree",
-           "online-to-batch", "dp-sgd", "local-dp-sgd", "dp-ftrl", "noisy-minibatch", "fedavg", "dp-adam", "dp-adamw"}  # fmt: skip
+           "online-to-batch", "dp-sgd", "local-dp-sgd", "dp-ftrl", "noisy-minibatch", "fedavg"}  # fmt: skip
 _COHORTS = {"dp-fedavg", "dp-fedadam", "dp-fedyogi", "dp-fedadagrad"}
 """Rows whose units train: clients in silos, too, with other rows' records."""
-_ALWAYS |= _COHORTS
+_ADAMS = {"dp-adam", "dp-adamw"}
+_ALWAYS |= _COHORTS | _ADAMS
 _FIXED = _ALWAYS | {"momentum-tree-reduced", "momentum-tree-aligned"}
 RUNS = {
     "one epoch": _FIXED | {"goldstein-single-pass", "phased-sgd"},
@@ -95,7 +96,7 @@ RUNS = {
     "clients, available": _ALWAYS - {"fedavg", "local-dp-sgd"},
 }
 """Which rows run without noise under which schedule; all others are refused.  Without a line, either is fine."""
-AMPLIFIED = {"accelerated-independent", "dp-sgd", "local-dp-sgd", "noisy-minibatch", "dp-adam", "dp-adamw"} | _COHORTS
+AMPLIFIED = {"accelerated-independent", "dp-sgd", "local-dp-sgd", "noisy-minibatch"} | _COHORTS | _ADAMS
 """Fresh noise on every round's own gradients: what secrecy amplifies where noise is not correlated in bands."""
 
 
