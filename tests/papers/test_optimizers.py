@@ -1,6 +1,7 @@
 """Adam, its weight decay, step schedules and fading averages, against transcriptions in numpy."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from fedpriv.rounds.plan import plan_of, problem_of
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
+from tests.attacks.guards import guard_for, random_records, scenario, zeros
 from tests.conftest import small_tree
 from tests.engines.test_engines import run
 
@@ -209,3 +211,18 @@ def test_keys_left_out_leave_no_trace() -> None:
     """What a scenario without them asks a guard, and what its results are known by, is what it was."""
     kept = cell_of(name="dp-sgd").canonical()["algorithm"]
     assert not kept.keys() & ScheduledSettings.model_fields.keys()
+
+
+def test_a_guard_takes_adam_at_the_price_of_dp_sgd(tmp_path: Path) -> None:
+    """Guarantee: what a server does with releases is post-processing, so that the clip and the noise decide."""
+    tuned = {"step_schedule": "drops", "step_drops": [0.5], "warm_up": 0.2, "fading_average": 0.9}
+    answers, budgets = [], []
+    for name, keys in (("dp-sgd", {}), ("dp-sgd", tuned), ("dp-adam", tuned), ("dp-adamw", {})):
+        folder = tmp_path / str(len(answers))
+        folder.mkdir()
+        guard = guard_for(folder, *random_records())
+        asked = scenario(algorithm={"name": name, "clip": 1.0, "step": 0.1, **keys})
+        answers.append(guard.answer("run", asked, 1, zeros()))
+        budgets.append(guard._ledger.prices())
+    assert all(found == budgets[0] for found in budgets)
+    assert all(float(found.std()) == pytest.approx(float(answers[0].std()), rel=0.1) for found in answers)
