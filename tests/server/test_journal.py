@@ -39,11 +39,8 @@ def serve(cell: Cell, folder: Path, silos: InProcessGrid, rounds: int) -> torch.
 ADAM = {"name": "dp-adamw", "step_schedule": "cosine", "warm_up": 0.3, "fading_average": 0.5}
 
 
-@pytest.mark.parametrize(
-    ("row", "trust"),
-    [({"name": "dp-ftrl", "mechanism": "tree"}, "trusted"), ({"name": "dp-ftrl", "mechanism": "tree"}, "untrusted"),
-     (ADAM, "trusted"), (ADAM, "untrusted")],
-)  # fmt: skip
+@pytest.mark.parametrize("trust", ["trusted", "untrusted"])
+@pytest.mark.parametrize("row", [{"name": "dp-ftrl", "mechanism": "tree"}, ADAM], ids=["tree", "adam"])
 def test_a_server_that_is_killed_twice_asks_no_round_again_and_ends_where_it_would_have(
     small_cell: MakeCell, tmp_path: Path, row: dict[str, Any], trust: str
 ) -> None:
