@@ -23,9 +23,11 @@ from fedpriv.scenario.schema import Cell
 from tests.attacks.guards import guard_for, random_records, scenario, zeros
 from tests.conftest import small_tree
 from tests.engines.test_engines import run
+from tests.parts import in_turn
 
 Floats = NDArray[np.float64]
 B1, B2 = 0.8, 0.95
+RUNS = in_turn([name for name in TRUSTS if name != "curator"], ["integers", "floats"])
 
 
 def cell_of(trust: str = "trusted", arithmetic: str = "floats", epsilon: float = 5.0, **algorithm: Any) -> Cell:
@@ -69,8 +71,7 @@ def heard(cell: Cell, engine: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Flo
     return np.array(released, np.float64), np.asarray(outcome.finished.model)
 
 
-@pytest.mark.parametrize("arithmetic", ["floats", "integers"])
-@pytest.mark.parametrize("trust", [name for name in TRUSTS if name != "curator"])
+@pytest.mark.parametrize(("trust", "arithmetic"), RUNS)
 def test_a_run_is_its_papers_with_the_noise_of_its_plan(
     trust: str, arithmetic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,8 +88,7 @@ def test_a_run_is_its_papers_with_the_noise_of_its_plan(
     np.testing.assert_allclose(model, faded(points, 0.7), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("arithmetic", ["floats", "integers"])
-@pytest.mark.parametrize("trust", [name for name in TRUSTS if name != "curator"])
+@pytest.mark.parametrize(("trust", "arithmetic"), RUNS)
 def test_what_is_subtracted_is_the_variance_of_what_is_released(
     trust: str, arithmetic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +106,7 @@ def test_what_is_subtracted_is_the_variance_of_what_is_released(
     assert kept.noise_std == 0.0 < kept.floor
 
 
+@pytest.mark.slow  # torch.optim takes seconds to import
 def test_without_noise_it_is_torchs_adamw() -> None:
     generator = torch.Generator().manual_seed(1)
     released = torch.randn(30, 4, generator=generator, dtype=torch.float64)
