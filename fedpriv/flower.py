@@ -32,6 +32,7 @@ from fedpriv.core.errors import InputError, RunError, printable
 from fedpriv.loss.scores import named_scores
 from fedpriv.noise.trust import UNTRUSTED
 from fedpriv.papers.sgd import DP_SGD, SgdSettings
+from fedpriv.papers.steps import ScheduledSettings
 from fedpriv.protocol.messages import Refusal
 from fedpriv.rounds.beside import evaluations_of
 from fedpriv.rounds.outcome import evaluation_rounds
@@ -91,6 +92,7 @@ _ELSEWHERE = {
     "momentum": "the server's strategy can have it (FedAvgM, FedAdam)",
     "radius": "no projection is done here",
     "output": "the server's strategy says which model is published",
+    **dict.fromkeys(ScheduledSettings.model_fields, "steps and models are the server's strategy's"),
 }
 """Keys of the row that are about what a server does, and who does it here."""
 

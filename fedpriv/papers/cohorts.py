@@ -46,6 +46,7 @@ from fedpriv.loss.views import LARGEST, SMALLEST, QuantileClip, joint_clip
 from fedpriv.papers.base import Algorithm, Fraction, Optimizer, Positive, Problem, independent
 from fedpriv.papers.fedavg import LocalStepsSettings, trained
 from fedpriv.papers.sgd import ProjectedSGD
+from fedpriv.papers.steps import ScheduledSettings, Stepping
 
 
 class AdaptiveState(NamedTuple):
@@ -148,7 +149,7 @@ _SHARE = 20.0
 """The noise on the count is the noise multiplier times a cohort over this, as Andrew et al. 2021 advise."""
 
 
-class CohortSettings(LocalStepsSettings):
+class CohortSettings(LocalStepsSettings, ScheduledSettings):
     """Keys that all rows of cohorts share."""
 
     clip: Positive = Field(description="C: norm bound on one client's move of the model; C_1 with clip_quantile")
@@ -209,7 +210,7 @@ def _following(settings: CohortSettings, problem: Problem, inner: Optimizer) -> 
 
 
 def _row(
-    name: str, title: str, source: str, settings: type[CohortSettings], server: Callable[[Any], Optimizer]
+    name: str, title: str, source: str, settings: type[CohortSettings], server: Callable[[Any], Stepping]
 ) -> Algorithm:
     """Cohorts' clipped moves with fresh noise in every round; rows differ in the server's optimizer alone."""
     return Algorithm(
@@ -220,7 +221,9 @@ def _row(
         estimator=_clipped,
         mechanism=independent,
         objective=_moves,
-        optimizer=lambda settings, problem, _noise_std: _following(settings, problem, server(settings)),
+        optimizer=lambda settings, problem, _noise_std: _following(
+            settings, problem, settings.stepping(server(settings), problem)
+        ),
     )
 
 

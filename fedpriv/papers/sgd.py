@@ -22,11 +22,11 @@ The bound on the excess risk of the average (released ∇F(x_t) + e_t, step η �
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedpriv.core.replicates import Scalar
@@ -45,6 +45,7 @@ from fedpriv.papers.base import (
     project_to_ball,
     stepped,
 )
+from fedpriv.papers.steps import ScheduledSettings
 
 
 class SgdState(NamedTuple):
@@ -102,9 +103,15 @@ class StepSettings(Settings):
     radius: Positive = Field(math.inf, description="radius of the ball the model stays in; unbounded if left out")
 
 
-class SgdSettings(StepSettings):
+class SgdSettings(StepSettings, ScheduledSettings):
     momentum: Fraction = Field(0.0, description="heavy-ball momentum")
     output: Literal["last", "average"] = Field("last", description="which iterate is published")
+
+    @model_validator(mode="after")
+    def _one_mean(self) -> Self:
+        if self.fading_average and self.output == "average":
+            raise ValueError('output = "average" and fading_average are two means of the iterates: give one')
+        return self
 
 
 def averaged_risk(settings: StepSettings, problem: Problem, released: ReleaseNumbers) -> Bound:
@@ -119,12 +126,13 @@ DP_SGD = Algorithm(
     settings=SgdSettings,
     estimator=lambda settings, _problem: PlainGradient(settings.clip),
     mechanism=independent,
-    optimizer=lambda settings, _problem, _noise_std: ProjectedSGD(
-        settings.step, settings.radius, settings.momentum, averaged=settings.output == "average"
+    optimizer=lambda settings, problem, _noise_std: settings.stepping(
+        ProjectedSGD(settings.step, settings.radius, settings.momentum, averaged=settings.output == "average"),
+        problem,
     ),
     excess_risk=lambda settings, problem, released: (
         averaged_risk(settings, problem, released)
-        if settings.output == "average" and not settings.momentum
+        if settings.output == "average" and not settings.momentum and settings.steady
         else None
     ),
 )

@@ -6,6 +6,7 @@ The engines know no algorithm by name; a new one is a row here and, where a part
 
 from fedpriv.core.errors import InputError, own_or_close
 from fedpriv.core.extensions import load_extensions
+from fedpriv.papers.adam import DP_ADAM, DP_ADAMW
 from fedpriv.papers.base import Algorithm, Positive, Problem, Settings
 from fedpriv.papers.choquette_choo import ACCELERATED_DP_SRGD, ACCELERATED_INDEPENDENT, UNACCELERATED_DP_SRGD
 from fedpriv.papers.cohorts import DP_FEDADAGRAD, DP_FEDADAM, DP_FEDAVG, DP_FEDYOGI
@@ -53,6 +54,8 @@ ALGORITHMS = {
         GOLDSTEIN_SINGLE_PASS,
         GOLDSTEIN_ERM,
         PHASED_SGD,
+        DP_ADAM,
+        DP_ADAMW,
     )
 }
 

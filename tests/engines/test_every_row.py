@@ -60,6 +60,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "dp-fedyogi": {"clip": 20.0, "local_steps": 3, "local_step": 0.01, "local_batch": 1, "step": 0.002},
     "dp-fedadagrad": {"clip": 20.0, "local_steps": 3, "local_step": 0.01, "step": 0.002},
+    "dp-adam": {"clip": 20.0, "step": 0.002},
+    "dp-adamw": {"clip": 20.0, "step": 0.002, "floor": 0.1, "step_schedule": "cosine", "warm_up": 0.25},
 }  # fmt: skip
 """Steps that are small enough for the loss to fall in a few rounds without noise."""
 
@@ -79,7 +81,8 @@ _ALWAYS = {"dp-mu2-fl", "accelerated-dp-srgd", "unaccelerated-dp-srgd", "acceler
            "online-to-batch", "dp-sgd", "local-dp-sgd", "dp-ftrl", "noisy-minibatch", "fedavg"}  # fmt: skip
 _COHORTS = {"dp-fedavg", "dp-fedadam", "dp-fedyogi", "dp-fedadagrad"}
 """Rows whose units train: clients in silos, too, with other rows' records."""
-_ALWAYS |= _COHORTS
+_ADAMS = {"dp-adam", "dp-adamw"}
+_ALWAYS |= _COHORTS | _ADAMS
 _FIXED = _ALWAYS | {"momentum-tree-reduced", "momentum-tree-aligned"}
 RUNS = {
     "one epoch": _FIXED | {"goldstein-single-pass", "phased-sgd"},
@@ -93,7 +96,7 @@ RUNS = {
     "clients, available": _ALWAYS - {"fedavg", "local-dp-sgd"},
 }
 """Which rows run without noise under which schedule; all others are refused.  Without a line, either is fine."""
-AMPLIFIED = {"accelerated-independent", "dp-sgd", "local-dp-sgd", "noisy-minibatch"} | _COHORTS
+AMPLIFIED = {"accelerated-independent", "dp-sgd", "local-dp-sgd", "noisy-minibatch"} | _COHORTS | _ADAMS
 """Fresh noise on every round's own gradients: what secrecy amplifies where noise is not correlated in bands."""
 
 
@@ -251,6 +254,8 @@ GROUPS = {"groups": 4, **UNEQUAL}
 BESIDE: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     ("dp-sgd", "several epochs", {"momentum": 0.5, "radius": 2.0, "output": "average"}, UNEQUAL),
     ("dp-sgd", "poisson", {"momentum": 0.5}, UNEQUAL),
+    ("dp-sgd", "several epochs", {"step_schedule": "drops", "step_drops": [0.5], "fading_average": 0.5}, UNEQUAL),
+    ("dp-adamw", "poisson", {"fading_average": 0.8, "bias": "kept", "weight_decay": 0.1}, UNEQUAL),
     ("dp-ftrl", "several epochs", {"momentum": 0.5, "radius": 10.0}, UNEQUAL),
     ("dp-ftrl", "allocation", {"mechanism": "banded", "bands": 2}, GROUPS),
     ("dp-ftrl", "poisson", {"mechanism": "banded", "bands": 2}, GROUPS),
@@ -265,6 +270,7 @@ BESIDE: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     ("goldstein-erm", "all records", {"oracle": "zeroth-order"}, {}),
     ("dp-fedavg", "clients, poisson", {"momentum": 0.9, "step": 0.5, "local_batch": 1}, {}),
     ("dp-fedavg", "clients, available", {"clip_quantile": 0.4, "clip_rate": 0.5}, {}),
+    ("dp-fedadam", "clients, poisson", {"warm_up": 0.5, "step_schedule": "cosine", "fading_average": 0.9}, {}),
 ]  # fmt: skip
 """Settings beyond the grid's: the row, its schedule, keys of its algorithm and of its federation."""
 

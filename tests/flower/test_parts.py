@@ -56,6 +56,7 @@ def test_a_model_says_which_arrays_its_parameters_are(model: dict[str, Any], sha
         ("step = 1.0", "step = 1.0\nmomentum = 0.9", r"algorithm.momentum = 0.9: leave it out; the server's"),
         ("step = 1.0", "step = 1.0\nradius = 2.0", r"algorithm.radius = 2.0: leave it out; no projection"),
         ("step = 1.0", 'step = 1.0\noutput = "average"', r"algorithm.output = 'average': leave it out"),
+        ("step = 1.0", "step = 1.0\nwarm_up = 0.5", r"algorithm.warm_up = 0.5: leave it out; steps and models"),
         ('"untrusted"', '"trusted"', r"algorithm.trust = 'trusted': .* adds no noise; use 'untrusted'"),
         ("mu = 2.0", "mu = 2.0\n[sweep]\nseeds = 2", r"sweep: an app asks for one run, and this stands for 2"),
         ("clip = 1.0", "clip = -1.0", r"clip"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,12 +36,16 @@ def serve(cell: Cell, folder: Path, silos: InProcessGrid, rounds: int) -> torch.
     return serve_plan(plan_with(cell), folder, silos, rounds).model
 
 
+ADAM = {"name": "dp-adamw", "step_schedule": "cosine", "warm_up": 0.3, "fading_average": 0.5}
+
+
 @pytest.mark.parametrize("trust", ["trusted", "untrusted"])
+@pytest.mark.parametrize("row", [{"name": "dp-ftrl", "mechanism": "tree"}, ADAM], ids=["tree", "adam"])
 def test_a_server_that_is_killed_twice_asks_no_round_again_and_ends_where_it_would_have(
-    small_cell: MakeCell, tmp_path: Path, trust: str
+    small_cell: MakeCell, tmp_path: Path, row: dict[str, Any], trust: str
 ) -> None:
     """Silos refuse a round that they have answered, and a tree's noise hangs together over all rounds."""
-    algorithm = {"name": "dp-ftrl", "mechanism": "tree", "clip": 1.0, "step": 0.1, "trust": trust}
+    algorithm = {**row, "clip": 1.0, "step": 0.1, "trust": trust}
     cell = small_cell(algorithm=algorithm, privacy={"relation": "zero-out", "mu": 2.0}, run__arithmetic="integers")
     whole = serve(cell, tmp_path / "whole", silos_of(cell), 8)
     write_bytes(tmp_path / "cut" / "noise.key", (tmp_path / "whole" / "noise.key").read_bytes(), OWN)

@@ -1,0 +1,141 @@
+"""DP-Adam and DP-AdamW, whose second moment is freed of the noise: Tang, Shpilevskiy & Lécuyer 2024 (DP-AdamBC).
+
+Adam (Kingma & Ba 2015) on noisy mean gradients g~_t.  The variance φ of the noise is in the mean of their squares,
+and hides there what steps are to adapt to; φ is public, and is subtracted.
+
+    m_t = β₁ m_{t-1} + (1 - β₁) g~_t,     m̂_t = m_t / (1 - β₁^t)
+    v_t = β₂ v_{t-1} + (1 - β₂) g~_t²,    v̂_t = v_t / (1 - β₂^t)
+    x_{t+1} = x_t - η (m̂_t / √max(v̂_t - φ, γ²) + λ x_t)
+
+λ > 0 is DP-AdamW (Loshchilov & Hutter 2019).  The paper's γ' is γ² here.
+
+| here | paper | shape |
+|---|---|---|
+| `released` / `scale` | g~_t | (..., d) |
+| `noise_std` / `scale` | √φ = σ C / B | scalar |
+| `first`, `second` | m_t, v_t | (..., d) |
+
+Guarantee: φ comes from the plan, never from a record.  It is the variance of what is averaged when nobody is away;
+a silo that is missed takes its noise with it, so that too much is subtracted and γ bounds the step.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from fedpriv.core.replicates import Scalar
+from fedpriv.loss.estimators import PlainGradient, Round
+from fedpriv.papers.base import Algorithm, Fraction, Optimizer, Positive, Problem, independent
+from fedpriv.papers.steps import ScheduledSettings
+
+
+class AdamState(NamedTuple):
+    """The server's vectors between two rounds, each (..., d)."""
+
+    iterate: Tensor
+    first: Tensor
+    second: Tensor
+
+
+@dataclass(frozen=True)
+class CorrectedAdam:
+    """Steps of length `step`, divided by the root of the gradients' squares less the noise's; asks at x_t."""
+
+    step: Scalar
+    first_decay: Scalar
+    """β₁."""
+    second_decay: Scalar
+    """β₂."""
+    noise_std: Scalar
+    """√φ: of one coordinate of what is released; 0 leaves the noise's bias in, as Adam does."""
+    floor: Scalar
+    """γ: the smallest root."""
+    weight_decay: Scalar
+    """λ."""
+
+    def start(self, initial: Tensor) -> AdamState:
+        return AdamState(initial, torch.zeros_like(initial), torch.zeros_like(initial))
+
+    def query(self, state: AdamState) -> Tensor:
+        return state.iterate
+
+    def update(self, state: AdamState, released: Tensor, current: Round) -> AdamState:
+        gradient = released / current.scale
+        first = self.first_decay * state.first + (1.0 - self.first_decay) * gradient
+        second = self.second_decay * state.second + (1.0 - self.second_decay) * gradient.square()
+        seen = second / (1.0 - self.second_decay**current.t) - (self.noise_std / current.scale) ** 2
+        floor = torch.as_tensor(self.floor, dtype=seen.dtype, device=seen.device)
+        direction = first / (1.0 - self.first_decay**current.t) / torch.maximum(seen.clamp(min=0.0).sqrt(), floor)
+        iterate = state.iterate - self.step * (direction + self.weight_decay * state.iterate)
+        return AdamState(iterate, first, second)
+
+    def output(self, state: AdamState) -> Tensor:
+        return state.iterate
+
+
+class AdamSettings(ScheduledSettings):
+    clip: Positive = Field(description="C: norm bound on one record's gradient")
+    step: Positive = Field(description="η")
+    first_decay: Fraction = Field(0.9, description="β₁ of the gradients' mean")
+    second_decay: Fraction = Field(0.999, description="β₂ of the squares' mean")
+    floor: Positive | None = Field(
+        None,
+        description="γ: the smallest root that a step is divided by; the noise's standard deviation if left out",
+    )
+    bias: Literal["corrected", "kept"] = Field(
+        "corrected", description='whether the variance of the noise is subtracted; "kept" is DP-Adam without'
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_fresh_noise(cls, keys: Any) -> Any:
+        if isinstance(keys, dict) and "mechanism" in keys:
+            raise ValueError(
+                "mechanism: what is subtracted from the squares is the variance of noise that is fresh in every "
+                "round; correlated noise has no such constant, so leave the key out, or take dp-ftrl"
+            )
+        return keys
+
+
+class AdamWSettings(AdamSettings):
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        0.01, description="λ: in every round the model shrinks by η λ of itself"
+    )
+
+
+_SMALLEST = 1e-8
+"""γ without noise: the constant of Kingma & Ba."""
+
+
+def _adam(settings: AdamSettings, problem: Problem, noise_std: float, weight_decay: float) -> Optimizer:
+    floor = max(noise_std, _SMALLEST) if settings.floor is None else settings.floor
+    subtracted = noise_std if settings.bias == "corrected" else 0.0
+    server = CorrectedAdam(
+        settings.step, settings.first_decay, settings.second_decay, subtracted, floor, weight_decay
+    )
+    return settings.stepping(server, problem)
+
+
+_TANG = "Tang, Shpilevskiy & Lécuyer, DP-AdamBC: Your DP-Adam Is Actually DP-SGD (AAAI 2024)"
+
+DP_ADAM = Algorithm(
+    name="dp-adam",
+    title="DP-Adam, bias corrected",
+    source=_TANG,
+    settings=AdamSettings,
+    estimator=lambda settings, _problem: PlainGradient(settings.clip),
+    mechanism=independent,
+    optimizer=lambda settings, problem, noise_std: _adam(settings, problem, noise_std, 0.0),
+)
+DP_ADAMW = Algorithm(
+    name="dp-adamw",
+    title="DP-AdamW, bias corrected",
+    source=f"{_TANG}; decay of Loshchilov & Hutter, Decoupled Weight Decay Regularization (ICLR 2019)",
+    settings=AdamWSettings,
+    estimator=lambda settings, _problem: PlainGradient(settings.clip),
+    mechanism=independent,
+    optimizer=lambda settings, problem, noise_std: _adam(settings, problem, noise_std, settings.weight_decay),
+)
