@@ -207,6 +207,7 @@ class Forecast:
     travel: float
     q: float
     enough: bool
+    classes: int
 
     @property
     def sentence(self) -> str:
@@ -216,6 +217,11 @@ class Forecast:
             f"{upper_figure(self.norm, 3)} in all, beside a model of norm {self.travel:.3g} at most; "
             f"q = {self.q:.3g}."
         )
+        if self.enough and self.classes:
+            return (
+                f"{told} A constant is right as often as the largest class occurs, which nothing here tells: "
+                "where that is far above the others, compare with it, or judge by AUC."
+            )
         if self.enough:
             return told
         return f"{told} So little is left of the signal that a constant prediction is likely to do as well."
@@ -377,7 +383,7 @@ def _forecast(facts: Facts, settings: _Settings, plan: Plan) -> Forecast:
     if not facts.classes:
         std /= math.sqrt(3.0)  # of the average of a random walk
     norm = std * math.sqrt(plan.objective.dimension)
-    return Forecast(std, norm, settings.travel, settings.q, settings.q >= LEAST[facts.classes == 0])
+    return Forecast(std, norm, settings.travel, settings.q, settings.q >= LEAST[facts.classes == 0], facts.classes)
 
 
 def _reasons(facts: Facts, tree: Mapping[str, Any], settings: _Settings) -> tuple[Chosen, ...]:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from fedpriv.core.errors import FedprivError, InputError
 from fedpriv.core.figures import upper_figure
+from fedpriv.core.replicates import one_thread
 from fedpriv.engines.table import engine_named
 from fedpriv.loss.objective import Records
 from fedpriv.noise.trust import CURATOR
@@ -114,6 +115,7 @@ class Joining:
         return break_even(grid, self.along(trust), self.ratio, monotone=self.monotone)
 
 
+@one_thread()
 def joining(question: Question, say: Say = lambda _: None) -> Joining:
     """Answer a question; InputError for what cannot be run or compared."""
     grid = question.epsilons

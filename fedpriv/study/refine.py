@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import OWN, write_vector
 from fedpriv.core.random import public_generator
+from fedpriv.core.replicates import one_thread
 from fedpriv.loss.objective import Objective, Records, fast_paths
 from fedpriv.rounds.round import counting
 from fedpriv.rounds.task import ModelInputs
@@ -62,6 +63,7 @@ class Refined:
     model: Personal
 
 
+@one_thread()
 def home_of(policy: Policy, cell: Cell, held_out: Path | None) -> Home:
     """The silo's records; `held_out` are further ones that its guard never held.
 
@@ -132,6 +134,7 @@ def read_released(path: Path, home: Home) -> Floats:
     return model.astype(np.float64)
 
 
+@one_thread()
 def refined(home: Home, released: Floats) -> Refined:
     """Judge the silo's alone, released, recalibrated and personal model on the silo's own test records."""
     objective, held = home.objective, home.held
@@ -144,6 +147,7 @@ def refined(home: Home, released: Floats) -> Refined:
     return Refined(first, second, third, fourth, constant_score(objective, held), model)
 
 
+@one_thread()
 def learning_curve(home: Home) -> list[tuple[int, float, float]]:
     """(training records, score, balanced score) alone at a quarter, half and all of the units."""
     units = np.unique(home.held.units)

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import public_generator
+from fedpriv.core.replicates import one_thread
 from fedpriv.data.partition import alike, counted
 from fedpriv.loss.objective import Objective, Records, View, fast_paths
 from fedpriv.noise.trust import CLIENT
@@ -168,6 +169,7 @@ def linear_objective(cell: Cell) -> Objective:
     return objective
 
 
+@one_thread()
 def references(cell: Cell, *, any_model: bool = False, say: Callable[[str], None] = lambda _: None) -> References:
     """Each silo alone; from the user's cache where the same records, partition, seed and model were fitted before.
 
@@ -241,6 +243,7 @@ class Bench:
     known: References
     silos: tuple[Held, ...]
 
+    @one_thread()
     def gains(self, released: Floats) -> Gains:
         """The gain of a published model (d,) over each silo alone.
 
@@ -263,6 +266,7 @@ class Bench:
         gains = np.subtract(scores, [silo.score for silo in self.known.silos]).tolist()
         return Gains(tuple(scores), tuple(fitted), tuple(gains), tuple(balanced))
 
+    @one_thread()
     def personal(self, released: Floats, cell: Cell) -> tuple[list[float], list[float], str]:
         """(scores, λ, the records by which λ was chosen) of each silo's personal model of `cell`'s release."""
         models = [
@@ -275,6 +279,7 @@ class Bench:
         return scores, [one.pull for one in models], models[0].judged
 
 
+@one_thread()
 def bench_of(cell: Cell, known: References) -> Bench:
     cell = _whole(cell)
     held = {each.silo: each for each in held_of(cell)[1]}
@@ -283,7 +288,10 @@ def bench_of(cell: Cell, known: References) -> Bench:
 
 def gains_of(cell: Cell, known: References, released: Floats, *, own: bool = False) -> Gains:
     """`Bench.gains`; with `own` the silos' personal models, too."""
-    bench = bench_of(cell, known)
+    return _gains_on(bench_of(cell, known), cell, released, own=own)
+
+
+def _gains_on(bench: Bench, cell: Cell, released: Floats, *, own: bool) -> Gains:
     found = bench.gains(released)
     if not own:
         return found
@@ -307,6 +315,7 @@ def seen_of(cell: Cell, silos: Sequence[Held]) -> list[NDArray[np.bool_] | None]
     return found
 
 
+@one_thread()
 def pooled(cell: Cell) -> Floats:
     """The model fitted to the training records of all silos without noise, κ by one fold or five.
 
@@ -371,17 +380,24 @@ def rows_of(
     """Every point of a run with its gains; InputError for a run without finished cells, and as `references`."""
     if not results.cells:
         raise InputError(f"{folder}: no cell is finished yet, so no model is there to be compared")
+    cells = [resolve_cell(dict(record["scenario"]), str(folder / "results.json")) for record in results.cells]
+    keys = [key_of(cell) or f"cell {place}" for place, cell in enumerate(cells)]
+    found: list[tuple[References, Gains] | None] = [None for _ in cells]
+    for key in dict.fromkeys(keys):  # one seed's records at a time
+        bench: Bench | None = None
+        for place in (place for place, its in enumerate(keys) if its == key):
+            cell, record = cells[place], results.cells[place]
+            if bench is None:
+                bench = bench_of(cell, references(cell, any_model=any_model, say=say))
+            released = np.load(folder / record["model"], allow_pickle=False).astype(np.float64)
+            say(f"model {place + 1} of {len(cells)}")
+            found[place] = bench.known, _gains_on(bench, cell, released, own=own)
     by_point: dict[str, list[tuple[Mapping[str, Any], int, References, Gains]]] = {}
-    for record in results.cells:
-        cell = resolve_cell(dict(record["scenario"]), str(folder / "results.json"))
-        known = references(cell, any_model=any_model, say=say)
-        released = np.load(folder / record["model"], allow_pickle=False).astype(np.float64)
-        gains = gains_of(cell, known, released, own=own)
-        by_point.setdefault(json.dumps(record["point"]), []).append(
-            (record["point"], record["seed"], known, gains)
-        )
+    for record, one in zip(results.cells, found, strict=True):
+        assert one is not None
+        by_point.setdefault(json.dumps(record["point"]), []).append((record["point"], record["seed"], *one))
     rows = []
-    for cells in by_point.values():
-        points, seeds, known_of, gains_at = zip(*cells, strict=True)
+    for column in by_point.values():
+        points, seeds, known_of, gains_at = zip(*column, strict=True)
         rows.append(Row(points[0], seeds, known_of, gains_at))
     return rows

@@ -187,14 +187,14 @@ def test_a_personal_model_takes_a_good_release_and_leaves_a_bad_one() -> None:
     assert personal(objective, held, good.ravel(), 0, kappa, read).judged == "spared"
 
 
-def flipped(name: str, silos: int, each: int, share: float) -> str:
+def flipped(name: str, silos: int, each: int, share: float, distance: float = 1.5, seed: int = 0) -> str:
     """A federation by sites, of whose silos a `share` has labels flipped, in training and tests."""
-    train, test = two_classes(silos, each, 1.5, silos * 100)
+    train, test = two_classes(silos, each, distance, silos * 100, seed)
     folder = Path(os.environ["FEDPRIV_DATA"]).parent
     lines = ["site,split,label," + ",".join(f"x{j}" for j in range(20))]
     for part, (features, labels) in (("train", train), ("test", test)):
         for place, (row, label) in enumerate(zip(features, labels, strict=True)):
-            site = place % silos if part == "test" else place // each
+            site = place // (100 if part == "test" else each)  # both classes in either part
             right = 1 - label if site < share * silos else label
             cells = [f"s{site}", part, "ab"[right], *(f"{float(v):.4f}" for v in np.clip(row, -6, 6))]
             lines.append(",".join(cells))
@@ -225,7 +225,7 @@ def federation_of(path: str, silos: int, each: int) -> dict[str, Any]:
 def test_a_federation_that_loses_is_told_and_personal_models_limit_it(tmp_path: Path) -> None:
     """Golden 4: labels flipped in half of the silos; with and without noise joining loses, personal does not."""
     tree = federation_of(flipped("half", 6, 20, 0.5), 6, 20)
-    path = _written(tmp_path, tree)
+    path = written(tmp_path, tree)
     found = joining(Question(path, (), ("untrusted",), (1.0, 30.0), 2, own=True))
     assert found.along("untrusted").mean() < -0.15
     assert found.along("untrusted", "personal").mean() > -0.05
@@ -233,7 +233,7 @@ def test_a_federation_that_loses_is_told_and_personal_models_limit_it(tmp_path: 
     assert words == "never, even without noise"
     few = joining(
         Question(
-            _written(tmp_path, federation_of(flipped("few", 6, 20, 0.17), 6, 20)), (), ("untrusted",), (30.0,), 1
+            written(tmp_path, federation_of(flipped("few", 6, 20, 0.17), 6, 20)), (), ("untrusted",), (30.0,), 1
         )
     )
     gains = few.splits[0].gains["untrusted"][0].mean(axis=0)
@@ -241,7 +241,7 @@ def test_a_federation_that_loses_is_told_and_personal_models_limit_it(tmp_path: 
     assert gains[names.index("s0")] < gains.mean() - 0.3 < gains.mean()
 
 
-def _written(folder: Path, tree: dict[str, Any]) -> Path:
+def written(folder: Path, tree: dict[str, Any]) -> Path:
     lines: list[str] = []
 
     def table(prefix: str, keys: dict[str, Any]) -> None:
@@ -261,7 +261,7 @@ def _written(folder: Path, tree: dict[str, Any]) -> Path:
 def test_a_study_that_was_stopped_goes_on_and_its_cache_is_the_owners(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = _written(tmp_path, federation_of(flipped("stopped", 3, 20, 0.0), 3, 20))
+    path = written(tmp_path, federation_of(flipped("stopped", 3, 20, 0.0), 3, 20))
     question = Question(path, (), ("untrusted",), (1.0,), 1)
     first = joining(question)
     for kind in ("worth", "alone"):
@@ -284,7 +284,7 @@ def test_a_study_that_was_stopped_goes_on_and_its_cache_is_the_owners(
 
 
 def test_the_command_says_from_where_on_joining_pays(tmp_path: Path) -> None:
-    path = _written(tmp_path, federation_of(flipped("said", 8, 20, 0.0), 8, 20))
+    path = written(tmp_path, federation_of(flipped("said", 8, 20, 0.0), 8, 20))
     words = ["worth", str(path), "--splits", "2", "--epsilon", "0.1", "--epsilon", "30", "--trust", "untrusted"]
     text = CliRunner().invoke(app, words).stdout
     assert "each silo alone, nothing released" in text
@@ -326,6 +326,8 @@ def test_a_table_has_the_row_of_each_silo_alone_and_never_computes_it(tmp_path: 
     mean = np.mean([references(resolve_cell({**tree, "seed": seed}, "x")).mean for seed in (0, 1)])
     (row,) = [line for line in text.splitlines() if "each silo alone, nothing released" in line]
     assert f"{100 * mean:.1f}" in row
+    assert "nothing released" in render(results, "latex")
+    assert "nothing released" not in render(results, "csv")  # a row is a point of the sweep
     added("rowed", 3, 40, 0.2)  # other records of the same name
     two = two_classes(3, 40, 0.2, 2_000, seed=1)
     fedpriv.add_data("rowed", lambda: two, classes=2)

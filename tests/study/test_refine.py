@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import fedpriv
@@ -145,3 +146,18 @@ def test_nothing_of_a_personal_model_is_in_a_run_or_on_the_wire(tmp_path: Path) 
             if secret is mine and np.array_equal(mine, released):
                 continue
             assert not any(piece in content for content in (*after.values(), *sent))
+
+
+def test_refining_computes_in_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[int] = set()
+    real, before = fits.minimize, torch.get_num_threads()
+    monkeypatch.setattr(fits, "minimize", lambda *a, **k: (seen.add(torch.get_num_threads()), real(*a, **k))[1])
+    policy, scenario, model = silo_at(tmp_path / "home")
+    torch.set_num_threads(2)
+    try:
+        assert invoked(policy, scenario, "--model", str(model)).exit_code == 0
+        assert invoked(policy, scenario, "--alone").exit_code == 0
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == {1}

@@ -19,6 +19,7 @@ from fedpriv.study import alone as fits
 from fedpriv.study import worth
 from fedpriv.study.alone import PENALTIES, Held, folds_of
 from fedpriv.study.references import MOST_SILOS, Alone, References, spread
+from fedpriv.study.results import read_claims
 from fedpriv.study.worth import gains_of, held_of, linear_objective, references
 
 DIMENSION = 20
@@ -228,3 +229,34 @@ def test_spread_is_over_silos() -> None:
     known = References("accuracy", 2, (silo, Alone(1, "b", 10, 10, 0.7, 0.5, 0.1, 0.5, 0.5)))
     assert known.mean == pytest.approx(0.6)
     assert spread([silo.score for silo in known.silos]) == pytest.approx(0.1 * 2**0.5)
+
+
+def test_worth_computes_in_one_thread_and_leaves_the_callers_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads of torch on a busy machine took 7 minutes where one takes 5 s."""
+    seen: set[int] = set()
+    value = type(linear_objective(cell_on(added("threads", 2, 40, 1.0), 2, 40))).evaluate
+
+    def watched(self: Any, *given: Any) -> Any:
+        seen.add(torch.get_num_threads())
+        return value(self, *given)
+
+    tree = cell_on("threads", 2, 40).canonical()
+    fedpriv.run({**tree, "sweep": {"privacy.mu": [0.5, 8.0], "seeds": 1}}, out=tmp_path / "run")
+    before = torch.get_num_threads()
+    monkeypatch.setattr(type(linear_objective(resolve_cell(tree, "x"))), "evaluate", watched)
+    real = fits.minimize
+    monkeypatch.setattr(fits, "minimize", lambda *a, **k: (seen.add(torch.get_num_threads()), real(*a, **k))[1])
+    torch.set_num_threads(2)
+    try:
+        worth.rows_of(tmp_path / "run", read_claims(tmp_path / "run"), own=True)
+        worth.gains_of(
+            cell_on("threads", 2, 40),
+            references(cell_on("threads", 2, 40)),
+            worth.pooled(cell_on("threads", 2, 40)),
+        )
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == {1}
