@@ -9,7 +9,7 @@ from fedpriv.cli.data import app as data_app
 from fedpriv.cli.options import AuditRequest, Display, Imports, RunDir, SweepOverrides, TuneRequest, grouped
 from fedpriv.cli.privacy import app as privacy_app
 from fedpriv.cli.silo import app as silo_app
-from fedpriv.cli.silo import superlink, supernode
+from fedpriv.cli.silo import certificates, superlink, supernode
 from fedpriv.core.errors import InputError, suggestion
 
 app = typer.Typer(
@@ -370,3 +370,4 @@ def export(
 
 app.command()(superlink)
 app.command()(supernode)
+app.command()(certificates)
