@@ -61,8 +61,11 @@ def run(policy: Policy) -> None:
 
     Example: fedpriv silo run silo-0.toml
     """
+    from fedpriv.core.logs import log_as_service
     from fedpriv.silo.daemon import serve
+    from fedpriv.silo.policy import read_policy
 
+    log_as_service(silo=read_policy(policy).silo)
     serve(policy, ready=lambda socket: typer.echo(f"answering on {socket}"))
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from fedpriv.cli.app import app
 
 UNITS = sorted((Path(__file__).resolve().parents[2] / "deploy" / "systemd").glob("*.service"))
-HARDENED = {"ProtectSystem=strict", "NoNewPrivileges=yes", "CapabilityBoundingSet=", "PrivateTmp=yes", "UMask=0077"}
+HARDENED = {"ProtectSystem=strict", "NoNewPrivileges=yes", "CapabilityBoundingSet=", "UMask=0077"}
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)

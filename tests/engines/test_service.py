@@ -22,12 +22,15 @@ from starlette.applications import Starlette
 
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.logs import facts, log_as_service
-from fedpriv.engines import service, supernode_process
+from fedpriv.engines import deployment, service, supernode_process
 from fedpriv.engines.flower_private import CONTROL
+from fedpriv.engines.flower_private.control import UnreachableError
 from fedpriv.engines.flower_private.supernode import clock_trouble
 from fedpriv.engines.processes import free_ports
 from fedpriv.engines.service import EXECUTOR, LOST, SUPERNODE, Absence, Part, leave_beat, read_beat
 from fedpriv.engines.superlink_process import Listener, _serve, _unix
+from fedpriv.protocol.cell_folder import FolderReader, report_waiting
+from fedpriv.rounds.outcome import RunObserver
 
 HEALTH = Path(__file__).resolve().parents[2] / "deploy" / "health.py"
 SLEEP = "import time; time.sleep(60)"
@@ -272,3 +275,58 @@ def test_a_log_format_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("FEDPRIV_LOG", "xml")
     with pytest.raises(InputError, match="FEDPRIV_LOG='xml': expected text or json"):
         log_as_service()
+
+
+class Unanswering:
+    """A run on a SuperLink of which `answers` come, one a question."""
+
+    class superlink:  # noqa: N801 - as the field is called
+        ended = False
+
+        @staticmethod
+        def log_tail() -> str:
+            return ""
+
+    def __init__(self, answers: list[str | None]) -> None:
+        self._answers = iter(answers)
+
+    def status(self) -> str:
+        answer = next(self._answers)
+        if answer is None:
+            raise UnreachableError("the SuperLink cannot be reached: timed out")
+        return answer
+
+
+def test_a_run_says_for_whom_it_waits_and_since_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Was: nothing, until patience was over."""
+    monkeypatch.setattr(deployment, "_STATUS_SECONDS", 0.0)
+    monkeypatch.setattr(deployment, "_POLL_SECONDS", 0.0)
+    lines: list[str] = []
+
+    class Hears(RunObserver):
+        def noted(self, line: str) -> None:
+            lines.append(line)
+
+    report_waiting(tmp_path, [1, 4], time.time() - 25.0)
+    run: Any = Unanswering(["pending", None, "running", "running", "finished:failed"])
+    with pytest.raises(RunError, match="Flower ended the run without a result"):
+        deployment.follow(run, FolderReader(tmp_path), 0, 6, Hears(), lambda: None)
+    assert re.fullmatch(
+        r"waiting for the SuperLink to start the run, which is pending since .* UTC \(0 s\)", lines[0]
+    )
+    assert re.fullmatch(r"waiting for silo 1, 4 in round 1 of 6 since \d\d:\d\d:\d\d UTC \(25 s\)", lines[1])
+    assert lines[2].startswith("waiting for an answer of the SuperLink since ")
+    assert len(lines) == 4
+    report_waiting(tmp_path, [], 0.0)
+    assert FolderReader(tmp_path).waiting() is None
+
+
+def test_a_superlink_that_stays_away_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Was: one lost question ended it."""
+    monkeypatch.setattr(deployment, "_STATUS_SECONDS", 0.0)
+    monkeypatch.setattr(deployment, "_UNREACHABLE_SECONDS", 0.3)
+    began, run = time.monotonic(), Unanswering([None] * 1000)
+    asked: Any = run
+    with pytest.raises(UnreachableError, match="cannot be reached"):
+        deployment.follow(asked, FolderReader(tmp_path), 0, 6, RunObserver(), lambda: None)
+    assert time.monotonic() - began > 0.3
