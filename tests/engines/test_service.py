@@ -241,8 +241,14 @@ def test_a_superlink_whose_executor_is_killed_ends_unasked(tmp_path: Path) -> No
         assert (answer.status_code, answer.text) == (503, "its executor has done nothing for 61 s")
         assert client.get("http://superlink/v1/fleet/x").status_code == 404
         executor.kill()
+        signal.setitimer(signal.ITIMER_REAL, 5.0)  # a SuperLink that stays is asked to end, and says that it was
 
-    assert not serve(tmp_path, SLEEP, then)
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    try:
+        assert not serve(tmp_path, SLEEP, then)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
 def test_a_superlink_that_is_asked_to_end_was_asked(tmp_path: Path) -> None:
