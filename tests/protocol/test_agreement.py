@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from flwr.app import Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
 
 from fedpriv.clients import app as silo
 from fedpriv.protocol.messages import KEY, PROTOCOL, TRAIN, refusal_in
@@ -23,6 +24,8 @@ def test_another_protocol_is_refused_before_the_guard_is_asked(
     theirs: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Was: KeyError 'query' at the server, and nothing at the silo."""
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
     monkeypatch.setattr(silo, "_asked", lambda *_: pytest.fail("the guard was asked"))
     context = Context(1, 7, {"partition-id": 1}, RecordDict(), {"run-token": "run", "cell-json": "{}", **theirs})
     for kind, forward in ((TRAIN, silo.forward), (KEY, silo.forward_key)):
