@@ -19,6 +19,7 @@ deploy/health.py sends it.
 import json
 import socket as sockets
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,9 +28,11 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
+from fedpriv.core.errors import printable
 from fedpriv.protocol.messages import (
     COMMIT,
     CONFIG,
+    PROTOCOL,
     SEEN,
     Refusal,
     also_in,
@@ -53,6 +56,8 @@ LONGEST = 2**31
 
 def forward(message: Message, context: Context, socket: Path, *, tests: bool = False) -> Message:
     """Put a train message to the guard, or an evaluation of its `tests`; the reply is its release or refusal."""
+    if (refusal := disagreement(context)) is not None:
+        return Message(refusal_content(refusal), reply_to=message)
     query = array_in(message.content, "query")
     t = number_in(message.content, CONFIG, "t")
     keys, seen = keys_in(message.content), also_in(message.content, SEEN)
@@ -64,10 +69,28 @@ def forward(message: Message, context: Context, socket: Path, *, tests: bool = F
 
 def forward_key(message: Message, context: Context, socket: Path) -> Message:
     """Ask the guard for its public key of this run."""
+    if (refusal := disagreement(context)) is not None:
+        return Message(refusal_content(refusal), reply_to=message)
     answer = ask(socket, run_of(context), _cell_json(context), 0, np.empty(0, np.uint8))
     if isinstance(answer, Refusal):
         return Message(refusal_content(answer), reply_to=message)
     return Message(key_content(answer.tobytes()), reply_to=message)
+
+
+def disagreement(context: Context) -> Refusal | None:
+    """Refuse a coordinator whose protocol is another: nothing of the run reaches the guard."""
+    theirs, version = (context.run_config.get(key) for key in ("protocol", "fedpriv"))
+    if theirs == PROTOCOL:
+        return None
+    coordinator = (
+        f"{printable(str(version), 20)} (protocol {theirs})" if isinstance(theirs, int) else "an older one"
+    )
+    silo, own = context.node_config["partition-id"], metadata.version("fedpriv")
+    return Refusal(
+        f"silo {silo} runs fedpriv {own} (protocol {PROTOCOL}), the coordinator {coordinator}: "
+        "install the same version on both",
+        final=True,
+    )
 
 
 def run_of(context: Context) -> str:

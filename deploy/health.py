@@ -1,5 +1,7 @@
 #!/usr/bin/env -S python3 -IS
-"""Is it at work?  health.py https://HOST:PORT/health, or health.py unix:SOCKET of a guard; exit code 0 or 1.
+"""Is it at work?  health.py https://HOST:PORT/health of a SuperLink, or unix:SOCKET of a guard or a SuperNode.
+
+The exit code is 0 or 1.
 
 The authority that has to have signed a server's certificate is in the file $SSL_CERT_FILE.
 """
@@ -14,7 +16,7 @@ SECONDS = 4.0
 
 
 def check(address: str) -> None:
-    """OSError if nothing answers at `address`, or a guard says that it is stuck."""
+    """OSError if nothing answers at `address`, or a service says that it is ill."""
     if address.startswith("unix:"):
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(SECONDS)

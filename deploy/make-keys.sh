@@ -18,13 +18,14 @@ for tool in openssl ssh-keygen; do
     command -v "$tool" > /dev/null || fail "$tool is not installed"
 done
 umask 077
+authority_days=3650
 days=365
 mkdir -p "$folder/authority" "$folder/superlink/nodes"
 cd "$folder"
 
 if [ ! -e authority/ca.key ]; then
     openssl ecparam -name secp384r1 -genkey -noout -out authority/ca.key
-    openssl req -new -x509 -key authority/ca.key -sha256 -days "$days" -subj "/CN=fedpriv deployment" \
+    openssl req -new -x509 -key authority/ca.key -sha256 -days "$authority_days" -subj "/CN=fedpriv deployment" \
         -addext "keyUsage=critical,keyCertSign,cRLSign" -out authority/ca.crt
 fi
 if [ ! -e superlink/server.pem ] || [ $# -gt 0 ]; then

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from torch import Tensor
 from fedpriv.core.errors import FedprivError, RunError
 from fedpriv.core.random import KeyedNormal, integers_key, simulation_noise
 from fedpriv.protocol.arrays import one_array, query_content, tensor_of
-from fedpriv.protocol.cell_folder import FolderReporter, cell_of
+from fedpriv.protocol.cell_folder import FolderReporter, cell_of, report_waiting
 from fedpriv.protocol.messages import EVALUATE, REGISTERED
 from fedpriv.rounds.beside import (
     EvaluationPlan,
@@ -164,7 +165,9 @@ def deploy_cell(
     task = public_task_of_cell(cell)
     plan = plan_of(cell, task.objective, released=True)
     initial = plan.objective.initial()
-    patient = PatientGrid(grid, registered=os.environ.get(REGISTERED) == "1")
+    patient = PatientGrid(
+        grid, registered=os.environ.get(REGISTERED) == "1", waiting=partial(report_waiting, folder.parent)
+    )
     commits = SeenCommits(remembered or folder / "commits")
     asked = evaluation_plan_of(cell, task.objective, released=True)
     with ServerJournal(folder, Entries.of(plan)) as journal, ExitStack() as stack:

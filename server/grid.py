@@ -10,7 +10,7 @@ In a simulation all nodes are there from the start and stay: `learn_roster` asks
 import itertools
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +73,29 @@ _PASSING = frozenset(
 )
 
 
+Waiting = Callable[[Sequence[int], float], None]
+"""Told for which silos is waited, and since when (seconds of the epoch); for none once it is over."""
+_WORTH_TELLING = 5.0  # seconds of waiting
+
+
+class _Told:
+    """One wait: told of after five seconds and again when other silos are waited for, and when it is over."""
+
+    def __init__(self, tell: Waiting) -> None:
+        self._tell, self._began = tell, time.monotonic()
+        self._last: list[int] = []
+
+    def still(self, silos: Iterable[int]) -> None:
+        waited = time.monotonic() - self._began
+        if waited > _WORTH_TELLING and (now := sorted(silos)) != self._last:
+            self._last = now
+            self._tell(now, time.time() - waited)
+
+    def over(self) -> None:
+        if self._last:
+            self._tell([], time.time())
+
+
 @dataclass
 class _Question:
     """A message that waits for its reply: the ids under which it was sent, and when it is sent again."""
@@ -92,8 +115,11 @@ class PatientGrid(Grid):
     `silo-N`; what a node says of itself is not asked for, and nodes with other names are no silos.
     """
 
-    def __init__(self, grid: Grid, *, registered: bool = False) -> None:
+    def __init__(
+        self, grid: Grid, *, registered: bool = False, waiting: Waiting = lambda silos, since: None
+    ) -> None:
         self._grid = grid
+        self._waiting = waiting
         self._registered = registered
         self._silo_of: dict[int, int] = {}  # what nodes said they are, or were registered as
         self._now: dict[int, int] = {}  # where a silo that was at the first node is now
@@ -103,13 +129,15 @@ class PatientGrid(Grid):
 
     def roster(self, silos: int, timeout: float) -> list[int]:
         """The node id of silo 0, 1, …, once all are there; RunError with the silos that are missing."""
-        deadline = time.monotonic() + timeout
+        deadline, told = time.monotonic() + timeout, _Told(self._waiting)
         while len(found := self._found(silos)) < silos:
+            missing = [silo for silo in range(silos) if silo not in found]
             if time.monotonic() > deadline:
-                missing = ", ".join(str(silo) for silo in range(silos) if silo not in found)
-                raise RunError(f"silo {missing} was not connected after {timeout:.0f} s")
+                raise RunError(f"silo {', '.join(map(str, missing))} was not connected after {timeout:.0f} s")
+            told.still(missing)
             self._look()
             time.sleep(_POLL_SECONDS)
+        told.over()
         return [found[silo] for silo in range(silos)]
 
     def _found(self, silos: int) -> dict[int, int]:
@@ -123,7 +151,7 @@ class PatientGrid(Grid):
 
         Refusals that might have passed, and did not in that time, are among them.
         """
-        started = time.monotonic()
+        started, told = time.monotonic(), _Told(self._waiting)
         waiting = [_Question(self._numbered(message), self._node_of(message), started) for message in messages]
         replies: list[Message] = []
         while waiting and (timeout is None or time.monotonic() - started < timeout):
@@ -143,6 +171,8 @@ class PatientGrid(Grid):
                     waiting.remove(question)
                     replies.append(_as_reply_to(question.message, reply))
             self._follow(waiting)
+            told.still(self._silo_of.get(asked.message.metadata.dst_node_id, -1) for asked in waiting)
+        told.over()
         last_words = [_as_refusal_of(asked.message, asked.refused) for asked in waiting if asked.refused]
         return replies + last_words
 

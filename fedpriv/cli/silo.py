@@ -61,8 +61,11 @@ def run(policy: Policy) -> None:
 
     Example: fedpriv silo run silo-0.toml
     """
+    from fedpriv.core.logs import log_as_service
     from fedpriv.silo.daemon import serve
+    from fedpriv.silo.policy import read_policy
 
+    log_as_service(silo=read_policy(policy).silo)
     serve(policy, ready=lambda socket: typer.echo(f"answering on {socket}"))
 
 
@@ -203,11 +206,43 @@ def supernode(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="No TLS and no key: on your own machine only.")
     ] = False,
+    health: Annotated[
+        Path | None, typer.Option(metavar="SOCKET", help="Where it says how it is, as a guard does; else nowhere.")
+    ] = None,
 ) -> None:
     """Run a silo's SuperNode, which carries queries to the guard and releases back, until ended.
+
+    A SuperLink that is away is waited for, with a line a minute. If a part of it dies, it ends: start it again.
 
     Example: fedpriv supernode --superlink fl.example.org:8000 --silo 0 --guard /run/fedpriv/guard.sock --keys node
     """
     from fedpriv.engines.supernode_process import become_supernode
 
-    become_supernode(superlink, silo, guard, keys, insecure=insecure)
+    become_supernode(superlink, silo, guard, keys, insecure=insecure, health=health)
+
+
+def certificates(
+    places: Annotated[list[Path], typer.Argument(metavar="FOLDER|FILE...", help="Whose certificates to show.")],
+    renew: Annotated[
+        Path | None,
+        typer.Option(metavar="AUTHORITY", help="Folder with ca.key and ca.crt: sign FOLDER/server.pem anew."),
+    ] = None,
+) -> None:
+    """Show certificates and when they end; exit code 1 if one ends within 30 days. Renew a SuperLink's.
+
+    A SuperLink that runs takes the new one up within seconds, and sites do nothing.
+
+    Example: fedpriv certificates deploy/run/superlink
+    Example: fedpriv certificates deploy/run/superlink --renew deploy/run/authority
+    """
+    from fedpriv.engines.certificates import certificates_below
+    from fedpriv.engines.certificates import renew as sign_anew
+
+    if renew is not None:
+        for place in places:
+            sign_anew(place, renew)
+    found = list(certificates_below(places))
+    for certificate in found:
+        typer.echo(certificate.line())
+    if any(certificate.ends_soon for certificate in found):
+        raise typer.Exit(1)

@@ -29,6 +29,7 @@ from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.files import write_text
 from fedpriv.data.named import load
 from fedpriv.engines import supernode_process
+from fedpriv.engines.flower_private.control import UnreachableError
 from fedpriv.engines.inprocess import refuse_vectorized_options
 from fedpriv.engines.processes import environment, refuse_root, script
 from fedpriv.engines.superlink import (
@@ -147,13 +148,33 @@ Lost = Callable[[], str | None]
 
 _POLL_SECONDS = 0.2
 _STATUS_SECONDS = 5.0
+_TELL_SECONDS = 60.0  # between two lines on the same wait
+_UNREACHABLE_SECONDS = 120.0  # for which a SuperLink may not answer: a snapshot of its machine, say
+
+
+class Waits:
+    """Tells a person for whom a run waits and since when: after some seconds, then once a minute."""
+
+    def __init__(self, observer: RunObserver) -> None:
+        self._observer = observer
+        self._told: tuple[str, float] = "", 0.0
+
+    def told(self, whom: str, since: float) -> None:
+        """`since` in seconds of the epoch."""
+        now = time.monotonic()
+        if whom == self._told[0] and now - self._told[1] < _TELL_SECONDS:
+            return
+        self._told = whom, now
+        clock, seconds = time.strftime("%H:%M:%S", time.gmtime(since)), time.time() - since
+        self._observer.noted(f"waiting for {whom} since {clock} UTC ({seconds:.0f} s)")
 
 
 def follow(
     run: SubmittedRun, reader: FolderReader, index: int, rounds: int, observer: RunObserver, lost: Lost
 ) -> Finished:
     """Relay a run's progress until it has an outcome; RunError if it ends without one."""
-    seen, asked = 0, time.monotonic()
+    seen, asked, answered, began = 0, time.monotonic(), time.monotonic(), time.time()
+    waits = Waits(observer)
     while True:
         finished = reader.result()
         now = rounds if finished is not None else reader.round()
@@ -169,8 +190,21 @@ def follow(
             raise RunError(ended)
         if time.monotonic() - asked > _STATUS_SECONDS:
             asked = time.monotonic()
-            if run.status().startswith("finished") and reader.result() is None:
-                raise RunError(f"Flower ended the run without a result{run.superlink.log_tail()}")
+            try:
+                status = run.status()
+            except UnreachableError:
+                if asked - answered > _UNREACHABLE_SECONDS:
+                    raise
+                waits.told("an answer of the SuperLink", time.time() - (asked - answered))
+            else:
+                answered = asked
+                if status.startswith("finished") and reader.result() is None:
+                    raise RunError(f"Flower ended the run without a result{run.superlink.log_tail()}")
+                if not status.startswith(("running", "finished")):
+                    waits.told(f"the SuperLink to start the run, which is {status}", began)
+            if (wait := reader.waiting()) is not None:
+                silos, since = wait
+                waits.told(f"silo {', '.join(map(str, silos))} in round {seen + 1} of {rounds}", since)
         time.sleep(_POLL_SECONDS)
 
 

@@ -1,7 +1,7 @@
 """Child processes of an engine on this machine: their environment, ports, keys and certificates, and their end.
 
-Keys and certificates are made for one run on one machine; those of others are read and checked before anything
-waits for them.  Every child is ended with its engine, by a process of its own if the engine is killed:
+Keys and certificates are made for the processes of one machine; `engines/certificates.py` has those between
+machines.  Every child is ended with its engine, by a process of its own if the engine is killed:
 
 python -P -m fedpriv.engines.processes HOME   ends what was started in HOME once its standard input is closed
 """
@@ -119,11 +119,13 @@ def free_ports(count: int) -> list[int]:
 
 
 AUTHORITY, CERTIFICATE, KEY = "ca.crt", "server.pem", "server.key"
-_DAYS = 7  # longer than a run of one machine lasts
+_EVER = datetime.datetime(1970, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59)  # RFC 5280: no end
 
 
 def make_server_keys(folder: Path) -> None:
     """Write ca.crt, server.pem and server.key (0600) for 127.0.0.1 into `folder`.
+
+    They last for ever, like the service that made them for itself, and whatever a clock says.
 
     Guarantee: the key that signed is not kept, so that nobody can make another certificate that ca.crt vouches
     for: whoever takes over a port of a process that ended cannot answer in its place.
@@ -181,22 +183,6 @@ def node_public_key(path: Path) -> bytes:
     return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
-def check_certificates(*paths: Path) -> None:
-    """InputError, with file and date, if a certificate in one of `paths` (PEM) cannot be used today."""
-    now = datetime.datetime.now(datetime.UTC)
-    for path in paths:
-        try:
-            found = x509.load_pem_x509_certificates(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path}: expected a certificate (PEM): {error}") from None
-        for certificate in found:
-            first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-            if now > last:
-                raise InputError(f"{path}: the certificate expired on {last:%Y-%m-%d %H:%M} UTC; make a new one")
-            if now < first:
-                raise InputError(f"{path}: the certificate is valid from {first:%Y-%m-%d %H:%M} UTC on only")
-
-
 def tls_options(keys: Path) -> list[str]:
     """Options of Flower's servers for the certificate and the key in `keys`."""
     return [
@@ -231,15 +217,14 @@ def _named(name: str) -> x509.Name:
 
 
 def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(days=_DAYS))
+        .not_valid_before(_EVER[0])
+        .not_valid_after(_EVER[1])
     )
 
 

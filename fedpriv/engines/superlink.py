@@ -17,11 +17,11 @@ from pathlib import Path
 import httpx
 
 from fedpriv.core.errors import RunError, printable
+from fedpriv.engines.certificates import check_certificates
 from fedpriv.engines.flower_private import UNIX
 from fedpriv.engines.flower_private.control import Control
 from fedpriv.engines.processes import (
     AUTHORITY,
-    check_certificates,
     environment,
     free_ports,
     left_by_nobody,

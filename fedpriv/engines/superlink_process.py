@@ -5,16 +5,23 @@
 | Control: start and stop runs | the SuperLink's owner | a Unix socket of mode 0600 |
 | Fleet: a SuperNode's messages | SuperNodes whose keys are registered | host:port, TLS |
 | Runtime: a task's messages | the tasks it started itself | a port of 127.0.0.1, TLS, tokens on no command line |
+
+Its parts are these servers, which are one process, and an executor.  /health of each API is that of the service:
+200 while the executor asks for tasks and gets answers, 503 with a reason otherwise.  A certificate that is renewed
+is served from the next connection on.
 """
 
 import asyncio
+import logging
 import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,19 +29,24 @@ import uvicorn
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.core.logs import log_as_service
+from fedpriv.engines.certificates import Renewed, check_certificates, warn_of_ends
 from fedpriv.engines.flower_private import CONTROL, FLEET, RUNTIME, superexec_command
 from fedpriv.engines.flower_private.superlink import superlink_app
 from fedpriv.engines.processes import (
     AUTHORITY,
     CERTIFICATE,
     KEY,
-    check_certificates,
     isolated,
     node_public_key,
     tls_options,
 )
+from fedpriv.engines.service import BEATS, EXECUTOR, Health, Part, late, part_lost
 from fedpriv.protocol.messages import REGISTERED
+
+_log = logging.getLogger("fedpriv.superlink")
+_LOOK, _DAY = 0.5, 86_400.0  # seconds between two looks at the executor, and two warnings of a certificate's end
 
 
 @dataclass(frozen=True)
@@ -47,34 +59,39 @@ class Listener:
 
 
 class Only:
-    """The part of an ASGI app below `prefix`, and /health; nothing else of it is there.
+    """The part of an ASGI app below `prefix`, and /health, which is ours; nothing else is there.
 
     Guarantee: no request that comes through this reaches another of the app's routes: paths are compared as the
     app compares them, and no other kind of connection is let through.
     """
 
-    def __init__(self, app: ASGIApp, prefix: str) -> None:
-        self._app, self._prefix = app, prefix
+    def __init__(self, app: ASGIApp, prefix: str, health: Health = lambda: None) -> None:
+        self._app, self._prefix, self._health = app, prefix, health
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
             path = scope["path"]
-            let_through = path == "/health" or path.startswith(self._prefix)
-            app = self._app if let_through else PlainTextResponse("not here", status_code=404)
+            app = self._app
+            if path == "/health":
+                ails = self._health()
+                app = PlainTextResponse(ails or "at work", status_code=503 if ails else 200)
+            elif not path.startswith(self._prefix):
+                app = PlainTextResponse("not here", status_code=404)
             await app(scope, receive, send)
 
 
 def serve_superlink(
     control: Path, keys: Path | None, *, host: str, port: int, simulation: bool = False, insecure: bool = False
 ) -> None:
-    """Serve until ended.
+    """Serve until asked to end; RunError if a part ends unasked.
 
     `control` is the socket to be made; `keys` a folder with ca.crt, server.pem, server.key and nodes/silo-N.pub.
     `insecure`: SuperNodes connect without TLS and keys.  `simulation`: there are none.
     InputError for keys or certificates that cannot be used.
     """
+    log_as_service()
     nodes = {} if keys is None else _nodes(keys)
     if keys is not None:
         check_certificates(keys / AUTHORITY, keys / CERTIFICATE)
@@ -91,12 +108,21 @@ def serve_superlink(
         if not simulation:
             listeners.append(Listener(_tcp(host, port), FLEET, keys))
         address = f"127.0.0.1:{listeners[1].socket.getsockname()[1]}"
-        environment = {**os.environ, REGISTERED: "1"} if nodes else dict(os.environ)
+        beats = runtime_keys / "beats"
+        beats.mkdir(mode=0o700)
+        environment = {**os.environ, BEATS: str(beats)} | ({REGISTERED: "1"} if nodes else {})
         command = superexec_command(address, runtime_keys / AUTHORITY, secret, os.getpid())
-        executor = subprocess.Popen(command, env=environment)
+        executor, began = subprocess.Popen(command, env=environment), time.monotonic()
         try:
             with asyncio.Runner(loop_factory=uvicorn.Config(app).get_loop_factory()) as runner:
-                runner.run(_serve(app, listeners))
+                asked = runner.run(_serve(app, listeners, executor, lambda: late(beats, EXECUTOR, began)))
+            if not asked:
+                code = executor.poll()
+                raise (
+                    RunError("SuperLink: one of its servers ended; start it again")
+                    if code is None
+                    else part_lost("SuperLink", Part(EXECUTOR, executor), code)
+                )
         finally:
             executor.terminate()
             executor.wait()
@@ -143,12 +169,15 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _serve(app: ASGIApp, listeners: Sequence[Listener]) -> None:
+async def _serve(
+    app: ASGIApp, listeners: Sequence[Listener], executor: "subprocess.Popen[bytes]", health: Health
+) -> bool:
+    """Serve until a signal, or until a server or the executor ends: whether it was asked to."""
     servers = []
     for index, listener in enumerate(listeners):
         keys = listener.keys
         config = uvicorn.Config(
-            Only(app, listener.prefix),
+            Only(app, listener.prefix, health),
             lifespan="off" if index else "on",
             log_level="warning",
             access_log=False,
@@ -158,13 +187,50 @@ async def _serve(app: ASGIApp, listeners: Sequence[Listener]) -> None:
             ssl_keyfile=None if keys is None else keys / KEY,
         )
         servers.append(_Server(config))
-
-    def end() -> None:
-        for server in servers:
-            server.should_exit = True
-
+    asked = asyncio.Event()
     for ending in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(ending, end)
-    await asyncio.gather(
-        *(server.serve([listener.socket]) for server, listener in zip(servers, listeners, strict=True))
-    )
+        asyncio.get_running_loop().add_signal_handler(ending, asked.set)
+    serving = [
+        asyncio.ensure_future(server.serve([listener.socket]))
+        for server, listener in zip(servers, listeners, strict=True)
+    ]
+    fleets = [
+        _Fleet(server.config, listener.keys)
+        for server, listener in zip(servers, listeners, strict=True)
+        if listener.prefix == FLEET and listener.keys is not None
+    ]
+    while not (asked.is_set() or executor.poll() is not None or any(server.done() for server in serving)):
+        for fleet in fleets:
+            fleet.look()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asked.wait(), _LOOK)
+    for server in servers:
+        server.should_exit = True
+    await asyncio.gather(*serving)
+    return asked.is_set()
+
+
+class _Fleet:
+    """The certificate that SuperNodes see: told of before it ends, and taken up anew when its files change."""
+
+    def __init__(self, config: uvicorn.Config, keys: Path) -> None:
+        self._config, self._keys = config, keys
+        self._renewed = Renewed(keys / CERTIFICATE, keys / KEY)
+        self._warned = float("-inf")
+
+    def look(self) -> None:
+        if time.monotonic() - self._warned > _DAY:
+            self._warned = time.monotonic()
+            warn_of_ends(self._keys / AUTHORITY, self._keys / CERTIFICATE)
+        if not self._renewed.changed() or not self._config.loaded or self._config.ssl is None:
+            return
+        try:
+            check_certificates(self._keys / CERTIFICATE)
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(  # first where it breaks nothing
+                self._keys / CERTIFICATE, self._keys / KEY
+            )
+            self._config.ssl.load_cert_chain(self._keys / CERTIFICATE, self._keys / KEY)
+        except (InputError, OSError) as error:
+            _log.warning("a certificate that changed is not taken up: %s", error)
+        else:
+            _log.info("%s: the certificate that is there now is served", self._keys / CERTIFICATE)

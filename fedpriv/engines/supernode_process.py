@@ -1,13 +1,14 @@
 """`fedpriv supernode`: Flower's SuperNode of one silo; no other user of the machine can take or answer its tasks.
 
-    python -P -m fedpriv.engines.supernode_process SUPERLINK SILO GUARD KEYS|-
+    python -P -m fedpriv.engines.supernode_process SUPERLINK SILO GUARD KEYS|- HEALTH|-
 
-It is started again while the SuperLink refuses its key (one that was killed counts as connected for a minute), and
-where another program has taken its port meanwhile.
+Its parts are Flower's SuperNode and an executor.  A SuperNode that lost its SuperLink, which was restarted, is
+away or refuses the key (one that was killed counts as connected for a minute), is started again, for ever, and so
+is one whose port another program has taken meanwhile.  Any other end of a part ends the service.
 """
 
+import logging
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -16,24 +17,43 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import FedprivError, InputError
+from fedpriv.core.logs import log_as_service
+from fedpriv.engines.certificates import check_certificates, warn_of_ends
 from fedpriv.engines.flower_private import superexec_command, supernode_command
-from fedpriv.engines.processes import AUTHORITY, check_certificates, free_ports, isolated, tls_options
+from fedpriv.engines.processes import AUTHORITY, free_ports, isolated, tls_options
+from fedpriv.engines.service import (
+    BEATS,
+    EXECUTOR,
+    LOST,
+    SUPERNODE,
+    Absence,
+    Part,
+    end_when_asked,
+    health_socket,
+    late,
+    part_lost,
+    read_beat,
+)
 
+_log = logging.getLogger("fedpriv.supernode")
 NODE_KEY = "node.key"
-_REFUSED_SECONDS = 90.0  # until a refusal is final; Flower misses a node that was killed after 60
-_PAUSE_SECONDS = 3.0
+_SHORTEST, _LONGEST = 2.0, 30.0  # seconds before a SuperNode that was lost is started again, doubled each time
+_STAYED = 90.0  # seconds after which the next loss counts as a first one
+_LOOK = 0.5  # seconds between two looks at the parts
+_AWAY = 40.0  # seconds without an answer of the SuperLink; heartbeats go out every 24
+_DAY = 86_400.0
 
 
-def command(superlink: str, silo: int, guard: Path, keys: Path | None) -> list[str]:
+def command(superlink: str, silo: int, guard: Path, keys: Path | None, health: Path | None = None) -> list[str]:
     """The command that runs silo `silo`'s SuperNode; `keys` has ca.crt and node.key, None for no TLS, no key."""
-    return [
-        *(sys.executable, "-P", "-m", __name__, superlink, str(silo), str(guard)),
-        "-" if keys is None else str(keys),
-    ]
+    given = ["-" if path is None else str(path) for path in (keys, health)]
+    return [sys.executable, "-P", "-m", __name__, superlink, str(silo), str(guard), *given]
 
 
-def become_supernode(superlink: str, silo: int, guard: Path, keys: Path | None, *, insecure: bool) -> NoReturn:
+def become_supernode(
+    superlink: str, silo: int, guard: Path, keys: Path | None, *, insecure: bool, health: Path | None = None
+) -> NoReturn:
     """Make this process silo `silo`'s SuperNode; InputError for keys that cannot be used."""
     if (keys is None) != insecure:
         raise InputError("fedpriv supernode: give --keys FOLDER, or --insecure on a machine of your own")
@@ -41,12 +61,14 @@ def become_supernode(superlink: str, silo: int, guard: Path, keys: Path | None, 
         check_certificates(keys / AUTHORITY)
         if not (keys / NODE_KEY).exists():
             raise InputError(f"{keys / NODE_KEY}: no such key; run deploy/make-keys.sh, or ssh-keygen")
-    words = command(superlink, silo, guard, keys)
+    words = command(superlink, silo, guard, keys, health)
     os.execv(words[0], words)
 
 
-def run_supernode(superlink: str, silo: int, guard: Path, keys: Path | None) -> int:
-    """Run until ended or refused for good; the exit code."""
+def run_supernode(
+    superlink: str, silo: int, guard: Path, keys: Path | None, health: Path | None = None
+) -> NoReturn:
+    """Run until this process is asked to end; RunError if a part ends otherwise than by losing the SuperLink."""
     with isolated("supernode") as (folder, secret, options):
         options += [f"--superlink={superlink}", "--node-config", f"partition-id={silo} guard='{guard}'"]
         options += tls_options(folder)
@@ -55,11 +77,55 @@ def run_supernode(superlink: str, silo: int, guard: Path, keys: Path | None) -> 
         else:
             authority = keys / AUTHORITY
             options += [f"--root-certificates={authority}", f"--auth-supernode-private-key={keys / NODE_KEY}"]
-        return until_it_stays(lambda: _run_once(options, folder / AUTHORITY, secret))
+        beats = folder / "beats"
+        beats.mkdir(mode=0o700)
+        os.environ[BEATS] = str(beats)
+        watch = Watch("SuperNode", superlink, beats, keys)
+        with health_socket(health, watch.ails):
+            stay(lambda: _run_once(options, folder / AUTHORITY, secret, watch), watch)
 
 
-def _run_once(options: Sequence[str], authority: Path, secret: Path) -> int:
-    """SuperNode and executor until the SuperNode ends; its exit code.
+class Watch:
+    """Looks at the parts while they run, and says what it sees."""
+
+    def __init__(self, service: str, superlink: str, beats: Path, keys: Path | None) -> None:
+        self.service = service
+        self._beats, self._keys = beats, keys
+        self._absence = Absence(f"answer of the SuperLink at {superlink}")
+        self._began = self._warned = time.monotonic()
+
+    def ails(self) -> str | None:
+        """What ails the service itself; a SuperLink that is away does not."""
+        return late(self._beats, EXECUTOR, self._began)
+
+    def look(self, *, lost: bool = False) -> None:
+        """Say it if the SuperLink is away, `lost` for sure, or if a certificate ends soon, once a day."""
+        beat, now = read_beat(self._beats, SUPERNODE), time.monotonic()
+        last = self._began if beat is None else beat.at
+        if lost or now - last > _AWAY:
+            self._absence.away(last, "" if beat is None else beat.trouble)
+        elif beat is not None and not beat.trouble:
+            self._absence.back()
+        if self._keys is not None and now - self._warned > _DAY:
+            self._warned = now
+            warn_of_ends(self._keys / AUTHORITY)
+
+
+def stay(run_once: Callable[[], tuple[Part, int]], watch: Watch) -> NoReturn:
+    """Run what loses its SuperLink again, for ever; RunError for any other end of a part."""
+    pause = _SHORTEST
+    while True:
+        started = time.monotonic()
+        part, code = run_once()
+        if part.name != SUPERNODE or code not in (0, LOST):
+            raise part_lost(watch.service, part, code)
+        watch.look(lost=True)
+        pause = _SHORTEST if time.monotonic() - started > _STAYED else min(2.0 * pause, _LONGEST)
+        time.sleep(pause)
+
+
+def _run_once(options: Sequence[str], authority: Path, secret: Path, watch: Watch) -> tuple[Part, int]:
+    """SuperNode and executor until one of them ends: which, and its exit code.
 
     A port that is free now may be another's when the SuperNode listens, so that every start takes one of its own.
     """
@@ -67,10 +133,16 @@ def _run_once(options: Sequence[str], authority: Path, secret: Path) -> int:
     heard, bell = os.pipe()  # a byte for each task, from the SuperNode to the executor
     words = superexec_command(f"127.0.0.1:{port}", authority, secret, os.getpid(), heard)
     with (
-        _ended_with_us(words, heard),
+        _ended_with_us(words, heard) as executor,
         _ended_with_us(supernode_command([*options, f"--port={port}"], bell), bell) as node,
     ):
-        return node.wait()
+        while node.poll() is None and executor.poll() is None:
+            watch.look()
+            time.sleep(_LOOK)
+        time.sleep(_LOOK)  # the end of one may be that of the other
+        lost = node.poll() is not None and (executor.poll() or 0) >= 0
+        part = Part(SUPERNODE, node) if lost else Part(EXECUTOR, executor)
+        return part, part.process.wait()
 
 
 @contextmanager
@@ -82,23 +154,29 @@ def _ended_with_us(words: Sequence[str], inherited: int) -> Iterator["subprocess
         yield process
     finally:
         process.terminate()
-        process.wait()
+        try:
+            process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
-def until_it_stays(run_once: Callable[[], int]) -> int:
-    """Run what ends too early again, until it ended well or has not stayed for a minute and a half; the code."""
-    first = time.monotonic()
-    while True:
-        started = time.monotonic()
-        code = run_once()
-        now = time.monotonic()
-        first = started if now - started > _REFUSED_SECONDS else first
-        if code == 0 or now - first > _REFUSED_SECONDS:
-            return code
-        time.sleep(_PAUSE_SECONDS)
+_END_SECONDS = 20.0  # Flower ends itself hard after 5, and a service manager us after 90
+
+
+def main(superlink: str, silo: str, guard: str, *folders: str) -> None:
+    """Run the command line of `command`."""
+    log_as_service(silo=int(silo))
+    end_when_asked()
+    keys, health = (None if given == "-" else Path(given) for given in folders)
+    if keys is not None:
+        warn_of_ends(keys / AUTHORITY)
+    try:
+        run_supernode(superlink, int(silo), Path(guard), keys, health)
+    except FedprivError as error:
+        _log.error("%s", error)
+        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":
-    address, number, socket, given = sys.argv[1:]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    sys.exit(run_supernode(address, int(number), Path(socket), None if given == "-" else Path(given)))
+    main(*sys.argv[1:])

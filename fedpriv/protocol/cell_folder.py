@@ -1,14 +1,16 @@
 """Files and keys by which a server in another process talks to the engine that started it.
 
-`progress` holds the last finished round, `history.jsonl` a line an evaluated round; a run ends with `model.npy`
+`progress` holds the last finished round, `history.jsonl` a line an evaluated round, `waiting.json` the silos for
+which the server waits, while it does, and since when; a run ends with `model.npy`
 and then `outcome.json`, or with `failure.json`.  The run configuration of `flwr run` says which cell of which
 scenario it is, as Flower's flat keys.
 """
 
 import json
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import numpy as np
 
 from fedpriv.core.errors import FedprivError, InputError, RunError
 from fedpriv.core.files import append_line, whole_lines, write_json, write_text, write_vector
+from fedpriv.protocol.messages import PROTOCOL
 from fedpriv.rounds.fitted import fitted
 from fedpriv.rounds.ledger import as_data, from_data
 from fedpriv.rounds.outcome import Finished, RunObserver
@@ -24,7 +27,7 @@ from fedpriv.scenario.schema import Cell
 
 _PROGRESS_EVERY = 0.5  # seconds
 _PLAIN = ("metrics", "fraction_clipped", "wall_seconds", "gradient_evaluations", "noise", "bytes_sent")
-_FILES = ("progress", "history.jsonl", "failure.json", "outcome.json")
+_FILES = ("progress", "history.jsonl", "waiting.json", "failure.json", "outcome.json")
 
 
 def clear(folder: Path) -> None:
@@ -32,6 +35,16 @@ def clear(folder: Path) -> None:
     with _written_to(folder):
         for name in _FILES:
             (folder / name).unlink(missing_ok=True)
+
+
+def report_waiting(folder: Path, silos: Sequence[int], since: float) -> None:
+    """Write for whom the server waits since when (seconds of the epoch); nobody where it waits no more."""
+    path = folder / "waiting.json"
+    with suppress(OSError):  # a full disk ends a run in words of its own
+        if silos:
+            write_json(path, {"silos": list(silos), "since": since})
+        else:
+            path.unlink(missing_ok=True)
 
 
 class FolderReporter(RunObserver):
@@ -91,6 +104,14 @@ class FolderReader:
                 evaluation["round"] = int(evaluation["round"])
             yield evaluation
 
+    def waiting(self) -> tuple[list[int], float] | None:
+        """The silos for which the server waits, and since when; None while it waits for nobody."""
+        try:
+            told = json.loads((self._folder / "waiting.json").read_text(encoding="utf-8"))
+            return [int(silo) for silo in told["silos"]], float(told["since"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
     def result(self) -> Finished | None:
         """The outcome once there is one; the server's own error if it failed."""
         failure = self._json("failure.json")
@@ -138,7 +159,7 @@ def run_config_of(cell: Cell, out: Path, run_token: str = "") -> dict[str, str |
     """The keys an engine submits: the resolved cell itself, and the folder for what the server writes.
 
     A deployment's `run_token` is the run's identity in the ledgers of silos and server, resumed or not; a
-    simulation has none.
+    simulation has none.  Silos with guards compare the protocol with their own.
     """
     return {
         "scenario": "",
@@ -147,6 +168,8 @@ def run_config_of(cell: Cell, out: Path, run_token: str = "") -> dict[str, str |
         "cell-json": json.dumps(cell.canonical()),
         "out": str(out),
         "run-token": run_token,
+        "protocol": PROTOCOL,
+        "fedpriv": version("fedpriv"),
     }
 
 

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedpriv.core.errors import FedprivError, InputError, RunError, printable
+from fedpriv.core.logs import facts
 from fedpriv.protocol.commits import LONGEST
 from fedpriv.protocol.messages import (
     COMMIT,
@@ -60,7 +61,23 @@ class RefusalLog:
         """One line; `run` and `reason` may have words of a stranger."""
         self._count += 1
         if self._count <= _IN_FULL or self._count % _THEN_EVERY == 0:
-            _log.warning("refusal %d, run %s: %s", self._count, printable(run, 40), printable(reason, _LONGEST))
+            named = printable(run, 40)
+            _log.warning(
+                "refusal %d, run %s: %s", self._count, named, printable(reason, _LONGEST), extra=facts(named)
+            )
+
+
+class AnswerLog:
+    """A line for each round that is answered, once: who repeats a question for ever fills no disk."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[str, bool], int] = {}
+
+    def tell(self, run: str, t: int, *, tests: bool) -> None:
+        """Called after the answer is in the ledger, and so for runs that a budget was charged for."""
+        if t > self._last.get((run, tests), 0):
+            self._last[run, tests] = t
+            _log.info("answered %s", "an evaluation" if tests else "a round", extra=facts(printable(run, 40), t))
 
 
 _LOOK = 0.1  # seconds
@@ -190,7 +207,7 @@ class Desk:
     def __init__(self, policy: Policy, guards: Guards) -> None:
         self._policy, self._guards = policy, guards
         self._waiting: queue.Queue[Asked] = queue.Queue()
-        self._refusals = RefusalLog()
+        self._refusals, self._answers = RefusalLog(), AnswerLog()
         self._began: float | None = None
         cards = CARD_BYTES * (policy.allow.silos or guards.training.peers)
         self._longest_header = 4 * LONGEST_SCENARIO + 2 * (cards + LONGEST)  # JSON in JSON, every quote escaped
@@ -207,9 +224,13 @@ class Desk:
             except OSError:
                 time.sleep(0.1)  # out of descriptors, for now
                 continue
-            if self._connections.acquire(blocking=False):
+            if not self._connections.acquire(blocking=False):
+                connection.close()
+                continue
+            try:
                 threading.Thread(target=self._converse, args=(connection,), daemon=True).start()
-            else:
+            except RuntimeError:  # no thread is to be had, for now; a guard that takes no connections is none
+                self._connections.release()
                 connection.close()
 
     def work(self) -> None:
@@ -306,6 +327,7 @@ class Desk:
         if dtype is None or not query or len(query) % dtype.itemsize:
             return malformed
         release = guard.answer(run, cell, t, torch.frombuffer(query, dtype=dtype), cards, seen=commits).numpy()
+        self._answers.tell(run, t, tests=header.get("tests") is True)
         return Reply({"dtype": str(release.dtype), COMMIT: guard.told(run, cell, t).hex()}, release.tobytes())
 
 

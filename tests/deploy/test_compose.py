@@ -42,7 +42,7 @@ def test_every_service_is_watched_limited_and_without_rights(services: dict[str,
         assert service["healthcheck"] == {"disable": True} if name == "job" else service["healthcheck"]["test"], (
             name
         )
-        assert service["restart"] == ("no" if name == "job" else "on-failure"), name
+        assert service["restart"] == ("no" if name == "job" else "unless-stopped"), name
         assert {"cpus", "mem_limit", "pids_limit"} <= set(service), name
         if name in ("superlink", "job"):
             assert "FEDPRIV_USER:?" in service["user"], name  # no default, so no root by accident
@@ -113,7 +113,13 @@ def test_only_the_job_reaches_the_control_api(services: dict[str, Any]) -> None:
 def test_tls_and_authentication_are_the_default(services: dict[str, Any]) -> None:
     assert "--keys=/keys" in services["superlink"]["command"]
     for silo in SILOS:
-        assert services[f"node-{silo}"]["command"] == ["supernode.sh", "--keys=/keys"]
+        assert services[f"node-{silo}"]["command"] == [
+            "supernode.sh",
+            "--keys=/keys",
+            "--health=/tmp/health.sock",
+        ]
+        own = ["CMD", "health.py", "unix:/tmp/health.sock"]
+        assert services[f"node-{silo}"]["healthcheck"]["test"] == own  # its own health, and not the SuperLink's
     assert "--insecure" not in COMPOSE.read_text(encoding="utf-8")
 
 

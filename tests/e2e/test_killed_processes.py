@@ -4,6 +4,7 @@ import signal
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from fedpriv.engines.superlink import start_superlink
@@ -66,13 +67,33 @@ def test_a_superlink_that_is_restarted_takes_the_run_up_with_resume(tmp_path: Pa
         finish(running, code=130)
         assert fed.link.address is not None
         start_superlink(fed.home, ["--keys", str(fed.home / "keys")], int(fed.link.address.rpartition(":")[2]))
-        for silo in fed.silos:  # as a service manager would
-            kill_process(silo, "supernode")
-            silo.start("supernode")
-        say("SuperLink and SuperNodes are back; resuming")
+        say("the SuperLink is back, the SuperNodes were left alone; resuming")
         finish(fed.run("--resume"))
         fed.assert_each_round_was_released_once(token)
         assert np.array_equal(fed.model(), fed.replay(silo_keys, server_key))
+        assert all(silo.processes["supernode"].poll() is None for silo in fed.silos)
+        assert "is back after" in (fed.silos[0].home / "supernode.log").read_text()
+
+
+@pytest.mark.parametrize("of", ["superlink", "supernode"])
+def test_a_service_whose_executor_is_killed_ends_and_says_so(tmp_path: Path, of: str) -> None:
+    with federation(tmp_path) as fed:
+        fed.start_silos()
+        running = fed.run()
+        fed.wait_for_round(1, running)
+        owner = fed.link.process if of == "superlink" else fed.silos[1].processes["supernode"]
+        assert owner is not None
+        executor = next(each for each in psutil.Process(owner.pid).children() if "superexec" in each.cmdline())
+        say(f"killing the executor of the {of}")
+        executor.kill()
+        assert owner.wait(timeout=30) == 1
+        log = fed.home / "superlink.log" if of == "superlink" else fed.silos[1].home / "supernode.log"
+        assert "its executor was ended by SIGKILL" in log.read_text()
+        if of == "supernode":
+            fed.silos[1].start("supernode")
+            finish(running)
+        else:
+            running.kill()
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])

@@ -1,20 +1,25 @@
-"""Certificates and keys that the engines make and read; a SuperNode's process that does not stay."""
+"""Certificates and keys that the engines make, read, tell of and renew."""
 
-import socket
+import datetime
+import logging
+import re
+import ssl
 import stat
 import subprocess
-import sys
-from collections.abc import Sequence
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import uvicorn
+from cryptography import x509
+from typer.testing import CliRunner
 
+from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.engines import processes as certificates
-from fedpriv.engines import supernode_process
+from fedpriv.engines import certificates, processes, superlink_process
 from fedpriv.engines.deployment import follow
 from fedpriv.engines.flower_private.control import Control
-from fedpriv.engines.processes import free_ports
 from fedpriv.engines.superlink import SubmittedRun, SuperLink, remote_superlink
 from fedpriv.protocol.cell_folder import FolderReader
 from fedpriv.rounds.outcome import RunObserver
@@ -22,7 +27,7 @@ from fedpriv.rounds.outcome import RunObserver
 
 def test_a_certificate_that_has_expired_is_named_with_its_date_before_anything_is_asked(tmp_path: Path) -> None:
     """Was: 93 s, and "unavailable"."""
-    certificates.make_server_keys(tmp_path)
+    processes.make_server_keys(tmp_path)
     certificates.check_certificates(tmp_path / "ca.crt", tmp_path / "server.pem")
     old = Path(__file__).with_name("expired.crt")
     with pytest.raises(
@@ -41,7 +46,7 @@ def test_a_file_without_a_certificate_is_one_line(tmp_path: Path, content: bytes
 
 
 def test_keys_of_a_run_verify_and_nobody_else_can_read_the_private_ones(tmp_path: Path) -> None:
-    certificates.make_server_keys(tmp_path)
+    processes.make_server_keys(tmp_path)
     verify = ["openssl", "verify", "-x509_strict", "-purpose", "sslserver", "-verify_ip", "127.0.0.1"]
     verify += ["-CAfile", str(tmp_path / "ca.crt"), str(tmp_path / "server.pem")]
     assert "OK" in subprocess.run(verify, capture_output=True, text=True, check=True).stdout
@@ -49,13 +54,108 @@ def test_keys_of_a_run_verify_and_nobody_else_can_read_the_private_ones(tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ca.crt", "server.key", "server.pem"]
 
 
+@pytest.mark.parametrize("days", [-3650, 0, 8, 400, 36500])
+def test_the_certificates_of_a_service_outlast_it_whatever_its_clock_says(tmp_path: Path, days: int) -> None:
+    """Was: seven days, after which everything stopped."""
+    processes.make_server_keys(tmp_path)
+    at = str(int(time.time()) + 86_400 * days)
+    verify = ["openssl", "verify", "-x509_strict", "-purpose", "sslserver", "-attime", at]
+    subprocess.run([*verify, "-CAfile", str(tmp_path / "ca.crt"), str(tmp_path / "server.pem")], check=True)
+
+
+def keys_between_machines(folder: Path) -> tuple[Path, Path]:
+    script = Path(__file__).resolve().parents[2] / "deploy" / "make-keys.sh"
+    subprocess.run([str(script), str(folder), "1", "fl.example.org"], check=True, capture_output=True)
+    return folder / "superlink", folder / "authority"
+
+
+def in_days(monkeypatch: pytest.MonkeyPatch, days: int) -> None:
+    then = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
+    monkeypatch.setattr(certificates, "_now", lambda: then)
+
+
+def test_a_certificate_is_told_of_thirty_days_before_its_end_and_renewed_with_the_same_key_and_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys, authority = keys_between_machines(tmp_path)
+    paths = keys / "ca.crt", keys / "server.pem"
+    certificates.warn_of_ends(*paths)
+    assert not caplog.messages
+    shown = CliRunner().invoke(app, ["certificates", str(keys)])
+    assert (shown.exit_code, shown.output.count(" days left")) == (0, 2)
+    in_days(monkeypatch, 340)
+    certificates.warn_of_ends(*paths)
+    (line,) = caplog.messages
+    assert re.fullmatch(
+        r"a certificate ends soon: .*server.pem: CN=superlink, until .* UTC, 24 days left; .*", line
+    )
+    assert CliRunner().invoke(app, ["certificates", str(keys)]).exit_code == 1
+    before = certificates.certificates_of(keys / "server.pem")[0].content
+    assert CliRunner().invoke(app, ["certificates", str(keys), "--renew", str(authority)]).exit_code == 0
+    after = certificates.certificates_of(keys / "server.pem")[0].content
+    assert after.not_valid_after_utc > before.not_valid_after_utc
+    assert after.public_key() == before.public_key()
+    assert after.serial_number != before.serial_number
+    assert [(each.value, each.critical) for each in after.extensions] == [
+        (each.value, each.critical) for each in before.extensions
+    ]
+    verify = ["openssl", "verify", "-attime", str(int(time.time()) + 86_400 * 340)]
+    subprocess.run([*verify, "-CAfile", str(keys / "ca.crt"), str(keys / "server.pem")], check=True)
+
+
+def test_another_authority_renews_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, authority = keys_between_machines(tmp_path / "one")
+    _, other = keys_between_machines(tmp_path / "two")
+    (authority / "ca.key").write_bytes((other / "ca.key").read_bytes())
+    with pytest.raises(InputError, match="expected the EC key of"):
+        certificates.renew(keys, authority)
+    in_days(monkeypatch, 3640)
+    with pytest.raises(InputError, match="ends soon itself: make a new authority"):
+        certificates.renew(keys, other)
+
+
+def test_a_certificate_that_was_renewed_is_served_without_a_restart_and_a_broken_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "fedpriv")
+    keys, authority = keys_between_machines(tmp_path)
+    served = uvicorn.Config(None, ssl_certfile=keys / "server.pem", ssl_keyfile=keys / "server.key")
+    served.load()
+    fleet = superlink_process._Fleet(served, keys)
+    fleet._renewed._every = 0.0
+    first = serial(served)
+    certificates.renew(keys, authority)
+    fleet.look()
+    assert serial(served) == certificates.certificates_of(keys / "server.pem")[0].content.serial_number != first
+    (keys / "server.pem").write_text("half of a")
+    fleet.look()
+    assert "is not taken up" in caplog.messages[-2] + caplog.messages[-1]
+    assert serial(served) != first
+
+
+def serial(config: uvicorn.Config) -> int:
+    """The certificate that a client is shown."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    ours, theirs = ssl.MemoryBIO(), ssl.MemoryBIO()
+    assert config.ssl is not None
+    asking, answering = client.wrap_bio(ours, theirs), config.ssl.wrap_bio(theirs, ours, server_side=True)
+    for _ in range(4):
+        for side in (asking, answering):
+            with suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    shown = asking.getpeercert(binary_form=True)
+    assert shown is not None
+    return x509.load_der_x509_certificate(shown).serial_number
+
+
 def test_a_node_key_is_kept_and_its_public_half_is_the_one_that_is_registered(tmp_path: Path) -> None:
     private, public = tmp_path / "node.key", tmp_path / "silo-0.pub"
-    certificates.make_node_key(private, public)
-    first, kept = certificates.node_public_key(public), private.read_bytes()
-    certificates.make_node_key(private, public)
+    processes.make_node_key(private, public)
+    first, kept = processes.node_public_key(public), private.read_bytes()
+    processes.make_node_key(private, public)
     assert private.read_bytes() == kept
-    assert certificates.node_public_key(public) == first
+    assert processes.node_public_key(public) == first
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
     derived = subprocess.run(["ssh-keygen", "-y", "-f", private], capture_output=True, check=True).stdout
     assert derived.split()[:2] == public.read_bytes().split()[:2]
@@ -66,53 +166,7 @@ def test_a_public_key_that_is_none_is_one_line(tmp_path: Path, content: str) -> 
     path = tmp_path / "silo-0.pub"
     path.write_text(content)
     with pytest.raises(InputError, match=r"silo-0\.pub: expected a"):
-        certificates.node_public_key(path)
-
-
-LISTEN = "import socket, sys; socket.socket().bind(('127.0.0.1', int(sys.argv[1]))); print('listening')"
-
-
-def test_a_port_that_is_anothers_by_now_is_not_asked_for_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Twenty SuperNodes that start at once pick the same free port now and then."""
-    (free,) = free_ports(1)
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        ports = iter([other.getsockname()[1], free])
-        executors: list[str] = []
-
-        def node(options: Sequence[str], _bell: int) -> list[str]:
-            (port,) = [option.partition("=")[2] for option in options if option.startswith("--port=")]
-            return [sys.executable, "-c", LISTEN, port]
-
-        def executor(runtime: str, *_: object) -> list[str]:
-            executors.append(runtime)
-            return [sys.executable, "-c", ""]
-
-        monkeypatch.setattr(supernode_process, "free_ports", lambda _: [next(ports)])
-        monkeypatch.setattr(supernode_process, "supernode_command", node)
-        monkeypatch.setattr(supernode_process, "superexec_command", executor)
-        monkeypatch.setattr(supernode_process, "_PAUSE_SECONDS", 0.0)
-        assert supernode_process.run_supernode("127.0.0.1:1", 0, tmp_path / "guard.sock", None) == 0
-    said = capfd.readouterr()
-    assert "Address already in use" in said.err
-    assert said.out == "listening\n"
-    assert executors[1] == f"127.0.0.1:{free}"
-
-
-def test_a_node_that_never_stays_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = iter(range(0, 10_000, 20))
-    monkeypatch.setattr(supernode_process.time, "monotonic", lambda: next(seconds))
-    monkeypatch.setattr(supernode_process.time, "sleep", lambda _: None)
-    started: list[int] = []
-
-    def refused() -> int:
-        started.append(1)
-        return 7
-
-    assert supernode_process.until_it_stays(refused) == 7
-    assert 1 < len(started) < 10
+        processes.node_public_key(path)
 
 
 def test_a_run_whose_silo_has_ended_ends_in_one_line(tmp_path: Path) -> None:

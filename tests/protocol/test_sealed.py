@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedpriv.clients import app as proxy
 from fedpriv.protocol.arrays import vector_in
-from fedpriv.protocol.messages import array_in, array_of, sealed, values_of, with_vector
+from fedpriv.protocol.messages import PROTOCOL, array_in, array_of, sealed, values_of, with_vector
 
 VECTORS = [
     np.arange(5.0),
@@ -45,7 +45,7 @@ def test_what_a_guard_answers_leaves_the_silo_sealed(monkeypatch: pytest.MonkeyP
     answer = proxy.Answered(np.arange(5.0), b"commit")
     monkeypatch.setattr(proxy, "ask_remembered", lambda *_, **__: answer)
     query = Message(with_vector("query", array_of(np.zeros(3)), {"t": 1}), 7, "train")
-    context = Context(1, 7, {}, RecordDict(), {"run-token": "run", "cell-json": "{}"})
+    context = Context(1, 7, {}, RecordDict(), {"run-token": "run", "cell-json": "{}", "protocol": PROTOCOL})
     first, second = (proxy.forward(query, context, Path("socket"), tests=tests).content for _ in range(2))
     assert not objects(first) & objects(second)
     assert vector_in(first, "release").tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]

@@ -202,3 +202,19 @@ def test_a_server_pauses_only_where_its_questions_are_answered_at_once(
     monkeypatch.setattr(fedpriv.server.grid, "_SILENCE_SECONDS", 100.0)
     assert len(PatientGrid(grid).send_and_receive([Message(RecordDict(), 7, TRAIN)], timeout=50.0)) == 1
     assert len(clock.slept) >= 3 if held == 0.0 else not clock.slept
+
+
+def test_a_wait_is_told_with_the_silos_that_are_missing_and_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedpriv.server.grid, "_WORTH_TELLING", 0.01)
+    told: list[list[int]] = []
+    grid = ScriptedGrid(
+        {7: 0, 8: 1}, lambda message, times: [] if message.metadata.dst_node_id == 8 else release(message, times)
+    )
+    patient = PatientGrid(grid, waiting=lambda silos, since: told.append(list(silos)))
+    with pytest.raises(RunError, match="silo 2 was not connected"):
+        patient.roster(3, 0.1)
+    assert told == [[0, 1, 2], [2]] or told == [[2]]
+    patient.roster(2, 5.0)
+    told.clear()
+    patient.send_and_receive([Message(RecordDict(), node, TRAIN) for node in (7, 8)], timeout=0.2)
+    assert told[-2:] == [[1], []]

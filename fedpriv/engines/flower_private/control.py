@@ -25,6 +25,10 @@ _CONNECT_SECONDS, _ANSWER_SECONDS = 5.0, 30.0
 Answer = TypeVar("Answer")
 
 
+class UnreachableError(RunError):
+    """No answer came; the next question may have one."""
+
+
 @dataclass(frozen=True)
 class Control:
     """The Control API at `address`: `unix:SOCKET`, or host:port, over TLS if there are root certificates.
@@ -69,7 +73,9 @@ class Control:
             reason = printable(str(told or error.response.text or error))
             raise RunError(f"the SuperLink at {self.address} refuses: {reason}") from None
         except httpx.RequestError as error:
-            raise RunError(f"the SuperLink at {self.address} cannot be reached: {_reason(error)}") from None
+            raise UnreachableError(
+                f"the SuperLink at {self.address} cannot be reached: {_reason(error)}"
+            ) from None
 
     def _client(self) -> ControlHttpClient:
         socket, scheme, host = None, "http", self.address

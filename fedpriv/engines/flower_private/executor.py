@@ -20,9 +20,18 @@ from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 
 from fedpriv.engines.flower_private import serverapp_command
 from fedpriv.engines.fork_server import ForkServer
+from fedpriv.engines.service import EXECUTOR, leave_beat
 
 _END_SECONDS = 2.0  # Flower itself ends a process hard after 5
 _LOOK_SECONDS = 5.0  # between looks for tasks that no bell announced
+
+
+class Turns:
+    """A stand-in for the loop's module `time`: a sleep after the loop had an answer to its question for tasks."""
+
+    def sleep(self, seconds: float) -> None:
+        leave_beat(EXECUTOR)
+        time.sleep(seconds)
 
 
 class Bell:
@@ -32,6 +41,7 @@ class Bell:
         self._descriptor = descriptor
 
     def sleep(self, _seconds: float) -> None:
+        leave_beat(EXECUTOR)
         ready, _, _ = select.select([self._descriptor], [], [], _LOOK_SECONDS)
         if ready and not os.read(self._descriptor, 1):
             time.sleep(_LOOK_SECONDS)  # the SuperNode is gone; its launcher ends us, or starts another
@@ -54,7 +64,7 @@ def run_superexec(options: Sequence[str], bell: int | None) -> None:
     with (
         mock.patch.object(SubprocessExecutor, "launch", launch),
         mock.patch.object(sys, "argv", ["flower-superexec", *options]),
-        mock.patch.object(loop, "time", time if bell is None else Bell(bell)),
+        mock.patch.object(loop, "time", Turns() if bell is None else Bell(bell)),
     ):
         try:
             flower_superexec()

@@ -1,23 +1,33 @@
-"""The SuperNode's loop, which waits for events where Flower's waits for a time."""
+"""The SuperNode's loop, which waits for events where Flower's waits for a time, and its end, which is told apart.
 
+Measured on Flower 1.41: when the SuperLink forgets a SuperNode, this ends with 0; when its loop ends by an error,
+its other threads keep the process.  Here it ends with LOST then.
+"""
+
+import email.utils
 import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 from unittest import mock
 
+import httpx
 from flwr.supercore.app_utils import start_parent_process_monitor
 from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.supernode import fleet_http_connection
 from flwr.supernode import start_client_internal as loop
 from flwr.supernode.cli import flower_supernode
+from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
 from fedpriv.engines.flower_private import SOON
 from fedpriv.engines.flower_private.superlink import hand_on_whole_answers, wait_for_slow_starts
+from fedpriv.engines.service import LOST, SUPERNODE, leave_beat
 
 _LONGEST_WAIT = 3.0  # seconds between two looks at a SuperLink that answers "nothing" at once
 _HELD = 1.0  # seconds after which such an answer was held back
@@ -56,8 +66,78 @@ class Waits:
         self._woke = self._now()
 
 
-def run_supernode(options: Sequence[str], bell: int) -> None:
-    """`flower-supernode OPTIONS`, a byte written to `bell` for each message whose objects are all there."""
+_TOLERATED = (-5.0, 305.0)
+"""Seconds by which a SuperNode's clock may be ahead, or behind, in the SuperLink's eyes."""
+
+
+def clock_trouble(date: str | None, now: float) -> str | None:
+    """Say by how much this machine's clock differs from the one of an answer's `date`, where that is refused."""
+    try:
+        ahead = now - email.utils.parsedate_to_datetime(date or "").timestamp()
+    except ValueError:
+        return None
+    if _TOLERATED[0] < -ahead < _TOLERATED[1]:
+        return None
+    which = "ahead of" if ahead > 0.0 else "behind"
+    return f"this machine's clock is {abs(ahead):.0f} s {which} the SuperLink's; set it by NTP"
+
+
+def _beating(send: Callable[..., httpx.Response]) -> Callable[..., httpx.Response]:
+    """`FleetHttpClient._send` that leaves a beat for each answer, and the trouble for each that is none."""
+
+    def sent(*given: Any, **named: Any) -> httpx.Response:
+        try:
+            answer = send(*given, **named)
+        except httpx.HTTPError as error:
+            leave_beat(SUPERNODE, str(error) or type(error).__name__)
+            raise
+        if answer.status_code == httpx.codes.UNAUTHORIZED:
+            clock = clock_trouble(answer.headers.get("date"), time.time())
+            leave_beat(SUPERNODE, clock or "the SuperLink does not know this SuperNode's key")
+        elif answer.is_success:
+            leave_beat(SUPERNODE)
+        return answer
+
+    return sent
+
+
+def _not_connected(_code: int, message: str | None = None, **_: Any) -> NoReturn:
+    """`flwr_exit` where a connection could not be made, or no port was to be had."""
+    leave_beat(SUPERNODE, (message or "").strip().rpartition("\n")[2])
+    sys.exit(LOST)
+
+
+def run_supernode(options: Sequence[str], bell: int) -> NoReturn:
+    """`flower-supernode OPTIONS`, a byte written to `bell` for each message whose objects are all there.
+
+    Its exit code is LOST where it lost its SuperLink, and that of Flower, or 1, for any other end.
+    """
+    code = 1
+    threading.excepthook = _end_with_a_thread
+    try:
+        _run_supernode(options, bell)
+        code = LOST  # Flower's loop is for ever, and ends by an error that it has written
+    except SystemExit as end:
+        code = LOST if end.code in (0, None) else end.code if isinstance(end.code, int) else 1
+    except RuntimeError as error:
+        traceback.print_exc()
+        code = LOST if "API failed to start" in str(error) else 1  # another program took its port: another port
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # Flower's threads would keep the process
+
+
+def _end_with_a_thread(said: threading.ExceptHookArgs) -> None:
+    """A SuperNode without its heartbeats, or without its Runtime API, is none."""
+    traceback.print_exception(said.exc_type, said.exc_value, said.exc_traceback)
+    sys.stderr.flush()
+    os._exit(LOST)
+
+
+def _run_supernode(options: Sequence[str], bell: int) -> None:
     start_parent_process_monitor(os.getppid())
     wait_for_slow_starts()
     hand_on_whole_answers()
@@ -75,6 +155,8 @@ def run_supernode(options: Sequence[str], bell: int) -> None:
         mock.patch.object(loop, "time", waits),
         mock.patch.object(loop, "pull_objects", partial(pull_objects, initial_backoff=SOON)),
         mock.patch.object(loop, "_pull_and_store_message", pulled),
+        mock.patch.object(FleetHttpClient, "_send", _beating(FleetHttpClient._send)),
+        mock.patch.object(fleet_http_connection, "flwr_exit", _not_connected),
         mock.patch.object(
             InMemoryNodeState, "store_message", _then(InMemoryNodeState.store_message, waits.happened)
         ),

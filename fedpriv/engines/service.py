@@ -1,0 +1,166 @@
+"""The life of a service: one process owns it, and the processes that it starts are its parts.
+
+A part that dies ends the service: with an exit code that is not 0, and a line that says which part and how.  One
+that only lost the other side of the network is started again, for ever.  Unasked, a service never ends with 0.
+
+Each part that works in turns leaves a beat in a file after a turn.  The service's health is read off these: it is
+that of this service and of no other.
+"""
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from fedpriv.core.errors import InputError, RunError, printable
+from fedpriv.protocol.messages import receive_json, send_frame
+
+_log = logging.getLogger("fedpriv.service")
+
+BEATS = "FEDPRIV_BEATS"
+"""The environment variable that names the folder with the beats of a service's parts."""
+EXECUTOR, SUPERNODE = "executor", "SuperNode"
+LOST = 75
+"""The exit code of a part that lost the other side of the network, and of nothing else."""
+_SLOW = 60.0
+"""Seconds since the last beat of a part after which its service calls itself ill; a turn takes 5."""
+
+
+class Beat(NamedTuple):
+    """The last turn of a part: its time by the monotonic clock, and what went wrong since then, or nothing."""
+
+    at: float
+    trouble: str
+
+
+def leave_beat(part: str, trouble: str = "") -> None:
+    """Note that `part`, which is this process, did its work, or the `trouble` for which it could not."""
+    if (folder := os.environ.get(BEATS)) is None:
+        return
+    path = Path(folder, part)
+    before = read_beat(path.parent, part)
+    at = time.monotonic() if not trouble or before is None else before.at
+    new = path.with_suffix(f".{threading.get_native_id()}")
+    with suppress(OSError):  # the folder goes with the service
+        new.write_text(f"{at}\n{trouble}", encoding="utf-8")
+        new.replace(path)
+
+
+def read_beat(folder: Path, part: str) -> Beat | None:
+    """The last beat of `part`, None if there was none yet."""
+    try:
+        at, _, trouble = (folder / part).read_text(encoding="utf-8").partition("\n")
+        return Beat(float(at), printable(trouble, 200))
+    except (OSError, ValueError):
+        return None
+
+
+def late(folder: Path, part: str, began: float) -> str | None:
+    """Say that `part` has not done its work for a minute; None if it has, or `began` less than that ago."""
+    beat = read_beat(folder, part)
+    silent = time.monotonic() - max(began, began if beat is None else beat.at)
+    return f"its {part} has done nothing for {silent:.0f} s" if silent > _SLOW else None
+
+
+class Part(NamedTuple):
+    """A process without which a service is none."""
+
+    name: str
+    process: "subprocess.Popen[bytes]"
+
+
+def how(code: int) -> str:
+    """Say in words how a process ended."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
+    why = "; a machine that runs out of memory does that" if code == -signal.SIGKILL else ""
+    return f"was ended by {name}{why}"
+
+
+def part_lost(service: str, part: Part, code: int) -> RunError:
+    """The error with which a service ends whose part has ended."""
+    return RunError(f"{service}: its {part.name} {how(code)}, and the service ends with it; start it again")
+
+
+class Absence:
+    """Say once that the other side is away, then once a minute since when, and once that it is back."""
+
+    def __init__(self, whom: str, every: float = 60.0) -> None:
+        self._whom, self._every = whom, every
+        self._since: float | None = None
+        self._said = 0.0
+
+    def away(self, since: float, reason: str) -> None:
+        """`since` is by the monotonic clock."""
+        now = time.monotonic()
+        if self._since is None:
+            self._since = since
+        elif now - self._said < self._every:
+            return
+        self._said = now
+        clock = time.strftime("%H:%M:%S", time.gmtime(time.time() - (now - self._since)))
+        why = f": {reason}" if reason else ""
+        minutes = (now - self._since) / 60.0
+        _log.warning("no %s since %s UTC (%.0f min)%s; trying again", self._whom, clock, minutes, why)
+
+    def back(self) -> None:
+        if self._since is not None:
+            _log.info("%s is back after %.0f s", self._whom, time.monotonic() - self._since)
+            self._since = None
+
+
+def end_when_asked() -> None:
+    """Let SIGTERM and SIGINT end this process as asked: with 128 and their number."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda asked, _: sys.exit(128 + asked))
+
+
+Health = Callable[[], str | None]
+"""Says what ails a service, None if nothing does."""
+
+
+@contextmanager
+def health_socket(path: Path | None, health: Health) -> Iterator[None]:
+    """Answer {"health": true} on a Unix socket of mode 0600, as a guard does; InputError if it cannot be made."""
+    if path is None:
+        yield
+        return
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as listener:
+        previous = os.umask(0o177)
+        try:
+            listener.bind(str(path))
+        except OSError as error:
+            raise InputError(f"--health {path}: {error}") from None
+        finally:
+            os.umask(previous)
+        listener.listen(8)
+        threading.Thread(target=_answer, args=(listener, health), daemon=True).start()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _answer(listener: socket.socket, health: Health) -> None:
+    while True:
+        with suppress(OSError, ValueError):
+            connection, _ = listener.accept()
+            with connection:
+                connection.settimeout(2.0)
+                receive_json(connection, 1000, 2.0)
+                ails = health()
+                answer: Mapping[str, object] = {"healthy": ails is None} | ({"why": ails} if ails else {})
+                send_frame(connection, json.dumps(answer).encode())
+        if listener.fileno() < 0:
+            return

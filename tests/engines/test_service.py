@@ -1,0 +1,338 @@
+"""Services: what ends them, with which code and words, what they wait for, and how they say that they are well."""
+
+import asyncio
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.core.logs import facts, log_as_service
+from fedpriv.engines import deployment, service, supernode_process
+from fedpriv.engines.flower_private import CONTROL
+from fedpriv.engines.flower_private.control import UnreachableError
+from fedpriv.engines.flower_private.supernode import clock_trouble
+from fedpriv.engines.processes import free_ports
+from fedpriv.engines.service import EXECUTOR, LOST, SUPERNODE, Absence, Part, leave_beat, read_beat
+from fedpriv.engines.superlink_process import Listener, _serve, _unix
+from fedpriv.protocol.cell_folder import FolderReader, report_waiting
+from fedpriv.rounds.outcome import RunObserver
+
+HEALTH = Path(__file__).resolve().parents[2] / "deploy" / "health.py"
+SLEEP = "import time; time.sleep(60)"
+
+
+def run_parts(monkeypatch: pytest.MonkeyPatch, guard: Path, node: str, executor: str = SLEEP) -> NoReturn:
+    """`run_supernode` with programs of Python in the place of its parts; a node is told its port."""
+
+    def node_command(options: Sequence[str], _bell: int) -> list[str]:
+        (port,) = [option.partition("=")[2] for option in options if option.startswith("--port=")]
+        return [sys.executable, "-c", node, port]
+
+    monkeypatch.setattr(supernode_process, "supernode_command", node_command)
+    monkeypatch.setattr(supernode_process, "superexec_command", lambda *_: [sys.executable, "-c", executor])
+    monkeypatch.setattr(supernode_process, "_SHORTEST", 0.0)
+    monkeypatch.setattr(supernode_process, "_LOOK", 0.1)
+    monkeypatch.setenv(service.BEATS, "")
+    supernode_process.run_supernode("127.0.0.1:1", 0, guard, None)
+
+
+LISTEN = f"""
+import socket, sys
+try:
+    socket.socket().bind(('127.0.0.1', int(sys.argv[1])))
+except OSError:
+    sys.exit({LOST})
+print('listening', flush=True)
+sys.exit(3)
+"""
+
+
+def test_a_port_that_is_anothers_by_now_is_not_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Twenty SuperNodes that start at once pick the same free port now and then."""
+    (free,) = free_ports(1)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        ports = iter([other.getsockname()[1], free])
+        monkeypatch.setattr(supernode_process, "free_ports", lambda _: [next(ports)])
+        with pytest.raises(RunError, match="its SuperNode ended with exit code 3"):
+            run_parts(monkeypatch, tmp_path / "guard.sock", LISTEN)
+    assert capfd.readouterr().out == "listening\n"
+
+
+@pytest.mark.parametrize(
+    ("node", "executor", "words"),
+    [
+        (
+            SLEEP,
+            "import os; os.kill(os.getpid(), 9)",
+            "its executor was ended by SIGKILL; a machine that runs out",
+        ),
+        (SLEEP, "", "its executor ended with exit code 0"),
+        ("import os; os.kill(os.getpid(), 15)", SLEEP, "its SuperNode was ended by SIGTERM, and the service ends"),
+        ("raise SystemExit(1)", SLEEP, "its SuperNode ended with exit code 1"),
+        (f"raise SystemExit({LOST})", "import os; os.kill(os.getpid(), 9)", "its executor was ended by SIGKILL"),
+    ],
+)
+def test_a_part_that_dies_ends_the_service_with_its_name_and_how(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: str, executor: str, words: str
+) -> None:
+    """Was: a SuperNode without executor stayed, and answered nothing."""
+    began = time.monotonic()
+    with pytest.raises(RunError, match=f"SuperNode: {words}"):
+        run_parts(monkeypatch, tmp_path / "guard.sock", node, executor)
+    assert time.monotonic() - began < 10.0
+
+
+def test_a_supernode_that_lost_its_superlink_is_started_again_for_ever_and_says_so_once_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Was: exit code 0, which a service manager takes for a wish."""
+    clock = [1000.0]
+    monkeypatch.setattr(supernode_process.time, "monotonic", lambda: clock[0])
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        clock[0] += seconds
+
+    monkeypatch.setattr(supernode_process.time, "sleep", sleep)
+    (tmp_path / SUPERNODE).write_text("1000.0\nConnection refused\x1b[2J")
+    watch = supernode_process.Watch("SuperNode", "fl.example.org:8000", tmp_path, None)
+    ends = iter([LOST, 0] * 50 + [1])
+    part = Part(SUPERNODE, subprocess.Popen([sys.executable, "-c", ""]))
+    with pytest.raises(RunError, match="exit code 1"):
+        supernode_process.stay(lambda: (part, next(ends)), watch)
+    part.process.wait()
+    assert len(pauses) == 100
+    assert pauses[:3] == [4.0, 8.0, 16.0]
+    assert max(pauses) == 30.0
+    assert 40 <= len(caplog.messages) <= 55  # fifty minutes
+    assert re.fullmatch(
+        r"no answer of the SuperLink at fl\.example\.org:8000 since \d\d:\d\d:\d\d UTC \(\d+ min\): "
+        r"Connection refused\\x1b\[2J; trying again",
+        caplog.messages[-1],
+    )
+
+
+def test_what_is_back_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "fedpriv")
+    absence = Absence("answer")
+    absence.back()
+    absence.away(time.monotonic() - 7.0, "")
+    absence.away(time.monotonic(), "")
+    absence.back()
+    absence.back()
+    assert [message.split(" (")[0][:12] for message in caplog.messages] == ["no answer si", "answer is ba"]
+
+
+@pytest.mark.parametrize(
+    ("ahead", "words"),
+    [
+        (0.0, None),
+        (4.0, None),
+        (20.0, "20 s ahead of the SuperLink's"),
+        (-200.0, None),
+        (-600.0, "600 s behind the SuperLink's"),
+        (86_400.0, "86400 s ahead of the SuperLink's"),
+    ],
+)
+def test_a_clock_that_is_refused_is_named(ahead: float, words: str | None) -> None:
+    """Was: 401, and no word of a clock in any log."""
+    said = clock_trouble("Mon, 23 Nov 2026 07:00:00 GMT", 1_795_417_200.0 + ahead)
+    assert said == words if words is None else words in str(said)
+
+
+@pytest.mark.parametrize("date", [None, "", "yesterday"])
+def test_an_answer_without_a_date_says_nothing_of_clocks(date: str | None) -> None:
+    assert clock_trouble(date, 1.0) is None
+
+
+def test_a_beat_keeps_the_last_good_time_and_is_read_as_it_was_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(service.BEATS, str(tmp_path))
+    assert read_beat(tmp_path, EXECUTOR) is None
+    leave_beat(EXECUTOR)
+    first = read_beat(tmp_path, EXECUTOR)
+    leave_beat(EXECUTOR, "the network")
+    second = read_beat(tmp_path, EXECUTOR)
+    assert first is not None
+    assert second == (first.at, "the network")
+    (tmp_path / EXECUTOR).write_text("nonsense")
+    assert read_beat(tmp_path, EXECUTOR) is None
+
+
+def health(address: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, "-IS", HEALTH, address], capture_output=True, text=True, check=False)
+
+
+def test_health_is_that_of_the_service_itself(tmp_path: Path) -> None:
+    """Was: the SuperLink's health in the place of the SuperNode's."""
+    watch = supernode_process.Watch("SuperNode", "127.0.0.1:1", tmp_path, None)
+    path = tmp_path / "health.sock"
+    with service.health_socket(path, watch.ails):
+        assert path.stat().st_mode & 0o777 == 0o600
+        (tmp_path / EXECUTOR).write_text(f"{time.monotonic()}\n")
+        assert health(f"unix:{path}").returncode == 0
+        watch._began -= 3600.0
+        (tmp_path / EXECUTOR).write_text(f"{time.monotonic() - 100.0}\n")
+        ill = health(f"unix:{path}")
+        assert ill.returncode == 1
+        assert "its executor has done nothing for 1" in ill.stderr
+        with socket.socket(socket.AF_UNIX) as silent:  # asks nothing, and keeps nobody else from asking
+            silent.connect(str(path))
+            silent.sendall(b"\xff\xff\xff\xff")
+            assert "nothing for" in health(f"unix:{path}").stderr
+    assert not path.exists()
+    assert health(f"unix:{path}").returncode == 1
+    with pytest.raises(InputError, match="--health"), service.health_socket(tmp_path / "no" / "s", lambda: None):
+        pass
+
+
+def serve(tmp_path: Path, executor: str, then: Any) -> bool:
+    """`_serve` with a program of Python as executor; `then` is called in a thread with a client and it."""
+    control, process = tmp_path / "control.sock", subprocess.Popen([sys.executable, "-c", executor])
+    ails: list[str | None] = [None]
+
+    def talk() -> None:
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(control)), timeout=5.0) as client:
+            for _ in range(50):
+                with suppress(httpx.TransportError):
+                    client.get("http://superlink/health")
+                    break
+                time.sleep(0.1)
+            then(client, process, ails)
+
+    thread = threading.Thread(target=talk)
+    thread.start()
+    try:
+        listeners = [Listener(_unix(control), CONTROL, None)]
+        return asyncio.run(_serve(Starlette(), listeners, process, lambda: ails[0]))
+    finally:
+        thread.join()
+        process.kill()
+        process.wait()
+
+
+def test_a_superlink_whose_executor_is_killed_ends_unasked(tmp_path: Path) -> None:
+    """Was: a SuperLink that started no run any more, and said that it was well."""
+
+    def then(client: httpx.Client, executor: "subprocess.Popen[bytes]", ails: list[str | None]) -> None:
+        assert client.get("http://superlink/health").status_code == 200
+        ails[0] = "its executor has done nothing for 61 s"
+        answer = client.get("http://superlink/health")
+        assert (answer.status_code, answer.text) == (503, "its executor has done nothing for 61 s")
+        assert client.get("http://superlink/v1/fleet/x").status_code == 404
+        executor.kill()
+        signal.setitimer(signal.ITIMER_REAL, 5.0)  # a SuperLink that stays is asked to end, and says that it was
+
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    try:
+        assert not serve(tmp_path, SLEEP, then)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+def test_a_superlink_that_is_asked_to_end_was_asked(tmp_path: Path) -> None:
+    assert serve(tmp_path, SLEEP, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_log_line_has_time_level_silo_run_and_round(
+    form: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = logging.getLogger("fedpriv")
+    before = log.handlers[:], log.level, log.propagate
+    monkeypatch.setenv("FEDPRIV_LOG", form)
+    try:
+        log_as_service(silo=2)
+        logging.getLogger("fedpriv.guard").info("answered\nnothing", extra=facts("5f0c", 7))
+    finally:
+        log.handlers[:], log.propagate = before[0], before[2]
+        log.setLevel(before[1])
+    line = capsys.readouterr().err
+    if form == "json":
+        said = json.loads(line)
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", said.pop("time"))
+        assert said == {"level": "info", "silo": 2, "run": "5f0c", "round": 7, "message": "answered\nnothing"}
+    else:
+        assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ INFO silo=2 run=5f0c round=7 answered", line)
+
+
+def test_a_log_format_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDPRIV_LOG", "xml")
+    with pytest.raises(InputError, match="FEDPRIV_LOG='xml': expected text or json"):
+        log_as_service()
+
+
+class Unanswering:
+    """A run on a SuperLink of which `answers` come, one a question."""
+
+    class superlink:  # noqa: N801 - as the field is called
+        ended = False
+
+        @staticmethod
+        def log_tail() -> str:
+            return ""
+
+    def __init__(self, answers: list[str | None]) -> None:
+        self._answers = iter(answers)
+
+    def status(self) -> str:
+        answer = next(self._answers)
+        if answer is None:
+            raise UnreachableError("the SuperLink cannot be reached: timed out")
+        return answer
+
+
+def test_a_run_says_for_whom_it_waits_and_since_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Was: nothing, until patience was over."""
+    monkeypatch.setattr(deployment, "_STATUS_SECONDS", 0.0)
+    monkeypatch.setattr(deployment, "_POLL_SECONDS", 0.0)
+    lines: list[str] = []
+
+    class Hears(RunObserver):
+        def noted(self, line: str) -> None:
+            lines.append(line)
+
+    report_waiting(tmp_path, [1, 4], time.time() - 25.0)
+    run: Any = Unanswering(["pending", None, "running", "running", "finished:failed"])
+    with pytest.raises(RunError, match="Flower ended the run without a result"):
+        deployment.follow(run, FolderReader(tmp_path), 0, 6, Hears(), lambda: None)
+    assert re.fullmatch(
+        r"waiting for the SuperLink to start the run, which is pending since .* UTC \(0 s\)", lines[0]
+    )
+    assert re.fullmatch(r"waiting for silo 1, 4 in round 1 of 6 since \d\d:\d\d:\d\d UTC \(25 s\)", lines[1])
+    assert lines[2].startswith("waiting for an answer of the SuperLink since ")
+    assert len(lines) == 4
+    report_waiting(tmp_path, [], 0.0)
+    assert FolderReader(tmp_path).waiting() is None
+
+
+def test_a_superlink_that_stays_away_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Was: one lost question ended it."""
+    monkeypatch.setattr(deployment, "_STATUS_SECONDS", 0.0)
+    monkeypatch.setattr(deployment, "_UNREACHABLE_SECONDS", 0.3)
+    began, run = time.monotonic(), Unanswering([None] * 1000)
+    asked: Any = run
+    with pytest.raises(UnreachableError, match="cannot be reached"):
+        deployment.follow(asked, FolderReader(tmp_path), 0, 6, RunObserver(), lambda: None)
+    assert time.monotonic() - began > 0.3

@@ -1,0 +1,41 @@
+"""A coordinator and silos of different versions: refused in words before anything reaches a guard."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedpriv.clients import app as silo
+from fedpriv.protocol.messages import KEY, PROTOCOL, TRAIN, refusal_in
+
+
+@pytest.mark.parametrize(
+    ("theirs", "words"),
+    [
+        ({}, r"silo 1 runs fedpriv .* \(protocol 2\), the coordinator an older one: install the same version"),
+        ({"protocol": PROTOCOL + 1, "fedpriv": "0.9\x1b[2J"}, r"the coordinator 0\.9\\x1b\[2J \(protocol 3\): "),
+        ({"protocol": "2", "fedpriv": "0.9"}, "the coordinator an older one"),
+    ],
+)
+def test_another_protocol_is_refused_before_the_guard_is_asked(
+    theirs: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Was: KeyError 'query' at the server, and nothing at the silo."""
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    monkeypatch.setattr(silo, "_asked", lambda *_: pytest.fail("the guard was asked"))
+    context = Context(1, 7, {"partition-id": 1}, RecordDict(), {"run-token": "run", "cell-json": "{}", **theirs})
+    for kind, forward in ((TRAIN, silo.forward), (KEY, silo.forward_key)):
+        reply = forward(Message(RecordDict(), 7, kind), context, Path("/nowhere"))
+        refusal = refusal_in(reply.content)
+        assert refusal is not None
+        assert refusal.final
+        assert re.search(words, refusal.reason), refusal.reason
+
+
+def test_the_same_protocol_is_no_matter_of_words() -> None:
+    context = Context(1, 7, {"partition-id": 1}, RecordDict(), {"protocol": PROTOCOL, "fedpriv": "0.9"})
+    assert silo.disagreement(context) is None
