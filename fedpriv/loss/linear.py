@@ -9,6 +9,7 @@ clip; increments are then formed as vectors.  Softmax regression is such a loss 
 |---|---|---|
 | `LeastSquares` | (⟨x, z⟩ - y)² / 2 | in a ball |
 | `LogisticRegression` | log(1 + exp ⟨x, z⟩) - y ⟨x, z⟩ | max‖z‖ |
+| `SigmoidRegression` | 1 / (1 + exp ±⟨x, z⟩), smooth and not convex | max‖z‖/4 |
 | `PhaseRetrieval`, power 1 | ||⟨x, z⟩| - y| | max‖z‖ |
 | `PhaseRetrieval`, power 2 | |⟨x, z⟩² - y²|, weakly convex | none: clipping bounds it |
 
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.clipping import Clipping, clipping, formed, rank_one, upper_norm
-from fedpriv.loss.losses import Logistic, Loss, SizeError, SquaredError
+from fedpriv.loss.losses import Logistic, Loss, Sigmoid, SizeError, SquaredError
 from fedpriv.loss.objective import Batch, Deterministic, Evaluation, Increment, Linear, Query, Records
 
 
@@ -248,6 +249,36 @@ class LogisticRegression(LinearScore):
     def smoothness(self) -> float:
         """max‖z‖²/4, and the penalty."""
         return self.feature_norm**2 / 4.0 + self.penalty
+
+
+@dataclass(frozen=True)
+class SigmoidRegression(LinearScore):
+    """s(-m) of the margin m = ±⟨x, z⟩, with s(u) = 1/(1 + e^-u) and labels 0 (-) or 1 (+).
+
+    Smooth, not convex, and robust: a record that is wrong by far has a loss of nearly 1 and hardly any gradient.
+    With s = s(m) the derivatives by the score have sizes that depend on s in (0, 1) alone:
+
+        |f'| = s (1 - s) ≤ 1/4, at s = 1/2
+        |f''| = s (1 - s) |1 - 2s|, the most where 6 s² - 6 s + 1 = 0: 1/(6√3), at s = 1/2 ± 1/(2√3)
+
+    The gradient is f' z and the Hessian f'' z zᵀ.  Losses lie in (0, 1) and are 1/2 at x = 0: no model's is
+    lower than the start's by 1/2 or more, `--gap 0.5`.
+
+    Guarantee: for records with ‖z‖ ≤ `feature_norm`, no gradient's norm exceeds `lipschitz`, and no two gradients
+    of one record are farther apart than `smoothness` times their points, at every point, in exact arithmetic.
+    """
+
+    loss = Sigmoid()
+
+    @property
+    def lipschitz(self) -> float:
+        """max‖z‖/4."""
+        return self.feature_norm / 4.0
+
+    @property
+    def smoothness(self) -> float:
+        """max‖z‖²/(6√3)."""
+        return self.feature_norm**2 / (6.0 * math.sqrt(3.0))
 
 
 _MET = 0.1

@@ -88,6 +88,23 @@ class Logistic:
 
 
 @dataclass(frozen=True)
+class Sigmoid:
+    """1 / (1 + exp(m)) with the margin m = ±output of one output; labels are 0.0 or 1.0.  It is never above 1."""
+
+    def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return (-self._signs(labels) * outputs).sigmoid().squeeze(-1)
+
+    def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return -self._signs(labels) * outputs.sigmoid() * (-outputs).sigmoid()
+
+    def accuracy(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return Logistic().accuracy(outputs, labels)
+
+    def _signs(self, labels: Tensor) -> Tensor:
+        return (2.0 * labels - 1.0).unsqueeze(-1)
+
+
+@dataclass(frozen=True)
 class SizeError:
     """| |output|^power - label^power | of one output; labels are sizes.  Its slope is 0 at a kink."""
 

@@ -22,7 +22,13 @@ from fedpriv.loss.imported import is_import_path
 from fedpriv.loss.indicators import ROW as STATISTICS_ROW
 from fedpriv.loss.indicators import STATISTICS
 from fedpriv.loss.layered import objective_of
-from fedpriv.loss.linear import LeastSquares, LogisticRegression, PhaseRetrieval, quadratic_in_ball
+from fedpriv.loss.linear import (
+    LeastSquares,
+    LogisticRegression,
+    PhaseRetrieval,
+    SigmoidRegression,
+    quadratic_in_ball,
+)
 from fedpriv.loss.losses import AbsoluteError, CrossEntropy, Loss, SquaredError
 from fedpriv.loss.objective import Objective
 from fedpriv.loss.rows import (
@@ -164,13 +170,22 @@ def _norm_of(shape: tuple[int, ...], settings: SoftmaxSettings) -> float:
 def logistic_regression(
     shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: LinearSettings
 ) -> LogisticRegression:
-    if classes != 2:
-        raise InputError(
-            f'model.name = "logistic-regression" is for two classes, not {classes}; use "softmax-regression"'
-        )
+    _check_two("logistic-regression", classes)
     norm = _norm_of(shape, settings)
     bounded = settings.penalty == 0.0
     return LogisticRegression(shape[0], norm, dtype=dtype, penalty=settings.penalty, convex=bounded)
+
+
+def sigmoid_regression(
+    shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: SoftmaxSettings
+) -> SigmoidRegression:
+    _check_two("sigmoid-regression", classes)
+    return SigmoidRegression(shape[0], _norm_of(shape, settings), dtype=dtype)
+
+
+def _check_two(name: str, classes: int) -> None:
+    if classes != 2:
+        raise InputError(f'model.name = "{name}" is for two classes, not {classes}; use "softmax-regression"')
 
 
 def least_squares_of_scores(
@@ -272,6 +287,7 @@ def linear_regression(
 MODELS = {
     "softmax-regression": Model(SoftmaxSettings, features_and_bias, softmax_regression),
     "logistic-regression": Model(LinearSettings, features_and_bias, logistic_regression),
+    "sigmoid-regression": Model(SoftmaxSettings, features_and_bias, sigmoid_regression),
     "linear-regression": Model(LinearSettings, features_and_bias, least_squares_of_scores, regression=True),
     "ridge-regression": Model(RidgeSettings, features_and_bias, least_squares_of_scores, regression=True),
     "mlp-regression": perceptron(nn.Tanh, SquaredError()),

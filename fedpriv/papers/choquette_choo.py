@@ -23,7 +23,8 @@ Batches" (ALT 2025).  Algorithm 1, with rounds counted from 1 and weights α_t =
 Errata: the z-step is η_t/β as Algorithm 1 prints it; the paper's proof silently halves it, which measures worse.
 
 The theorems in the realizable and the non-realizable setting give parameters at given numbers, and say whether the
-conditions hold.  Natural logarithms.  The numbers are not rounded; a run takes `whole_rounds` and `whole_batch`.
+conditions hold.  The paper's log counts a tree's levels and is taken to base 2, its ln is natural.  The numbers
+are not rounded; a run takes `whole_rounds` and `whole_batch`.
 
 Guarantee: `sigma` makes all released prefix sums (ε, δ)-DP for neighbours under `relation`: an increment is in
 ⌊log2 T⌋ + 1 tree nodes at most, each of which it moves by clip / B under zero-out, by twice that under
@@ -51,7 +52,6 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedpriv.accounting import gaussian as gdp
-from fedpriv.accounting import renyi as zcdp
 from fedpriv.accounting.gaussian import check_delta, check_positive, moved_by
 from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import Scalar
@@ -138,8 +138,11 @@ class AcceleratedParameters:
     beta: float
     clip: float
     sigma: float
-    paper_sigma: float
-    """The same by Corollary 9: 1 + ⌈log2 T⌉ nodes for every increment, and ε = ρ + 2√(ρ ln(1/δ)) for ρ-zCDP."""
+    printed_sigma: float
+    """The same as the paper prints it: clip √(log2 T ln(2.5/δ)) / (ε B), by Corollary 9, and 2√2 times that by
+    Corollary 13.  Corollary 9's is too small for its (ε, δ): a factor √2 and the tree's root are lost."""
+    printed_epsilon: float
+    """ε at δ that noise of `printed_sigma` really has, in the exact count of nodes."""
     theorem: str
     conditions: tuple[Condition, ...]
     assumption: str
@@ -194,15 +197,16 @@ def realizable(problem: Problem, radius: float) -> AcceleratedParameters:
         batch=n**0.75 / factor,
         beta=beta,
         clip=factor * problem.lipschitz,
+        printed=1.0,
         conditions=(Condition("M ≤ β", problem.smoothness, beta),),
         assumption="the unconstrained minimizer lies in the ball",
     )
 
 
 def realizable_factor(examples: int, delta: float) -> float:
-    """c_DP = 4√2 (ln n)^{3/2} √(ln(2n/δ)) ln(2.5/δ): about 12,000 at n = 60,000 and δ = 1e-5."""
+    """c_DP = 4√2 (log2 n)^{3/2} √(ln(2n/δ)) ln(2.5/δ): about 21,000 at n = 60,000 and δ = 1e-5."""
     spread = math.sqrt(math.log(2 * examples / delta)) * math.log(2.5 / delta)
-    return 4.0 * math.sqrt(2.0) * math.pow(math.log(examples), 1.5) * spread
+    return 4.0 * math.sqrt(2.0) * math.pow(math.log2(examples), 1.5) * spread
 
 
 def non_realizable(problem: Problem, radius: float, polylog: float = 1.0) -> AcceleratedParameters:
@@ -226,6 +230,7 @@ def non_realizable(problem: Problem, radius: float, polylog: float = 1.0) -> Acc
         batch=batch,
         beta=beta,
         clip=(8.0 * relative + 4.0) * problem.lipschitz,
+        printed=2.0 * math.sqrt(2.0),
         conditions=(
             Condition("B ≤ √n", batch, math.sqrt(n)),
             Condition("2 M T ≤ β", 2.0 * problem.smoothness * rounds, beta),
@@ -261,17 +266,19 @@ def _calibrated(
     batch: float,
     beta: float,
     clip: float,
+    printed: float,
     conditions: tuple[Condition, ...],
     assumption: str,
 ) -> AcceleratedParameters:
-    """A theorem's numbers with their noise, and the conditions that both theorems have in common."""
+    """A theorem's numbers with their noise, and the conditions that both theorems have in common.
+
+    `printed` is how much of Corollary 9's noise the theorem's own corollary prints.
+    """
     n, epsilon, delta = problem.records, problem.epsilon, problem.delta
     assert epsilon is not None  # `_epsilon` refuses
     log = math.log2(max(rounds, 1.0))
-
-    def sigma(nodes: int, mu: float) -> float:
-        return gdp.noise_for(mu, moved_by(problem.relation, 1.0 / batch, clip * math.sqrt(nodes)))
-
+    moved = moved_by(problem.relation, 1.0 / batch, clip * math.sqrt(math.floor(log) + 1))
+    printed_sigma = printed * clip / batch * math.sqrt(log * math.log(2.5 / delta)) / epsilon
     return AcceleratedParameters(
         problem,
         radius,
@@ -279,8 +286,9 @@ def _calibrated(
         batch,
         beta,
         clip,
-        sigma=sigma(math.floor(log) + 1, gdp.mu_of(epsilon, delta)),
-        paper_sigma=sigma(1 + math.ceil(log), zcdp.paper_mu(epsilon, delta)),
+        sigma=gdp.noise_for(gdp.mu_of(epsilon, delta), moved),
+        printed_sigma=printed_sigma,
+        printed_epsilon=gdp.epsilon_of(moved / printed_sigma, delta),
         theorem=theorem,
         conditions=(
             Condition("p ≤ ε² n²", problem.dimension, (epsilon * n) ** 2),
@@ -349,7 +357,8 @@ def _prescription(name: str, problem: Problem, radius: float) -> Prescription:
         "batch": asked.batch,
         "clip": asked.clip,
         "noise std": asked.sigma,
-        "noise std (Corollary 9)": asked.paper_sigma,
+        "noise std as printed": asked.printed_sigma,
+        "epsilon of it": asked.printed_epsilon,
         "beta": asked.beta,
         "radius": radius,
         **({"excess risk": risk} if math.isfinite(risk) else {}),

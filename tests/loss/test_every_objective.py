@@ -25,6 +25,7 @@ from fedpriv.loss.linear import (
     LogisticRegression,
     PhaseRetrieval,
     QuadraticPopulation,
+    SigmoidRegression,
     quadratic_in_ball,
 )
 from fedpriv.loss.objective import Batch, Query, Records
@@ -65,6 +66,11 @@ KINDS = {
         lambda features: LeastSquares(features, 1.0),
         lambda w, z, label: 0.5 * (w @ z - label) ** 2,
         lambda generator, shape: generator.standard_normal(shape),
+    ),
+    "sigmoid": Kind(
+        lambda features: SigmoidRegression(features, 1.0),
+        lambda w, z, label: torch.sigmoid(-(2.0 * label - 1.0) * (w @ z)),
+        lambda generator, shape: generator.integers(0, 2, shape).astype(float),
     ),
     "phase retrieval, 1": retrieval(1),
     "phase retrieval, 2": retrieval(2),
@@ -162,6 +168,28 @@ def test_constants_bound_gradients_and_their_changes(binary: bool) -> None:
         at_x, at_y = (objective.increment(Query([point]), Batch(record, one), 1e9).total for point in (x, y))
         assert float(at_x.norm()) <= objective.lipschitz
         assert float((at_x - at_y).norm()) <= objective.smoothness * float((x - y).norm()) * (1 + 1e-12)
+
+
+def test_constants_of_sigmoid_regression_by_brute_force() -> None:
+    """No pair of points breaks G or L, some come within 1e-6 of each, and the loss is not convex."""
+    objective, label = SigmoidRegression(1, 2.0), torch.ones(1, dtype=F64)
+    record, one = Records(torch.full((1, 1), 2.0, dtype=F64), label), torch.ones(1, dtype=F64)
+    at = torch.linspace(-8.0, 8.0, 32_001, dtype=F64).unsqueeze(-1)
+    gradients = objective.increment(Query([at]), Batch(record, one), 1e9).total.squeeze(-1)
+    slopes = gradients.diff() / at.squeeze(-1).diff()
+    assert objective.lipschitz * (1 - 1e-6) <= float(gradients.abs().max()) <= objective.lipschitz
+    assert objective.smoothness * (1 - 1e-6) <= float(slopes.abs().max()) <= objective.smoothness * (1 + 1e-9)
+    assert float(slopes.min()) < -0.99 * objective.smoothness
+    assert not objective.convex
+    generator = np.random.default_rng(4)
+    far = SigmoidRegression(3, 2.0)
+    x, y = (torch.from_numpy(generator.standard_normal((2000, 3)) * 3.0) for _ in range(2))
+    z = torch.from_numpy(generator.standard_normal((2000, 1, 3)))
+    z = 2.0 * z / z.norm(dim=-1, keepdim=True)
+    labels = torch.from_numpy(generator.integers(0, 2, (2000, 1)).astype(float))
+    at_x, at_y = (far.increment(Query([p]), Batch(Records(z, labels), one), 1e9).total for p in (x, y))
+    assert float((at_x.norm(dim=-1) / far.lipschitz).max()) <= 1.0
+    assert float(((at_x - at_y).norm(dim=-1) / (far.smoothness * (x - y).norm(dim=-1))).max()) <= 1.0
 
 
 def test_population_risk_is_that_of_many_records() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedpriv.loss.clipping import clipping
 from fedpriv.loss.layered import LayeredObjective, objective_of
 from fedpriv.loss.layers import DenseTerms
-from fedpriv.loss.linear import LeastSquares, LogisticRegression, PhaseRetrieval
+from fedpriv.loss.linear import LeastSquares, LogisticRegression, PhaseRetrieval, SigmoidRegression
 from fedpriv.loss.losses import AbsoluteError, CrossEntropy, Loss
 from fedpriv.loss.module import ModuleObjective
 from fedpriv.loss.objective import Batch, Objective, Query, Records, Slots, View
@@ -79,6 +79,7 @@ CASES = {
     "a view": Case(lambda dtype: View(softmax(dtype))),
     "least squares": Case(lambda dtype: LeastSquares(5, 2.0, dtype=dtype), classes=False),
     "logistic": Case(lambda dtype: LogisticRegression(5, 2.0, dtype=dtype), classes=False),
+    "sigmoid": Case(lambda dtype: SigmoidRegression(5, 2.0, dtype=dtype), classes=False),
     "phase retrieval 1": Case(lambda dtype: PhaseRetrieval(5, 1, 2.0, dtype=dtype), classes=False),
     "phase retrieval 2": Case(lambda dtype: PhaseRetrieval(5, 2, 2.0, dtype=dtype), classes=False),
     "perceptron": Case(layered(net(nn.ReLU), 5, CrossEntropy())),

@@ -28,7 +28,7 @@ def holds(asked: AcceleratedParameters) -> dict[str, bool]:
 def factor_in_mpmath(n: int, delta: str) -> mpmath.mpf:
     with mpmath.workdps(50):
         d = mpmath.mpf(delta)
-        return mpmath.sqrt(32) * mpmath.log(n) ** 1.5 * mpmath.sqrt(mpmath.log(2 * n / d)) * mpmath.log(2.5 / d)
+        return mpmath.sqrt(32) * mpmath.log(n, 2) ** 1.5 * mpmath.sqrt(mpmath.log(2 * n / d)) * mpmath.log(2.5 / d)
 
 
 @pytest.mark.parametrize("n", [1000, 60_000, 10**9])
@@ -36,8 +36,8 @@ def test_the_factor(n: int) -> None:
     assert realizable_factor(n, 1e-5) == pytest.approx(float(factor_in_mpmath(n, "1e-5")), rel=1e-13)
 
 
-def test_the_factor_is_about_twelve_thousand_for_mnist() -> None:
-    assert realizable_factor(60_000, 1e-5) == pytest.approx(12_361, abs=0.5)
+def test_the_factor_is_about_twenty_one_thousand_for_mnist() -> None:
+    assert realizable_factor(60_000, 1e-5) == pytest.approx(21_420, abs=0.5)
 
 
 def test_realizable_numbers_by_hand() -> None:
@@ -66,20 +66,20 @@ def test_noise_matters_less_than_one_in_beta() -> None:
 def test_realizable_at_mnist_is_refused_in_words() -> None:
     asked = realizable(MNIST, RADIUS)
     assert asked.refusal is not None
-    assert "193,460 rounds of B = 0.31 examples" in asked.refusal
+    assert "335,237 rounds of B = 0.179 examples" in asked.refusal
     assert "n = 60,000" in asked.refusal
     assert not holds(asked)["1 ≤ B"]
     with pytest.raises(InputError, match="B must be 1 or more"):
         _ = asked.whole_batch
 
 
-def test_the_realizable_formula_can_be_run_from_417161_examples_on() -> None:
+def test_the_realizable_formula_can_be_run_from_1014903_examples_on() -> None:
     """n^{3/4} = c_DP at δ = 1e-5, solved in mpmath."""
     with mpmath.workdps(30):
-        root = mpmath.findroot(lambda n: n**0.75 - factor_in_mpmath(n, "1e-5"), 4e5)
-    assert 417_160 < float(root) < 417_161
-    assert realizable(replace(MNIST, schedule=reading(417_160)), RADIUS).refusal is not None
-    assert realizable(replace(MNIST, schedule=reading(417_161)), RADIUS).refusal is None
+        root = mpmath.findroot(lambda n: n**0.75 - factor_in_mpmath(n, "1e-5"), 1e6)
+    assert 1_014_902 < float(root) < 1_014_903
+    assert realizable(replace(MNIST, schedule=reading(1_014_902)), RADIUS).refusal is not None
+    assert realizable(replace(MNIST, schedule=reading(1_014_903)), RADIUS).refusal is None
 
 
 def test_non_realizable_numbers_by_hand() -> None:
@@ -92,6 +92,32 @@ def test_non_realizable_numbers_by_hand() -> None:
     assert (asked.whole_batch, asked.whole_rounds) == (200, 200)
     assert all(holds(asked).values())
     assert asked.refusal is None
+
+
+@pytest.mark.parametrize(("epsilon", "least"), [(1.0, 1.084), (8.0, 11.94)])
+def test_the_noise_that_corollary_9_prints_is_too_small_for_what_it_claims(epsilon: float, least: float) -> None:
+    """Guarantee of `sigma`: a tree node's noise by the printed formula, in mpmath, and the ε it really has."""
+    asked = realizable(replace(MNIST, epsilon=epsilon), RADIUS)
+    with mpmath.workdps(30):
+        spread = mpmath.sqrt(mpmath.log(asked.rounds, 2) * mpmath.log(mpmath.mpf("2.5") / mpmath.mpf("1e-5")))
+        printed = float(asked.clip / asked.batch * spread / epsilon)
+    assert asked.printed_sigma == pytest.approx(printed, rel=1e-12)
+    nodes = math.floor(math.log2(asked.rounds)) + 1
+    assert asked.printed_epsilon == pytest.approx(
+        gdp.epsilon_of(math.sqrt(nodes) * asked.clip / asked.batch / printed, 1e-5), rel=1e-9
+    )
+    assert least < asked.printed_epsilon < least + 0.01
+    assert asked.sigma > asked.printed_sigma
+
+
+def test_the_noise_that_corollary_13_prints_is_private_and_twice_as_much_as_needed() -> None:
+    asked = non_realizable(replace(MNIST, epsilon=8.0), RADIUS)
+    relative = MNIST.smoothness * RADIUS / MNIST.lipschitz
+    factor = (16.0 * math.sqrt(2.0) * relative + 8.0 * math.sqrt(2.0)) * MNIST.lipschitz
+    log = math.log2(asked.rounds) * math.log(2.5 / 1e-5)
+    assert asked.printed_sigma == pytest.approx(factor * math.sqrt(log) / (8.0 * asked.batch), rel=1e-12)
+    assert 3.41 < asked.printed_epsilon < 3.42
+    assert 2.0 * asked.sigma < asked.printed_sigma
 
 
 def test_the_two_bounds_on_the_batch_meet_where_the_theorem_ends() -> None:

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from fedpriv.loss.goldstein import least_norm
 from fedpriv.noise.workload import Floats
 from fedpriv.papers.kornowski_bounds import (
     Nonsmooth,
@@ -170,3 +171,22 @@ def test_the_multi_pass_error_of_values() -> None:
         squares = lipschitz**2 * (energy + (period - 1) * of_difference) / (directions * records)
         squares += d * (0.3**2 + (period - 1) * 0.2**2)
         assert multi_pass_error(problem, period, records, 0.3, 0.2, radius) == pytest.approx(math.sqrt(squares))
+
+
+@pytest.mark.parametrize("records", [4, 8])
+def test_proposition_5_1_is_false_as_printed(records: int) -> None:
+    """A Lipschitz loss whose records' Goldstein measure is 0 everywhere, and the population's 1/2 everywhere.
+
+    On the line, in cells of equal width, record r's slope is -1/2 + s/2 with an independent sign s in each cell:
+    so the population's is -1/2 everywhere.  64 · 2^n cells lie in every interval of radius α.
+    """
+    generator, inside = np.random.default_rng(records), 64 * 2**records
+    signs = generator.choice([-1.0, 1.0], (records, 20 * inside))
+    slopes = -0.5 + signs / 2.0
+    assert np.abs(slopes).max() == 1.0
+    of_records, of_population = slopes.mean(0), np.full(20 * inside, -0.5)
+    assert of_records.mean() == pytest.approx(-0.5, abs=0.01)
+    for start in range(0, 19 * inside, inside // 2):
+        interval = slice(start, start + inside)
+        assert least_norm(of_records[interval, None]).norm == 0.0
+        assert least_norm(of_population[interval, None]).norm == 0.5
