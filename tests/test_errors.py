@@ -25,7 +25,7 @@ def test_a_misspelt_name_gets_the_closest(named: Callable[[str], object], wrong:
 
 
 def test_a_name_far_from_all_gets_no_suggestion() -> None:
-    with pytest.raises(InputError, match=r"'phased-sgd'; for one of your own give its file with --import$"):
+    with pytest.raises(InputError, match=r"'dp-adamw'; for one of your own give its file with --import$"):
         algorithm_named("zzz")
 
 

@@ -22,9 +22,8 @@ Batches" (ALT 2025).  Algorithm 1, with rounds counted from 1 and weights α_t =
 
 Errata: the z-step is η_t/β as Algorithm 1 prints it; the paper's proof silently halves it, which measures worse.
 
-The theorems in the realizable and the non-realizable setting give parameters at given numbers, and say whether the
-conditions hold.  The paper's log counts a tree's levels and is taken to base 2, its ln is natural.  The numbers
-are not rounded; a run takes `whole_rounds` and `whole_batch`.
+The theorems give parameters at given numbers, and say whether their conditions hold.  The paper's log is to base
+2, its ln natural.  The numbers are not rounded; a run takes `whole_rounds` and `whole_batch`.
 
 Guarantee: `sigma` makes all released prefix sums (ε, δ)-DP for neighbours under `relation`: an increment is in
 ⌊log2 T⌋ + 1 tree nodes at most, each of which it moves by clip / B under zero-out, by twice that under
@@ -139,8 +138,7 @@ class AcceleratedParameters:
     clip: float
     sigma: float
     printed_sigma: float
-    """The same as the paper prints it: clip √(log2 T ln(2.5/δ)) / (ε B), by Corollary 9, and 2√2 times that by
-    Corollary 13.  Corollary 9's is too small for its (ε, δ): a factor √2 and the tree's root are lost."""
+    """The paper's: clip √(log2 T ln(2.5/δ)) / (ε B) by Corollary 9, which is too small; 2√2 times that by 13."""
     printed_epsilon: float
     """ε at δ that noise of `printed_sigma` really has, in the exact count of nodes."""
     theorem: str
@@ -270,10 +268,7 @@ def _calibrated(
     conditions: tuple[Condition, ...],
     assumption: str,
 ) -> AcceleratedParameters:
-    """A theorem's numbers with their noise, and the conditions that both theorems have in common.
-
-    `printed` is how much of Corollary 9's noise the theorem's own corollary prints.
-    """
+    """A theorem's numbers, its noise, `printed` times Corollary 9's, and the conditions that both have."""
     n, epsilon, delta = problem.records, problem.epsilon, problem.delta
     assert epsilon is not None  # `_epsilon` refuses
     log = math.log2(max(rounds, 1.0))

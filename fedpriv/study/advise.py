@@ -194,12 +194,15 @@ class Chosen:
     why: str
 
 
+_OF_A_CONSTANT = """ A constant is right as often as the largest class occurs, which nothing here tells: where \
+that is far above the others, compare with it, or judge by AUC."""
+
+
 @dataclass(frozen=True)
 class Forecast:
     """What the noise will be, from the plan that a run has; no record says what the signal is.
 
-    `std` is that of one coordinate of the published model, `norm` of all of them together, `travel` the norm that
-    the model itself can reach, `q` as above.
+    `std` is that of one coordinate of the published model, `norm` of all of them, `travel` the norm of the model.
     """
 
     std: float
@@ -212,19 +215,14 @@ class Forecast:
     @property
     def sentence(self) -> str:
         """The forecast as a person reads it."""
+        each, norm = upper_figure(self.std, 3), upper_figure(self.norm, 3)
         told = (
-            f"Noise of the published model: {upper_figure(self.std, 3)} in each coordinate, "
-            f"{upper_figure(self.norm, 3)} in all, beside a model of norm {self.travel:.3g} at most; "
-            f"q = {self.q:.3g}."
+            f"Noise of the published model: {each} in each coordinate, {norm} in all, beside a model of norm "
+            f"{self.travel:.3g} at most; q = {self.q:.3g}."
         )
-        if self.enough and self.classes:
-            return (
-                f"{told} A constant is right as often as the largest class occurs, which nothing here tells: "
-                "where that is far above the others, compare with it, or judge by AUC."
-            )
-        if self.enough:
-            return told
-        return f"{told} So little is left of the signal that a constant prediction is likely to do as well."
+        if not self.enough:
+            return f"{told} So little is left of the signal that a constant prediction is likely to do as well."
+        return told + _OF_A_CONSTANT * bool(self.classes)
 
 
 @dataclass(frozen=True)
@@ -336,13 +334,11 @@ def _tree(facts: Facts, settings: _Settings, data: Mapping[str, Any], name: str)
     privacy = {"relation": facts.relation, "epsilon": float(facts.epsilon), "delta": float(facts.delta)}
     if facts.unit != RECORD.name:
         privacy |= {"unit": facts.unit, "records": facts.records_of_person}
+    model = "softmax-regression" if facts.classes else "linear-regression"
     return {
         "name": name,
         "data": dict(data),
-        "model": {
-            "name": "softmax-regression" if facts.classes else "linear-regression",
-            "feature_norm": _up(facts.norm),
-        },
+        "model": {"name": model, "feature_norm": _up(facts.norm)},
         "federation": {
             "silos": len(facts.sizes),
             "rounds": settings.rounds,

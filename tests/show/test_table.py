@@ -50,7 +50,7 @@ def test_markdown_beside_a_paper(make_table: Make) -> None:
 | 4         | 70.0 ± 1.0 [69.9, +0.1] | 69.0 ± 1.0 [69.4, -0.4] |
 | 8         | 74.0 ± 1.0 [70.2, +3.8] | 73.0 ± 1.0 [70.0, +3.0] |
 
-3 seeds: mean ± sample standard deviation; engine vectorized; largest |difference|: test loss 0.0120, test accuracy (%) 3.8. Cells of one seed share the order of records and, scaled, their noise: take differences seed by seed, and their spread from those pairs.
+3 seeds: mean ± sample standard deviation; engine vectorized; largest |difference|: test loss 0.0120, test accuracy (%) 3.8. Cells of one seed share the order of records and, scaled, their noise: compare rows seed by seed, and compute the spread from paired differences.
 
 Privacy: one record of a silo, replace-one neighbours, untrusted server: μ-GDP exactly with μ = 4 to 8 (zCDP 8 to 32); (ε, δ) = (24 to 48, 1e-05) exact, (28 to 56, 1e-05) by the paper's formula, rounded up; simulation noise (seeded, not for release).
 

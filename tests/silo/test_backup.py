@@ -115,7 +115,7 @@ def test_guarantee_a_commit_that_is_told_is_no_function_of_records(tmp_path: Pat
     for number in range(2):
         guard = guard_for(tmp_path / str(number), *random_records(), budget=7.0)
         ask(guard, "a", 1)
-        heads.append(commits_in(guard.told("a", 1))[0])
+        heads.append(commits_in(guard.told("a", scenario(), 1))[0])
     assert heads[0].number == heads[1].number
     assert heads[0].head != heads[1].head
 

@@ -300,7 +300,7 @@ def test_real_a_reply_has_nothing_but_the_release(tmp_path: Path) -> None:
             reply += piece
     (length,) = struct.unpack_from("!I", reply)
     told = json.loads(reply[4 : 4 + length])
-    assert told.pop("commit") == guard_of(tmp_path / "silo-0.toml").told("run", 1).hex()
+    assert told.pop("commit") == guard_of(tmp_path / "silo-0.toml").told("run", scenario(), 1).hex()
     assert told == {"dtype": "float64"}
     assert len(reply) == 8 + length + 8 * 7850
 
