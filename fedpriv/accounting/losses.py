@@ -9,8 +9,8 @@ upper bound, and so do sums of such laws for compositions, adaptive or not (Somm
 Dong & Wang 2022).
 
 Rounding: the sums here are Fourier transforms in float64.  Against extended precision no δ was seen to lose more
-than 1e-13 in one epoch of up to 600 rounds, nor the masses of k releases together more than k · 1e-15 (tests/accounting/
-test_rounding.py).  So `deltas` adds 1e-12 and a relative 1e-9, and a composition k · 1e-15.
+than 1e-13 in one epoch of up to 600 rounds, nor the masses of k releases together more than k · 1e-15
+(tests/accounting/test_rounding.py).  So `deltas` adds 1e-12 and a relative 1e-9, and a composition k · 1e-15.
 
 `smallest_noise` finds the least noise that meets an (ε, δ), where a good bound takes long and a coarse one is
 quick.
