@@ -190,11 +190,6 @@ SURVIVAL_SCHEMA = TableSchema(
     site="centre",
     sites=CENTRES,
     test_share=0.0,
-    columns={
-        "age": Column(range=(0.0, 100.0)),
-        "begin": Column(range=(0.0, 45.0)),
-        "disease": Column(values=("congen", "diabetes", "hypert", "other", "renal")),
-        "months": Column(range=(0.0, 45.0)),
-    },
+    columns={**SCHEMA.columns, "months": Column(range=(0.0, 45.0))},
 )
 """Every patient, for curves of survival: nobody is put aside for testing."""

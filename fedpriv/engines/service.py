@@ -135,21 +135,27 @@ def health_socket(path: Path | None, health: Health) -> Iterator[None]:
     if path is None:
         yield
         return
-    path.unlink(missing_ok=True)
-    with socket.socket(socket.AF_UNIX) as listener:
-        previous = os.umask(0o177)
-        try:
-            listener.bind(str(path))
-        except OSError as error:
-            raise InputError(f"--health {path}: {error}") from None
-        finally:
-            os.umask(previous)
+    with private_socket(path, "--health") as listener:
         listener.listen(8)
         threading.Thread(target=_answer, args=(listener, health), daemon=True).start()
         try:
             yield
         finally:
             path.unlink(missing_ok=True)
+
+
+def private_socket(path: Path, option: str) -> socket.socket:
+    """A Unix socket at `path`, of mode 0600 from the start; InputError, naming `option`, if none can be."""
+    path.unlink(missing_ok=True)
+    bound = socket.socket(socket.AF_UNIX)
+    previous = os.umask(0o177)
+    try:
+        bound.bind(str(path))
+    except OSError as error:
+        raise InputError(f"{option} {path}: {error}") from None
+    finally:
+        os.umask(previous)
+    return bound
 
 
 def _answer(listener: socket.socket, health: Health) -> None:

@@ -42,7 +42,7 @@ from fedpriv.engines.processes import (
     node_public_key,
     tls_options,
 )
-from fedpriv.engines.service import BEATS, EXECUTOR, Health, Part, late, part_lost
+from fedpriv.engines.service import BEATS, EXECUTOR, Health, Part, late, part_lost, private_socket
 from fedpriv.protocol.messages import REGISTERED
 
 _log = logging.getLogger("fedpriv.superlink")
@@ -102,7 +102,7 @@ def serve_superlink(
         options += ["--simulation"] if simulation else [] if insecure else ["--enable-supernode-auth"]
         app = superlink_app(options, nodes)
         listeners = [
-            Listener(_unix(control), CONTROL, None),
+            Listener(private_socket(control, "--control"), CONTROL, None),
             Listener(_tcp("127.0.0.1", 0), RUNTIME, runtime_keys),
         ]
         if not simulation:
@@ -139,20 +139,6 @@ def _nodes(keys: Path) -> dict[str, bytes]:
     if len(set(nodes.values())) < len(nodes):
         raise InputError(f"{keys / 'nodes'}: two silos have one key; each needs its own")
     return nodes
-
-
-def _unix(path: Path) -> socket.socket:
-    """A listening socket of mode 0600 at `path`, from its first moment on."""
-    path.unlink(missing_ok=True)
-    listening = socket.socket(socket.AF_UNIX)
-    previous = os.umask(0o177)
-    try:
-        listening.bind(str(path))
-    except OSError as error:
-        raise InputError(f"--control {path}: {error}") from None
-    finally:
-        os.umask(previous)
-    return listening
 
 
 def _tcp(host: str, port: int) -> socket.socket:

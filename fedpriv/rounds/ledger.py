@@ -245,6 +245,8 @@ def from_data(data: Mapping[str, Any]) -> ReleaseStream:
 def _apart_of(data: Mapping[str, Any]) -> float:
     """InputError for a distance that no two increments can have, or with rounds among which they move."""
     apart = data.get("apart", APART)
+    if isinstance(apart, bool) or not isinstance(apart, int | float):
+        raise InputError(f"ledger: apart = {apart!r}: expected a number of clips")
     if not 1.0 <= apart <= APART or (apart < APART and sum(rounds for _, rounds in data["clips"]) != 1):
         raise InputError(f"ledger: increments that are {apart} clips apart are none that a run can have")
     return float(apart)

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from fedpriv.engines.processes import ALLOW_ROOT, script
-from fedpriv.engines.superlink_process import _unix
+from fedpriv.engines.service import private_socket
 from fedpriv.engines.workers import Workers, _ray_of
 from tests.attacks.neighbour import as_nobody
 from tests.e2e.federation import SCENARIO, federation, finish, wait_until
@@ -63,7 +63,7 @@ def test_the_control_socket_is_its_owners_from_its_first_moment_on(tmp_path: Pat
     """Would gain: the Control API, where the folder of the socket can be entered."""
     before = os.umask(0)
     try:
-        with _unix(tmp_path / "control.sock"):
+        with private_socket(tmp_path / "control.sock", "--control"):
             assert stat.S_IMODE((tmp_path / "control.sock").stat().st_mode) == 0o600
         assert os.umask(0) == 0
     finally:

@@ -27,8 +27,8 @@ from fedpriv.engines.flower_private import CONTROL
 from fedpriv.engines.flower_private.control import UnreachableError
 from fedpriv.engines.flower_private.supernode import clock_trouble
 from fedpriv.engines.processes import free_ports
-from fedpriv.engines.service import EXECUTOR, LOST, SUPERNODE, Absence, Part, leave_beat, read_beat
-from fedpriv.engines.superlink_process import Listener, _serve, _unix
+from fedpriv.engines.service import EXECUTOR, LOST, SUPERNODE, Absence, Part, leave_beat, private_socket, read_beat
+from fedpriv.engines.superlink_process import Listener, _serve
 from fedpriv.protocol.cell_folder import FolderReader, report_waiting
 from fedpriv.rounds.outcome import RunObserver
 
@@ -223,7 +223,7 @@ def serve(tmp_path: Path, executor: str, then: Any) -> bool:
     thread = threading.Thread(target=talk)
     thread.start()
     try:
-        listeners = [Listener(_unix(control), CONTROL, None)]
+        listeners = [Listener(private_socket(control, "--control"), CONTROL, None)]
         return asyncio.run(_serve(Starlette(), listeners, process, lambda: ails[0]))
     finally:
         thread.join()

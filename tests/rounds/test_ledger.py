@@ -284,3 +284,11 @@ def test_steps_of_different_units_do_not_compose() -> None:
     first = dataclasses.replace(STREAM, step=FIRST_STEP)
     with pytest.raises(InputError, match="one neighbouring relation and one unit"):
         claim_of([first, persons])
+
+
+@pytest.mark.parametrize("apart", ["1.5", None, [1], True, 0.5, 2.5, float("nan")])
+def test_a_distance_of_increments_that_is_no_distance_is_one_line(apart: Any) -> None:
+    """A stream of somebody's results.json: before, a TypeError for a text."""
+    data = {**as_data(STREAM), "apart": apart}
+    with pytest.raises(InputError, match=r"ledger: .*apart"):
+        from_data(data)
