@@ -137,7 +137,7 @@ def _fits(
         out, state = strategy.step(state, t, _total(of_round))
         passed.append(out)
     fresh = noisy - np.array(passed)
-    size = exact.claim.sigma * (exact.run.owners**0.5)
+    size = exact.claim_of(0).sigma * (exact.run.owners**0.5)
     guess = _of_the_seed(cell, plan, [own[0] for own in sums])
     alike = float((np.abs(noisy[0] - guess) <= _ALIKE * size).mean())
     few = fresh[:, :_RESIDUES]

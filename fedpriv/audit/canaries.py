@@ -43,7 +43,7 @@ def auditable(cell: Cell, mu: float, rounds: int, silos: int, batch: int, epochs
     whole: dict[str, Any] = {"samples": None, "size_skew": None, "batches": None, "drop_out": 0.0, "away": {}}
     federation = cell.federation.model_copy(update={**size, **whole})
     few = None if cell.privacy.records is None else min(cell.privacy.records, _RECORDS)
-    target = {"mu": mu, "rho": None, "zcdp": None, "epsilon": None, "records": few}
+    target = {"mu": mu, "rho": None, "zcdp": None, "epsilon": None, "records": few, "shares": None}
     privacy = cell.privacy.model_copy(update=target)
     run = cell.run.model_copy(
         update={

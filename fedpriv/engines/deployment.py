@@ -76,6 +76,8 @@ def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
     dataset, order = load(cell.data.name, table=cell.data.table), records_of_silos(cell)
     policies, table = [], cell.data.table_schema if cell.model.row.of_cells else None
     for silo in range(cell.federation.silos):
+        if cell.privacy.shares:
+            allow = allowance_of(cell, task_of_cell(cell), silo)
         kept, own = folder / f"silo-{silo}", home / f"silo-{silo}"
         for path in (kept, own):
             own_folder(path, 0o700)

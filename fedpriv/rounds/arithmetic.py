@@ -107,13 +107,9 @@ def exact_plan_of(
 
     Guarantee: the recorded μ is not above the cell's target, and the slack not above 2^-60.
     """
-    name, schedule, trust, target = (
-        cell.algorithm.row.name,
-        cell.schedule,
-        cell.algorithm.trust_setting,
-        cell.target,
-    )
-    assert target is not None  # of a run without noise nothing is exact
+    name, schedule, trust = cell.algorithm.row.name, cell.schedule, cell.algorithm.trust_setting
+    targets = cell.targets
+    assert targets is not None  # of a run without noise nothing is exact
     blocks = mechanism.blocks(workload)
     if schedule.secret and not (workload.decay == 0.0 and blocks is not None and blocks.bands == 1):
         raise InputError(
@@ -123,9 +119,13 @@ def exact_plan_of(
     sums = RunningSums(mechanism, workload, cell.privacy.relation)
     known = RunningSums(mechanism, replace(workload, schedule=schedule.known), sums.relation)
     share = 1.0 if schedule.known is schedule else known.sensitivity() / schedule.distance(sums)
-    mu = schedule.charged(sums.relation, target, cell.privacy.delta) * share
     unit = cell.privacy.protected
-    mu = unit.of_one_silo(mu) if trust.releases(0) else mu / unit.shared  # of its records in one silo
+
+    def of_one_silo(target: float) -> float:
+        """What a unit's records in one silo may be charged, less what rounding adds."""
+        mu = schedule.charged(sums.relation, target, cell.privacy.delta) * share
+        return (unit.of_one_silo(mu) if trust.releases(0) else mu / unit.shared) * _SAFE
+
     sizes, rounds = cell.batch_sizes, range(1, schedule.rounds + 1)
     together = sum(sizes) if trust.releases(SERVER) else max(sizes)
     owners = trust.owners_in_release(len(sizes))
@@ -139,12 +139,14 @@ def exact_plan_of(
                 tuple(together * schedule.most_batches(t) for t in rounds),
                 objective.dimension,
                 cell.privacy.relation,
-                mu * _SAFE,
+                of_one_silo(min(targets)),
                 owners=owners,
                 word=cell.run.word if owners > 1 else 64,
                 apart=apart,
             )
         )
+        if cell.privacy.shares:
+            exact = exact.with_budgets(list(map(of_one_silo, targets)))
     except InputError as error:
         raise InputError(f"{name}: what it releases cannot be made of integers: {error}") from None
     if apart < APART and math.sqrt(objective.dimension) * _WITHIN > min(exact.norms(1)):
@@ -157,12 +159,17 @@ def exact_plan_of(
     return exact
 
 
-def noise_of(exact: ExactPlan, trust: Trust, batch_sizes: tuple[int, ...]) -> Noise:
+def noise_of(exact: ExactPlan, trust: Trust, batch_sizes: tuple[int, ...], weights: tuple[float, ...]) -> Noise:
     """Every owner's noise in the units of the model; that in the mean follows from it."""
-    std, total = exact.lattice.unit * exact.claim.sigma, sum(batch_sizes)
+    unit = exact.lattice.unit
     if trust.draws(SERVER):
-        return Noise((NoiseSource(SERVER, std / total, 1.0),))
-    return Noise(tuple(NoiseSource(silo, std / size, size / total) for silo, size in enumerate(batch_sizes)))
+        return Noise((NoiseSource(SERVER, unit * exact.claim.sigma / sum(batch_sizes), 1.0),))
+    return Noise(
+        tuple(
+            NoiseSource(silo, unit * exact.claim_of(silo).sigma / size, weight)
+            for silo, (size, weight) in enumerate(zip(batch_sizes, weights, strict=True))
+        )
+    )
 
 
 @dataclass(frozen=True)
@@ -191,13 +198,10 @@ class Wholes:
         """Of the running sums: the integers' own, which is nearly the estimator's."""
         return self.exact.run.factored.workload.decay
 
-    def told(self, std: float, owners: int) -> Integers | None:
-        """What a ledger keeps of noise of so many owners; None without noise."""
-        return (
-            Integers(self.exact.lattice.exponent, self.exact.claim.sigma, self.exact.run.dimension, owners)
-            if std
-            else None
-        )
+    def told(self, std: float, owners: int, owner: int) -> Integers | None:
+        """What a ledger keeps of noise of so many owners, of whom `owner` is one; None without noise."""
+        sigma = self.exact.claim_of(owner).sigma
+        return Integers(self.exact.lattice.exponent, sigma, self.exact.run.dimension, owners) if std else None
 
     def check_released(self) -> None:
         """ValueError for numbers whose noise protects nobody."""
@@ -228,7 +232,7 @@ class Reals:
     def decay(self, estimator: Estimator) -> float:
         return estimator.decay
 
-    def told(self, std: float, owners: int) -> None:
+    def told(self, std: float, owners: int, owner: int) -> None:
         return None
 
     def check_released(self) -> NoReturn:
@@ -339,7 +343,10 @@ def float_noise_of(
     if target is None:
         return Noise()
     distance = schedule.distance(RunningSums(mechanism, workload, relation))
+    mus = None
+    if cell.privacy.shares:
+        mus = [schedule.charged(relation, each, delta) for each in cell.targets or ()]
     mu = schedule.charged(relation, target, delta)
     return cell.algorithm.trust_setting.noise(
-        distance, cell.batch_sizes, weights, relation, mu, cell.privacy.protected, apart
+        distance, cell.batch_sizes, weights, relation, mu, cell.privacy.protected, apart, mus
     )

@@ -98,7 +98,37 @@ def sentence_of_cells(cells: Sequence[Mapping[str, Any]]) -> str:
     seeded = " (seeded, not for release)" if first["noise"] == "simulation" else ""
     up_to = "" if first.get("holds") in (None, REAL) else f", {EXACT}"
     line = _line(claim, cells, first["delta"], f", {server}")
-    return f"Privacy: {line}; {first['noise']} noise{seeded}{up_to}."
+    silos = of_each_silo_of(cells)
+    return f"Privacy: {line}; {first['noise']} noise{seeded}{up_to}.{' ' if silos else ''}{silos}"
+
+
+_SAME, _MOST_NAMED = 1e-6, 12
+"""Relative, of two ε that a reader would call one; how many silos are named one by one."""
+
+
+def of_each_silo(streams: Sequence["ReleaseStream"], delta: float) -> str:
+    """Say which ε at δ each silo's own messages have; nothing where all have the same, or where sums are released.
+
+    Guarantee: read off the releases, so that a silo's figure is of the noise that it added, whatever was asked.
+    """
+    known = [(stream, stream.guarantee) for stream in streams if stream.silos]
+    each = [(stream.owner, known.epsilon_of(delta)) for stream, known in known if known is not None]
+    epsilons = [epsilon for _, epsilon in each]
+    if not each or max(epsilons) <= min(epsilons) * (1.0 + _SAME):
+        return ""
+    least = "Every silo has a budget of its own, and figures without a silo's name are of the one protected least"
+    if len(each) > _MOST_NAMED:
+        return f"{least}: from {epsilon_words(min(epsilons), delta)} to {epsilon_words(max(epsilons), delta)}."
+    named = ", ".join(f"{owner} ε = {epsilon_figure(epsilon)}" for owner, epsilon in each)
+    return f"{least}: {named}, at δ = {delta_figure(delta)}."
+
+
+def of_each_silo_of(cells: Sequence[Mapping[str, Any]]) -> str:
+    """The same of the cell of results.json that protects least."""
+    from fedpriv.rounds.ledger import from_data
+
+    least = max(cells, key=lambda cell: cell["epsilon"] or 0.0)
+    return of_each_silo(list(map(from_data, least["releases"])), least["delta"])
 
 
 _FIGURES = ("mu", "zcdp", "epsilon", "epsilon_paper", "counted_mu")

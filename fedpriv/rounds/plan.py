@@ -185,16 +185,17 @@ class Plan:
         their sums, with the noise that all sources together put there.
         """
         if not self.noise.sources:
-            return (self._stream("everyone", self.unit.in_silo(min(self.batch_sizes)), 0.0, rounds),)
+            return (self._stream("everyone", SERVER, self.unit.in_silo(min(self.batch_sizes)), 0.0, rounds),)
         if self.masked:
             owners = _owners([source.owner for source in self.noise.sources])
             std = self.noise.std_in_mean
             number = len(self.noise.sources)
-            return (self._stream(f"sum of {owners}", self._per_record_in_mean, std, rounds, number),)
+            return (self._stream(f"sum of {owners}", SERVER, self._per_record_in_mean, std, rounds, number),)
         alike = itertools.groupby(self.noise.sources, key=lambda source: (self._per_record(source), source.std))
+        owners_of = [(key, [source.owner for source in sources]) for key, sources in alike]
         return tuple(
-            self._stream(_owners([source.owner for source in sources]), per_record, float(std), rounds)
-            for (per_record, std), sources in alike
+            self._stream(_owners(numbers), numbers[0], per_record, float(std), rounds)
+            for (per_record, std), numbers in owners_of
         )
 
     def gradient_evaluations(self, rounds: int, missed: Mapping[int, Sequence[int]] | None = None) -> int:
@@ -228,14 +229,16 @@ class Plan:
     def stream_of(self, silo: int, rounds: int) -> ReleaseStream:
         """What one silo itself releases; standard deviation 0 where it adds no noise."""
         std = float(self.noise.std_of(silo))
-        return self._stream(f"silo {silo}", self.unit.in_silo(self.batch_sizes[silo]), std, rounds)
+        return self._stream(f"silo {silo}", silo, self.unit.in_silo(self.batch_sizes[silo]), std, rounds)
 
-    def _stream(self, owner: str, per_record: float, std: float, rounds: int, owners: int = 1) -> ReleaseStream:
-        """`owners` is of how many the noise is that was added."""
+    def _stream(
+        self, title: str, owner: int, per_record: float, std: float, rounds: int, owners: int = 1
+    ) -> ReleaseStream:
+        """`owners` is of how many the noise is that was added, and `owner` one of them."""
         accounted = self.schedule.first(rounds)
         clips = batch_clips(self.estimator, self.schedule)[: accounted.rounds]
         return ReleaseStream(
-            owner,
+            title,
             self.mechanism,
             accounted,
             self.arithmetic.decay(self.estimator),
@@ -245,7 +248,7 @@ class Plan:
             std,
             self.estimator.period,
             self.unit,
-            self.arithmetic.told(std, owners),
+            self.arithmetic.told(std, owners, owner),
             apart=self.apart,
         )
 
@@ -281,8 +284,7 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
     row, settings, trust = cell.algorithm.row, cell.algorithm.settings, cell.algorithm.trust_setting
     schedule = cell.schedule
     batch_sizes = cell.batch_sizes
-    records = sum(batch_sizes)
-    weights = tuple(size / records for size in batch_sizes)
+    weights = weights_of(cell)
     problem = problem_of(cell, objective)
     estimator = row.estimator(settings, problem)
     workload = workload_of(estimator, schedule)
@@ -303,7 +305,7 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
         arithmetic, mechanism, noise = (
             Wholes(exact),
             exact.run.factored.mechanism,
-            noise_of(exact, trust, batch_sizes),
+            noise_of(exact, trust, batch_sizes, weights),
         )
         check_noise(noise)
     else:
@@ -329,6 +331,20 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
         unit,
         apart=apart,
     )
+
+
+def weights_of(cell: Cell) -> tuple[float, ...]:
+    """p_i of every silo's mean, which sum to 1: by the records of a round, B_i / Σ B.
+
+    Silos with budgets of their own are weighted by the inverse variance of their noise, (B_i μ_i)² / Σ (B μ)²: of
+    all fixed weights these leave the least noise in the mean.  They are public, and fixed before round 1.
+    """
+    sizes, mus = cell.batch_sizes, cell.targets
+    each = (
+        [(size * mu) ** 2 for size, mu in zip(sizes, mus, strict=True)] if cell.privacy.shares and mus else sizes
+    )
+    total = sum(each)
+    return tuple(part / total for part in each)
 
 
 ALLOWANCE = 2.0**-20
@@ -389,11 +405,12 @@ def excess_risk_bound(cell: Cell, plan: Plan) -> Bound | None:
     """What the cell's row proves for its settings; None where it proves nothing.
 
     Nothing is proved for losses that are not known to be convex and smooth in the run's ball, for records that are
-    read more than once or in secret, and for releases of integers, whose noise is of another form.
+    read more than once or in secret, for silos with budgets and weights of their own, and for releases of
+    integers, whose noise is of another form.
     """
     problem = problem_of(cell, plan.objective)
     schedule = plan.schedule
-    if schedule.secret or not schedule.single_pass or isinstance(plan.arithmetic, Wholes):
+    if schedule.secret or not schedule.single_pass or isinstance(plan.arithmetic, Wholes) or cell.privacy.shares:
         return None
     radius = float(getattr(cell.algorithm.settings, "radius", math.inf))
     if not (radius <= problem.convex_within and math.isfinite(radius) and math.isfinite(problem.smoothness)):

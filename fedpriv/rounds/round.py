@@ -265,7 +265,7 @@ class IntegerArithmetic:
             return sums, after
         draw = partial(round_noise, self.key, owner, t, chain)
         held = tuple(vector.numpy() for vector in state.sums)
-        noisy, held = private_sums(self.strategy, self.exact.claim, held, t, sums.numpy(), draw)
+        noisy, held = private_sums(self.strategy, self.exact.claim_of(owner), held, t, sums.numpy(), draw)
         return torch.from_numpy(noisy), after._replace(sums=tensors(held))
 
     def leaving(self, state: State, t: int, noisy: Tensor, owner: int) -> tuple[Tensor, State]:

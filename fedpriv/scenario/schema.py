@@ -99,6 +99,29 @@ def _check_pool(unit: Unit, data: DataSection, trust: Trust) -> None:
         )
 
 
+def check_shares(privacy: PrivacySection, data: DataSection, federation: FederationSection, trust: Trust) -> None:
+    """ValueError for shares of a budget that are not one for every silo, or that nothing keeps.
+
+    Guarantee: only a silo that adds all of its noise itself has a budget of its own; noise that is added once for
+    all silos is the same for all of them.
+    """
+    if (shares := privacy.shares) is None:
+        return
+    if len(shares) != federation.silos or federation.clients is not None:
+        raise ValueError(
+            f"privacy.shares has {len(shares)} numbers; give one for each of {federation.silos} silos"
+        )
+    if not trust.private_messages:
+        raise ValueError(
+            f'privacy.shares with algorithm.trust = "{trust.name}": its noise protects the records of all silos '
+            'alike; use "untrusted", or give the smallest budget to all'
+        )
+    if data.scale is not None:
+        raise ValueError(
+            "privacy.shares with data.scale: the first step has one budget for all silos; leave out one"
+        )
+
+
 class ModelSection(BaseModel):
     """[model]: a row of the table of models, and the row's own keys (`settings`)."""
 
@@ -185,12 +208,15 @@ class Cell(Section):
         check_absences(federation, self.without_silos, trust)
         check_units(unit, self.data, federation, sampling_of(federation.sampling).secret, trust)
         trust.check_hidden(federation.silos, private)
+        check_shares(privacy, self.data, federation, trust)
         per_silo = self.run.per_silo and self.evaluation is None
         self.data.check_table(federation.silos, private=private, per_silo=per_silo)
         if self.data.scale is not None:
             check_first_step(federation, unit, self.without_silos)
         if self.model.name == STATISTICS:
             self.data.check_counted()
+            if privacy.shares:
+                raise ValueError("privacy.shares: a count weighs the records of all silos alike; leave it out")
             if self.evaluation is not None:
                 raise ValueError("[evaluation]: there is no model to be evaluated; leave it out")
         if self.evaluation is not None:
@@ -224,6 +250,16 @@ class Cell(Section):
     def target(self) -> float | None:
         """μ of the rounds; None when the run is not private."""
         return self._budget.rounds
+
+    @property
+    def targets(self) -> tuple[float, ...] | None:
+        """μ of the rounds for the records of silo 0, 1, …; None when the run is not private."""
+        if (target := self.target) is None:
+            return None
+        if not self.privacy.shares:
+            return (target,) * len(self.batch_sizes)
+        shared = [self.privacy.target_of(silo) for silo in range(self.federation.silos)]
+        return tuple(mu for mu in shared if mu is not None)
 
     def derived(
         self,

@@ -239,6 +239,12 @@ class PrivacySection(Section):
     zcdp: Positive | None = None
     epsilon: Positive | None = None
     delta: Probability = Field(1e-5, description="δ of every (ε, δ) that is printed, and of `epsilon`")
+    shares: (
+        Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(strict=False, min_length=1)] | None
+    ) = Field(
+        None,
+        description="of that target, in its own unit: what the records of silo 0, 1, … get; 1 for one of them",
+    )
 
     @model_validator(mode="after")
     def _one_target(self) -> Self:
@@ -266,6 +272,19 @@ class PrivacySection(Section):
             raise ValueError(f"shared = {self.shared}: only persons have records in several silos")
         return self
 
+    @model_validator(mode="after")
+    def _shares_are_of_a_target(self) -> Self:
+        if self.shares and self.mode == "none":
+            raise ValueError('shares: mode = "none" means no noise, so there is no budget to have a share of')
+        if self.shares is not None and max(self.shares) < 1.0:
+            raise ValueError(
+                f"shares: the largest is {max(self.shares):g}, and no silo has the whole target; lower the "
+                "target, and give the silo that it is for the share 1"
+            )
+        if self.shares and self.unit != RECORD.name:
+            raise ValueError(f'shares with unit = "{self.unit}": a budget for each silo is of its own records')
+        return self
+
     @field_validator("delta")
     @classmethod
     def _delta_is_small(cls, delta: float) -> float:
@@ -282,12 +301,20 @@ class PrivacySection(Section):
 
     @property
     def target(self) -> float | None:
-        """μ, or None when the run is not private."""
+        """μ, or None when the run is not private; the largest of all silos'."""
+        return self._mu(1.0)
+
+    def target_of(self, silo: int) -> float | None:
+        """μ of one silo's records: the whole target, or the silo's share of it."""
+        return self._mu(self.shares[silo] if self.shares else 1.0)
+
+    def _mu(self, share: float) -> float | None:
         if self.epsilon is not None:
-            return mu_of(self.epsilon, self.delta)
+            return mu_of(share * self.epsilon, self.delta)
         if self.zcdp is not None:
-            return mu_of_zcdp(self.zcdp)
-        return self.mu if self.mu is not None else self.rho
+            return mu_of_zcdp(share * self.zcdp)
+        given = self.mu if self.mu is not None else self.rho
+        return None if given is None else share * given
 
 
 class RunSection(Section):

@@ -30,6 +30,7 @@ from fedpriv.rounds.claim import (
     PrivacyClaim,
     claim_of_data,
     evaluation_words,
+    of_each_silo_of,
 )
 from fedpriv.rounds.ledger import FIRST_STEP, ROUNDS, ReleaseStream, from_data
 from fedpriv.show.summary import caveats_of, choice_of_settings
@@ -174,6 +175,7 @@ def _statement(cells: Sequence[Mapping[str, Any]], together: str, choice: Sequen
         about_the_loss=sorted(set(map(about_the_loss, released))),
         assumptions=[
             unit.presumes,
+            *([silos] if (silos := of_each_silo_of(cells)) else []),
             *([worst.sentence("several", delta)] if worst and unit.name == RECORD.name else []),
             *(sentence for _, sentence in sorted(counted)),
             _AS_SCHEDULED.format(unit=unit.noun),

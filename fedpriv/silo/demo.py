@@ -5,7 +5,7 @@ A silo of a real deployment has its records already, and its administrator write
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +57,15 @@ def prepare_silos(scenario: Scenario, folder: Path, runs: int) -> list[Path]:
     asked = [presumed(cell) for cell in cells]
     asked += filter(None, map(first_step_of, cells))
     allowances = [allowance_of(cell, task_of_cell(cell)) for cell in asked]
+
+    def budget(each: Iterable[Mapping[str, Any]]) -> float:
+        return math.sqrt(runs) * math.hypot(*(allowance["budget"] for allowance in each))
+
     allow = {
         **allowances[0],
         "clip": max(each["clip"] for each in allowances),
         "dimension": max(each["dimension"] for each in allowances),
-        "budget": math.sqrt(runs) * math.hypot(*(each["budget"] for each in allowances)),
+        "budget": budget(allowances),
     }
     if memory := max(each.get("memory", 0) for each in allowances):
         allow["memory"] = memory
@@ -95,25 +99,30 @@ def prepare_silos(scenario: Scenario, folder: Path, runs: int) -> list[Path]:
         else:
             write_shard(guard / "shard.npz", dataset, order[silo], tests[silo])
             keys, table = {"silo": silo, "classes": dataset.classes, "shard": "shard.npz"}, None
+        if any(cell.privacy.shares for cell in asked):
+            allow["budget"] = budget(allowance_of(cell, task_of_cell(cell), silo) for cell in asked)
         write_policy(guard / "policy.toml", policy_text({**keys, **state}, allow, table, evaluation))
     return folders
 
 
-def allowance_of(cell: Cell, task: PublicTask) -> dict[str, Any]:
-    """The narrowest [allow] of a policy under which one run of `cell` is answered; InputError if none is."""
+def allowance_of(cell: Cell, task: PublicTask, silo: int | None = None) -> dict[str, Any]:
+    """The narrowest [allow] of a policy under which one run of `cell` is answered by `silo`, or by every silo.
+
+    InputError if it is answered under none.
+    """
     if (reason := unaccountable(cell)) is not None:
         raise InputError(f"a deployment's silos refuse this scenario: {reason}")
     plan = plan_of(cell, task.objective, released=True)
     if (reason := presuming(plan)) is not None:
         raise InputError(f"a deployment's silos refuse this scenario: {reason}")
-    if (target := cell.target) is None:
+    if (targets := cell.targets) is None:
         raise InputError('privacy.mode = "none": silos of a deployment release nothing without noise')
     return {
         "trust": cell.algorithm.trust,
         "relation": cell.privacy.relation,
         "clip": plan.largest_clip,
         "rounds": cell.schedule.rounds,
-        **_budget(cell, plan, target),
+        **_budget(cell, plan, range(len(targets)) if silo is None else [silo]),
         "dimension": plan.objective.dimension,
         **({} if (memory := _memory(cell, plan, task)) <= DEFAULT else {"memory": memory}),
         **({"silos": cell.federation.silos} if plan.masked else {}),
@@ -148,12 +157,13 @@ def _memory(cell: Cell, plan: Plan, task: PublicTask) -> int:
     return -(-max(needs) // MIB) * MIB
 
 
-def _budget(cell: Cell, plan: Plan, target: float) -> dict[str, float]:
-    """The target; for records that take part in secret what the silo that pays most is charged."""
+def _budget(cell: Cell, plan: Plan, silos: Sequence[int]) -> dict[str, float]:
+    """The largest target of `silos`; for records that take part in secret the most that one of them is charged."""
+    targets = cell.targets or ()
     if not cell.schedule.secret:
-        return {"budget": target}
+        return {"budget": max(targets[silo] for silo in silos)}
     trust, prices = cell.algorithm.trust_setting, []
-    for silo in range(cell.federation.silos):
+    for silo in silos:
         stream = priced_stream(plan, silo, trust, trust)
         prices.append(cost_of(plan, stream.guarantee, silo).at(SLACK_PER_RUN))
     return {"budget": max(each.mu for each in prices if each is not None), "slack": SLACK_PER_RUN}

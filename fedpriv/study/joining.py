@@ -340,7 +340,7 @@ def _personal(
 def _noiseless(cell: Cell) -> Cell:
     """The same rounds without noise: clip and steps as they are; masks need noise, so a server is trusted."""
     tree = cell.canonical()
-    privacy = {key: value for key, value in tree["privacy"].items() if key not in TARGETS}
+    privacy = {key: value for key, value in tree["privacy"].items() if key not in (*TARGETS, "shares")}
     trust = "trusted" if cell.algorithm.trust_setting.masked else cell.algorithm.trust
     algorithm = {**tree["algorithm"], "trust": trust}
     return resolve_cell({**tree, "privacy": {**privacy, "mode": "none"}, "algorithm": algorithm}, cell.name)

@@ -217,6 +217,8 @@ def noisy_score(finished: Finished, held_out: int, mu: float, generator: np.rand
 def _target(row: Row) -> float:
     """Find the μ that every run of a row is calibrated to, whatever its setting."""
     target = row.cell.privacy.target
+    if row.cell.privacy.shares:
+        raise InputError("--private: a score is of all silos' records, and privacy.shares gives each its own")
     if target is None:
         raise InputError('--private: privacy.mode = "none" adds no noise, and what is chosen by it is not private')
     return target

@@ -7,7 +7,7 @@ everything that leaves is a function of y.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -76,6 +76,28 @@ class ExactPlan:
     claim: Claim
     reach: int
     """R: what sums of C s stay within, in units."""
+    claims: tuple[Claim, ...] = ()
+    """Of owner 0, 1, … alone, where each has a budget of its own; `claim` has the most noise of them."""
+
+    def claim_of(self, owner: int) -> Claim:
+        """The claim of what one owner of noise releases."""
+        return self.claims[owner] if self.claims else self.claim
+
+    def with_budgets(self, mus: Sequence[float]) -> "ExactPlan":
+        """The plan whose owner i adds the noise of `mus[i]`; InputError where that is too little for the lattice.
+
+        Guarantee: none of `mus` is below the μ that the lattice was fitted to, so no word can overflow: less noise
+        leaves all bounds as they are.  Each owner's claim is of its own noise alone.
+        """
+        if min(mus) < self.run.mu:
+            raise ValueError(f"a budget of {min(mus)} on a lattice that was fitted to {self.run.mu}")
+        distance, groups, draws = _distance(
+            self.run.factored, self.lattice, self.run.relation, self.run.dimension, self.run.apart
+        )
+        claims = {
+            mu: claim_of(distance, mu, groups, self.run.dimension, draws, self.run.owners) for mu in set(mus)
+        }
+        return replace(self, claims=tuple(claims[mu] for mu in mus))
 
     def norms(self, t: int) -> tuple[int, ...]:
         """K of every vector of round t."""

@@ -1,0 +1,199 @@
+"""A budget for each silo: `privacy.shares`, its noise, its weights, its claim and what its guard charges."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedpriv.accounting.gaussian import mu_of
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.core.random import SERVER, integers_key
+from fedpriv.rounds.claim import claim_of, of_each_silo
+from fedpriv.rounds.ledger import as_data, from_data
+from fedpriv.rounds.plan import Plan, plan_of
+from fedpriv.rounds.round import IntegerArithmetic
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import resolve_cell, scenario_of
+from fedpriv.scenario.schema import Cell
+from fedpriv.scenario.statistics import read_plan
+from fedpriv.silo.demo import prepare_silos
+from fedpriv.silo.ledger import SiloLedger
+from fedpriv.silo.policy import read_policy
+from fedpriv.study.statistics import Statistics
+from tests.conftest import small_tree
+from tests.data.tables import SCHEMA, rows, write_csv
+from tests.engines.test_engines import run
+from tests.silo.guarded import ZERO, guard_of, write_silo
+
+SHARES = (0.1, 0.5, 1.0)
+ROWS: dict[str, dict[str, Any]] = {
+    "correlated increments": {},
+    "a tree": {"algorithm": {"name": "dp-ftrl", "trust": "untrusted", "clip": 1.0, "step": 0.5}},
+    "secret rounds": {
+        "algorithm": {"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1},
+        "federation": {"silos": 3, "rounds": 8, "batch": 4, "sampling": "poisson"},
+    },
+}
+
+
+def cell_of(**overrides: Any) -> Cell:
+    privacy = {"relation": "replace-one", "epsilon": 2.0, "shares": list(SHARES)}
+    return resolve_cell(small_tree(**{"privacy": privacy, **overrides}), "test")
+
+
+def planned(cell: Cell, released: bool = False) -> Plan:
+    return plan_of(cell, task_of_cell(cell).objective, released=released)
+
+
+@pytest.mark.parametrize("released", [False, True], ids=["floats", "integers"])
+@pytest.mark.parametrize("row", ROWS)
+def test_each_silos_own_stream_promises_its_own_share_of_the_target(row: str, released: bool) -> None:
+    """Guarantee: by the accountant, from the noise that the plan gives each silo; shares of ε are ε, not μ."""
+    plan = planned(cell_of(**ROWS[row]), released)
+    for streams in ([plan.stream_of(silo, 8) for silo in range(3)], plan.releases(8)):
+        assert len(streams) == 3
+        for stream, share in zip(streams, SHARES, strict=True):
+            assert stream.guarantee is not None
+            found = from_data(json.loads(json.dumps(as_data(stream)))).guarantee
+            assert found is not None
+            assert 0.995 * share * 2.0 < found.epsilon_of(1e-5) <= share * 2.0
+    claim = claim_of(plan.releases(8))
+    assert claim is not None
+    assert claim.guarantee.epsilon_of(1e-5) > 1.99  # of the silo that is protected least
+
+
+def test_the_noise_that_a_silo_draws_is_that_of_its_own_budget() -> None:
+    """Guarantee: of integers; 5 standard errors of a standard deviation of 7,850 × 4 values."""
+    cell = cell_of(algorithm={"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1})
+    plan = planned(cell, released=True)
+    steps = IntegerArithmetic(plan, integers_key(1))
+    for silo in range(3):
+        state, drawn = steps.start(silo), []
+        for t in range(1, 5):
+            noisy, state = steps.noisy(state, t, steps.nothing(state, t), silo, ZERO)
+            drawn.append(noisy.numpy().astype(np.float64))
+        values = np.concatenate(drawn)
+        claimed = plan.stream_of(silo, 8).integers
+        assert claimed is not None
+        assert abs(values.std() / claimed.sigma - 1.0) < 5.0 / math.sqrt(2.0 * values.size)
+    sigmas = [plan.exact.claim_of(silo).sigma for silo in range(3)]
+    mus = [mu_of(2.0 * share, 1e-5) for share in SHARES]
+    np.testing.assert_allclose([sigmas[0] / sigma for sigma in sigmas], np.array(mus) / mus[0], rtol=1e-6)
+
+
+def test_no_other_fixed_weights_leave_less_noise_in_the_mean() -> None:
+    """Batches of different sizes; brute force over 2,000 weightings near and far."""
+    plan = planned(cell_of(federation={"silos": 3, "rounds": 8, "batches": [2, 9, 4]}))
+    stds = np.array([float(source.std) for source in plan.noise.sources])
+    least = plan.noise.std_in_mean
+    assert math.isclose(sum(plan.weights), 1.0)
+    assert math.isclose(least, math.hypot(*(stds * plan.weights)), rel_tol=1e-12)
+    draw = np.random.default_rng(0)
+    for _ in range(2000):
+        others = draw.dirichlet(np.array(plan.weights) * 10.0 ** draw.uniform(0, 4) + 1e-3)
+        assert math.hypot(*(stds * others)) >= least * (1.0 - 1e-12)
+
+
+def test_equal_shares_of_equal_silos_are_the_run_without_shares() -> None:
+    plain = {"relation": "replace-one", "epsilon": 2.0}
+    alike, without = planned(cell_of(privacy={**plain, "shares": [1, 1, 1]})), planned(cell_of(privacy=plain))
+    assert alike.noise == without.noise
+    assert alike.weights == without.weights
+    assert alike.releases(8) == without.releases(8)
+
+
+@pytest.mark.parametrize("arithmetic", ["float", "integers"])
+def test_engines_agree_on_a_run_with_budgets_of_their_own(arithmetic: str) -> None:
+    cell = cell_of(run={"dtype": "float64", "evaluations": 2, "arithmetic": arithmetic, "noise": "per-silo"})
+    (inprocess,), _ = run("inprocess", cell)
+    assert of_each_silo(inprocess.finished.releases, 1e-5)
+    if arithmetic == "float":
+        (vectorized,), _ = run("vectorized", cell)
+        np.testing.assert_allclose(vectorized.finished.model, inprocess.finished.model, rtol=1e-9, atol=1e-13)
+        assert vectorized.finished.releases == inprocess.finished.releases
+
+
+def test_a_guard_charges_its_own_share_and_refuses_another_silos(tmp_path: Path) -> None:
+    """Attack: a server that gives a silo a larger share than its policy has a budget for."""
+    small = mu_of(0.2, 1e-5)
+    path = write_silo(tmp_path, 0, budget=small * (1 + 1e-9))
+    guard = guard_of(path)
+    asked = json.dumps(cell_of().canonical())
+    assert torch.isfinite(guard.answer("run", asked, 1, ZERO)).all()
+    (charge,) = SiloLedger(read_policy(path).ledger).charges()
+    assert 0.999999 * small < charge.mu <= small * (1 + 1e-9)
+    greedy = cell_of(privacy={"relation": "replace-one", "epsilon": 2.0, "shares": [1.0, 0.5, 0.1]})
+    with pytest.raises(RunError, match="the budget is"):
+        guard_of(write_silo(tmp_path / "other", 0, budget=small)).answer(
+            "run", json.dumps(greedy.canonical()), 1, ZERO
+        )
+
+
+def test_prepared_policies_have_each_silos_own_budget(tmp_path: Path) -> None:
+    tree = small_tree(privacy={"relation": "replace-one", "mu": 2.0, "shares": [0.25, 1.0, 0.5]})
+    tree.pop("seed")
+    folders = prepare_silos(scenario_of(tree, "test"), tmp_path, runs=1)
+    assert [read_policy(folder / "policy.toml").allow.budget for folder in folders] == [0.5, 2.0, 1.0]
+
+
+def test_what_is_printed_of_each_silo_is_read_off_the_releases() -> None:
+    """Guarantee: a ledger in which a silo added less noise is told with the larger ε."""
+    streams = planned(cell_of()).releases(8)
+    said = of_each_silo(streams, 1e-5)
+    assert "silo 0 ε = 0.2, silo 1 ε = 1, silo 2 ε = 2" in said
+    less = from_data({**as_data(streams[0]), "std": streams[0].std / 4.0})
+    assert "silo 0 ε = 0.2" not in of_each_silo([less, *streams[1:]], 1e-5)
+    assert not of_each_silo(streams[1:2], 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"privacy": {"relation": "zero-out", "mu": 1.0, "shares": [1.0, 0.5]}}, "one for each of 3 silos"),
+        ({"privacy": {"relation": "zero-out", "mu": 1.0, "shares": [0.9, 0.5, 0.1]}}, "the largest is 0.9"),
+        ({"privacy": {"relation": "zero-out", "mu": 1.0, "shares": [1.0, 0.0, 0.1]}}, "shares"),
+        ({"privacy": {"relation": "zero-out", "mu": 1.0, "shares": [1.0, math.nan, 0.1]}}, "shares"),
+        ({"privacy": {"relation": "zero-out", "mu": 1.0, "shares": [1.0, 2.0, 0.1]}}, "shares"),
+        ({"privacy": {"relation": "zero-out", "mode": "none", "shares": [1.0, 0.5, 0.1]}}, "no budget"),
+        ({"algorithm": {"name": "dp-mu2-fl", "trust": "trusted", "diameter": 0.1}}, "protects the records of all"),
+        (
+            {"algorithm": {"name": "dp-mu2-fl", "trust": "secure-aggregation", "diameter": 0.1}},
+            "protects the records of all",
+        ),
+    ],
+)
+def test_shares_that_nothing_keeps_are_refused(change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InputError, match=reason) as refused:
+        cell_of(**change)
+    assert "\n" not in str(refused.value)
+
+
+def test_counts_have_no_shares(tmp_path: Path) -> None:
+    """Sums are the mean times all records: weights that follow budgets would count one silo's records twice."""
+    plan = {
+        "data": {"name": str(write_csv(tmp_path / "t.csv", rows())), "table": SCHEMA},
+        "privacy": {"relation": "replace-one", "mu": 1.0, "shares": [1.0, 0.5]},
+        "table": [{"of": ["hospital"]}],
+    }
+    with pytest.raises(InputError, match=r"privacy\.shares: a count weighs"):
+        Statistics.of(read_plan({"name": "counts", **plan}))
+
+
+def test_budgets_too_far_apart_for_one_lattice_are_refused_in_words() -> None:
+    """Noise of the largest budget would lie below what an exact release draws."""
+    privacy = {"relation": "replace-one", "mu": 1e3, "shares": [1e-12, 0.5, 1.0]}
+    with pytest.raises(InputError, match="cannot be made of integers"):
+        planned(cell_of(privacy=privacy), released=True)
+
+
+MakeCell = Callable[..., Cell]
+
+
+def test_a_servers_own_noise_has_no_silos_budget(small_cell: MakeCell) -> None:
+    plan = planned(small_cell(algorithm__trust="trusted"), released=True)
+    assert plan.exact.claim_of(SERVER) is plan.exact.claim
