@@ -29,7 +29,11 @@ is largest at opposite unit vectors. Let A be where the integrand is positive: t
    no x is in A, or all are, or the integrand is 0.) ∎
 
 Nothing was asked of γ but γ ≥ 0, so the pair dominates at every ε of either sign, and pairs of epochs compose.
-For groups of rounds a block of rounds takes the place of one (`allocation`).
+For groups of rounds a block of rounds takes the place of one (`allocation`). Where round j of a block moves by at
+most s_j, whatever was released before it in the block, as integers that are rounded do, its rounds are exchanged
+for opposite vectors of norm s_j one after another: what the other rounds of the block multiply N_u and N_v by are
+two more coefficients ≥ 0, and 1. and 2. hold for these. Opposite vectors of all its rounds are one pair of norm
+√(Σ s_j²).
 
 **The numerics.** D → (D)+ is convex and rises, so each D may be moved up, or to its two neighbours on a grid
 with its mean kept: δ only rises. By exchangeability H_ε = E D_1 1{D_1 + R > 0}, R the sum of the others: where

@@ -34,7 +34,9 @@ from fedpriv.core.random import (
     simulation_noise,
     system_key,
 )
+from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.trust import UNTRUSTED
+from fedpriv.noise.workload import Workload
 from fedpriv.participation.secret import Allocation, Poisson, SecretOrder
 from fedpriv.rounds.ledger import ReleaseStream
 from fedpriv.rounds.plan import Plan, plan_of
@@ -95,10 +97,32 @@ def _stream(plan: Plan) -> ReleaseStream:
 
 
 def _in_weights(plan: Plan, along: Floats) -> Floats:
-    """(n, T) over what one record's increment weighs in each round."""
+    """(n, T) over what one record's increment weighs in each round.
+
+    Correlated noise is taken apart first: of y = C s + z, which the releases B y are a function of, column t of C
+    is what a record of round t moves, and its matched filter is the best test of that round.  Filters of rounds
+    that lie `groups` apart look at disjoint blocks, so that their noise is independent.
+    """
     stream = _stream(plan)
     weights: Floats = stream.per_record * np.array(stream.clips[: along.shape[1]])
-    return along / weights
+    blocks = stream.mechanism.blocks(stream.workload)
+    if blocks is None or (blocks.bands == 1 and stream.decay == 0.0):
+        return along / weights
+    rows, columns = _factors(stream.mechanism, stream.workload)
+    noisy = np.linalg.solve(rows, along.T)
+    largest = float(np.max(weights * blocks.norms))
+    return np.asarray((columns.T @ noisy).T / (np.linalg.norm(columns, axis=0) * largest), np.float64)
+
+
+def _factors(mechanism: Mechanism, workload: Workload) -> tuple[Floats, Floats]:
+    """B and C of A = B C, (T, T), for a mechanism with one fresh vector a round: B of the noise that it streams."""
+    state, rows = mechanism.start(), []
+    for fresh in torch.eye(workload.rounds, dtype=torch.float64):
+        row, state = mechanism.noise(state, len(rows) + 1, fresh)
+        rows.append(row.numpy())
+    places = np.arange(len(rows))
+    sums = np.tril(workload.decay ** np.subtract.outer(places, places).clip(0))
+    return np.array(rows), np.linalg.solve(np.array(rows), sums)
 
 
 def canaries(small: Cell, seed: int) -> Seen:

@@ -110,12 +110,6 @@ def exact_plan_of(
     name, schedule, trust = cell.algorithm.row.name, cell.schedule, cell.algorithm.trust_setting
     targets = cell.targets
     assert targets is not None  # of a run without noise nothing is exact
-    blocks = mechanism.blocks(workload)
-    if schedule.secret and not (workload.decay == 0.0 and blocks is not None and blocks.bands == 1):
-        raise InputError(
-            f"{name}: releases of integers with {schedule.name} sampling are accounted for where every round is "
-            "released by itself, with independent noise; take such an algorithm, or leave out federation.sampling"
-        )
     sums = RunningSums(mechanism, workload, cell.privacy.relation)
     known = RunningSums(mechanism, replace(workload, schedule=schedule.known), sums.relation)
     share = 1.0 if schedule.known is schedule else known.sensitivity() / schedule.distance(sums)

@@ -88,6 +88,8 @@ class ReleaseStream:
             return None
         if self.integers is None:
             return self.schedule.guarantee(self.sums, self.std)
+        if self.schedule.secret:
+            self.schedule.distance(self.sums)  # InputError where its rounds are no blocks, whoever wrote this
         of_one, silos = self._claimed(self.integers).mu, self._silos_of_a_unit
         mu = of_one if silos == 1 else math.nextafter(silos * of_one, math.inf)
         return self.schedule.promised(mu, self.relation)

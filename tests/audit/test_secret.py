@@ -91,6 +91,44 @@ def test_epochs_and_groups_stand(changes: dict[str, Any]) -> None:
     assert canaries_of(cell_of(**changes), 1).excess <= 0.0
 
 
+def banded_cell(sampling: str, groups: int = 4) -> Cell:
+    tree = cell_of(sampling, relation="replace-one" if sampling == "poisson" else "zero-out").canonical()
+    tree["algorithm"] = {"name": "dp-ftrl", "mechanism": "banded", "bands": 4, "clip": 1.0, "step": 0.1,
+                         "trust": "untrusted"}  # fmt: skip
+    tree["federation"] |= {"rounds": 32, "groups": groups}
+    return resolve_cell(tree, "test")
+
+
+def test_matched_filters_of_correlated_noise_are_what_the_curve_is_of() -> None:
+    """Of releases B (C s + z): a record of round t gives 1 there and 0 elsewhere in its group, and noise of z / κ."""
+    plan = plan_of(banded_cell("allocation"), objective_for(banded_cell("allocation"), 1), released=True)
+    stream = plan.stream_of(0, 32)
+    rows, columns = secret._factors(stream.mechanism, stream.workload)
+    np.testing.assert_allclose(rows @ columns, np.tril(np.ones((32, 32))), atol=1e-9)
+    assert np.abs(np.triu(columns, 1)).max() < 1e-9
+    assert np.abs(np.tril(columns, -4)).max() < 1e-9
+    one = np.tril(np.ones((32, 32))).T * stream.per_record  # row t: the sums of a record that is in round t + 1
+    seen = secret._in_weights(plan, one)
+    for group in range(4):
+        np.testing.assert_allclose(seen[group:29:4, group:29:4], np.eye(len(range(group, 29, 4))), atol=1e-6)
+    noise = (rows @ np.random.default_rng(1).normal(size=(32, 20_000)) * stream.std).T
+    spread = secret._in_weights(plan, noise).std()
+    assert abs(spread / secret.guarantee_of(plan).noise_multiplier - 1.0) < 0.01
+
+
+@pytest.mark.parametrize("sampling", ["allocation", "poisson"])
+def test_correlated_noise_of_secret_rounds_stands_and_something_is_shown(sampling: str) -> None:
+    found = canaries_of(banded_cell(sampling), 3)
+    assert found.excess <= 0.0, found
+    assert found.mu > 0.1
+    assert found.test == "rounds kept secret"
+
+
+def test_half_of_the_correlated_noise_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted.noise_times(0.5)(monkeypatch)
+    assert canaries_of(banded_cell("allocation"), 3).excess > 0.0
+
+
 @pytest.mark.parametrize("sampling", ["allocation", "poisson"])
 def test_known_company_tells_nothing(sampling: str) -> None:
     assert company_of(cell_of(sampling), 200).excess <= 0.0
@@ -193,12 +231,12 @@ def test_what_cannot_be_audited_is_refused() -> None:
             "clip": 1.0,
             "step": 0.1,
             "mechanism": "banded",
-            "bands": 2,
+            "bands": 4,
             "trust": "trusted",
         },
         privacy={"relation": "zero-out", "mu": 1.0},
     )
-    with pytest.raises(InputError, match="released by itself"):
+    with pytest.raises(InputError, match="4 bands of correlated noise"):
         audit(resolve_cell(banded, "test"))
 
 

@@ -49,6 +49,14 @@ SECRET = {
     }
     for sampling, relation in (("allocation", "replace-one"), ("poisson", "zero-out"))
 }
+SECRET |= {
+    f"banded noise and groups of rounds, {sampling}": {
+        "algorithm": {"name": "dp-ftrl", "mechanism": "banded", "bands": 2, "clip": 1.0, "step": 0.1},
+        "federation": {"silos": 3, "rounds": 8, "batch": 4, "sampling": sampling, "groups": 2},
+        "privacy": {"relation": relation, "epsilon": 2.0},
+    }
+    for sampling, relation in (("allocation", "replace-one"), ("poisson", "zero-out"))
+}
 RUNS: dict[str, dict[str, Any]] = {**KEPT_STATE, **SECRET}
 
 

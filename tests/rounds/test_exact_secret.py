@@ -1,6 +1,8 @@
 """Integers and secret participation together: the noise of the lattice, amplified as that of real numbers is."""
 
 import itertools
+import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,9 @@ from fedpriv.core.errors import InputError
 from fedpriv.loss.objective import Records
 from fedpriv.loss.softmax import SoftmaxRegression
 from fedpriv.noise.integers import increments as exact_records
+from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.toeplitz import BandedSquareRoot
+from fedpriv.noise.tree import BinaryTree
 from fedpriv.participation.secret import Allocation, SecretOrder
 from fedpriv.rounds.ledger import as_data, from_data
 from fedpriv.rounds.plan import Plan, plan_of
@@ -107,8 +112,60 @@ def test_every_round_evaluates_as_much_however_many_it_draws(
 
 def test_sums_that_last_are_refused() -> None:
     cell = cell_of("allocation", name="dp-ftrl", mechanism="tree")
-    with pytest.raises(InputError, match=r"secret|released by itself"):
+    with pytest.raises(InputError, match=r"a record's influence is unbounded"):
         planned(cell)
+
+
+BANDED = {"name": "dp-ftrl", "mechanism": "banded"}
+
+
+def grouped(sampling: str, trust: str, relation: str, bands: int, groups: int) -> Cell:
+    tree = cell_of(sampling, trust, relation, **BANDED, bands=bands).canonical()
+    return resolve_cell({**tree, "federation": {**tree["federation"], "rounds": 12, "groups": groups}}, "test")
+
+
+@pytest.mark.parametrize("groups", [3, 4, 6])
+@pytest.mark.parametrize(("sampling", "trust", "relation"), CASES)
+def test_correlated_noise_is_amplified_by_the_block_that_a_record_moves(
+    sampling: str, trust: str, relation: str, groups: int
+) -> None:
+    """Guarantee: brute force over the rounds of a record: what C on integers makes of K in one of them, rounding
+    included, is at most κ; blocks of rounds `groups` apart are disjoint; the curve is that of σ / κ."""
+    plan = planned(grouped(sampling, trust, relation, 3, groups))
+    strategy, rounds = plan.exact.run.factored.strategy, 12
+    (norm,) = plan.exact.norms(1)
+    draw, moved = np.random.default_rng(1), []
+    for t in range(1, rounds + 1):
+        largest = np.zeros(rounds)
+        for _ in range(4):
+            others = draw.integers(-(2**40), 2**40, (rounds, 1))
+            ends = []
+            for own in (0, norm):
+                state, outputs = strategy.start(), []
+                for s in range(1, rounds + 1):
+                    output, state = strategy.step(state, s, others[s - 1] + (own if s == t else 0))
+                    outputs.append(int(output[0]))
+                ends.append(np.array(outputs, dtype=object))
+            largest = np.maximum(largest, np.abs(ends[1] - ends[0]).astype(float))
+        assert not largest[: t - 1].any()
+        assert not largest[t - 1 + groups :].any()
+        moved.append(float(np.linalg.norm(largest)))
+    owners = 3 if trust == "secure-aggregation" else 1
+    really = plan.exact.claim.sigma * owners**0.5 / max(moved)
+    for stream in plan.releases(rounds):
+        guarantee = from_data(json.loads(json.dumps(as_data(stream)))).guarantee
+        assert isinstance(guarantee, AllocatedGaussian | PoissonGaussian)
+        assert really * (1.0 - 1e-5) < guarantee.noise_multiplier < really
+        assert EPSILON * (1.0 - 2e-3) < guarantee.epsilon_of(1e-5) <= EPSILON
+
+
+@pytest.mark.parametrize("mechanism", [BinaryTree(), BandedSquareRoot(1.0, 4)])
+def test_a_ledger_of_integers_that_claims_amplified_sums_that_last_is_refused(mechanism: Mechanism) -> None:
+    """Attack: somebody writes another mechanism, or fewer groups, into the ledger of a run with secret rounds."""
+    (stream,) = planned(grouped("allocation", "trusted", "zero-out", 3, 3)).releases(12)
+    forged = from_data(as_data(replace(stream, mechanism=mechanism)))
+    with pytest.raises(InputError, match="secret participation"):
+        _ = forged.guarantee
 
 
 @pytest.mark.parametrize("path", ["outer products", "increments"])

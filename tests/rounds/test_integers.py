@@ -70,22 +70,6 @@ def test_no_vector_of_floating_point_noise_is_drawn_by_integers(
             {
                 "algorithm": {
                     "name": "dp-ftrl",
-                    "mechanism": "banded",
-                    "bands": 2,
-                    "trust": "untrusted",
-                    "clip": 1.0,
-                    "step": 0.1,
-                },
-                "privacy": {"relation": "zero-out", "epsilon": 1.0},
-                "federation__sampling": "poisson",
-                "federation__groups": 2,
-            },
-            "dp-ftrl: releases of integers with poisson sampling are accounted for where every round is released",
-        ),
-        (
-            {
-                "algorithm": {
-                    "name": "dp-ftrl",
                     "mechanism": "bisr",
                     "trust": "trusted",
                     "clip": 1.0,
@@ -104,7 +88,7 @@ def test_no_vector_of_floating_point_noise_is_drawn_by_integers(
             "momentum-tree-reduced: .* SlidingDifferences: its noise cannot be added to integers",
         ),
     ],
-    ids=["no noise", "Poisson", "feedback", "phases", "sliding windows"],
+    ids=["no noise", "feedback", "phases", "sliding windows"],
 )
 def test_what_cannot_be_made_exact_is_refused_with_the_reason(
     small_cell: MakeCell, changes: dict[str, Any], reason: str
