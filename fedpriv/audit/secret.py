@@ -115,7 +115,7 @@ def _in_weights(plan: Plan, along: Floats) -> Floats:
 
 
 def _factors(mechanism: Mechanism, workload: Workload) -> tuple[Floats, Floats]:
-    """B and C of A = B C, (T, T), for a mechanism with one fresh vector a round: B of the noise that it streams."""
+    """B and C of A = B C, (T, T), of a mechanism with one fresh vector a round: B is what it streams."""
     state, rows = mechanism.start(), []
     for fresh in torch.eye(workload.rounds, dtype=torch.float64):
         row, state = mechanism.noise(state, len(rows) + 1, fresh)

@@ -100,7 +100,7 @@ def banded_cell(sampling: str, groups: int = 4) -> Cell:
 
 
 def test_matched_filters_of_correlated_noise_are_what_the_curve_is_of() -> None:
-    """Of releases B (C s + z): a record of round t gives 1 there and 0 elsewhere in its group, and noise of z / κ."""
+    """Of releases B (C s + z): a record of round t gives 1 there, 0 elsewhere in its group, and noise of z / κ."""
     plan = plan_of(banded_cell("allocation"), objective_for(banded_cell("allocation"), 1), released=True)
     stream = plan.stream_of(0, 32)
     rows, columns = secret._factors(stream.mechanism, stream.workload)
