@@ -116,13 +116,13 @@ def _in_weights(plan: Plan, along: Floats) -> Floats:
 
 def _factors(mechanism: Mechanism, workload: Workload) -> tuple[Floats, Floats]:
     """B and C of A = B C, (T, T), of a mechanism with one fresh vector a round: B is what it streams."""
-    state, rows = mechanism.start(), []
-    for fresh in torch.eye(workload.rounds, dtype=torch.float64):
-        row, state = mechanism.noise(state, len(rows) + 1, fresh)
-        rows.append(row.numpy())
-    places = np.arange(len(rows))
+    state, rows = mechanism.start(), np.empty((workload.rounds, workload.rounds))
+    for t, fresh in enumerate(torch.eye(workload.rounds, dtype=torch.float64), start=1):
+        row, state = mechanism.noise(state, t, fresh)
+        rows[t - 1] = row.numpy()
+    places = np.arange(workload.rounds)
     sums = np.tril(workload.decay ** np.subtract.outer(places, places).clip(0))
-    return np.array(rows), np.linalg.solve(np.array(rows), sums)
+    return rows, np.linalg.solve(rows, sums)
 
 
 def canaries(small: Cell, seed: int) -> Seen:
