@@ -122,7 +122,7 @@ def _factors(mechanism: Mechanism, workload: Workload) -> tuple[Floats, Floats]:
         rows[t - 1] = row.numpy()
     places = np.arange(workload.rounds)
     sums = np.tril(workload.decay ** np.subtract.outer(places, places).clip(0))
-    return rows, np.linalg.solve(rows, sums)
+    return rows, np.linalg.solve(rows, sums).astype(np.float64)
 
 
 def canaries(small: Cell, seed: int) -> Seen:
