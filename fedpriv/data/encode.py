@@ -48,19 +48,22 @@ class Scaling:
 
 _BEND = (2.0 + math.sqrt(2.0)) / 4.0
 MOMENTS_APART = (2.0 - _BEND) * math.sqrt(1.0 + 4.0 * _BEND**2)
-"""Largest distance of two points (x, 2x² - 1): d² (1 + 4s²) for s = x + y, d = x - y, where |s| + |d| ≤ 2."""
+"""Largest distance of two points (x, 2x²): d² (1 + 4s²) for s = x + y, d = x - y, where |s| + |d| ≤ 2."""
+MOMENTS_RADIUS = 1.25
+"""Norm of (x, 2x² - 1.25) at most: its square is x² + (2x² - 1.25)², convex in x² and 1.25² at 0 and at 1."""
 
 
 def moments_of(values: NDArray[Any]) -> NDArray[np.float64]:
     """Moments that a record adds to the first step: (n, k) in -1 … 1 -> (n, 2k), of norm 1 at most.
 
-    Column j gives x and 2x² - 1, both in -1 … 1, so that k columns have norm √(2k); they are divided by that.
+    Column j gives x and 2x² - 1.25, so that k columns have norm 1.25 √k; they are divided by that.
 
-    Guarantee: two records are at most `MOMENTS_APART` / √2 apart, whatever they hold; numbers beyond -1 … 1 count
-    as its ends, and what is no number stays none.
+    Guarantee: two records are at most `MOMENTS_APART` / 1.25 apart, whatever they hold; numbers beyond -1 … 1
+    count as its ends, and what is no number stays none.
     """
     wide = np.asarray(values, np.float64).clip(-1.0, 1.0)
-    return np.concatenate([wide, 2.0 * wide**2 - 1.0], axis=1) / math.sqrt(2 * wide.shape[1])
+    both = np.concatenate([wide, 2.0 * wide**2 - MOMENTS_RADIUS], axis=1)
+    return both / (MOMENTS_RADIUS * math.sqrt(wide.shape[1]))
 
 
 def scaling_from(columns: Sequence[int], released: NDArray[Any]) -> Scaling:
@@ -68,9 +71,9 @@ def scaling_from(columns: Sequence[int], released: NDArray[Any]) -> Scaling:
     count = len(columns)
     if released.shape != (2 * count,) or not np.isfinite(released).all():
         raise ValueError(f"{2 * count} finite moments were expected, not an array of shape {released.shape}")
-    first, second = np.split(np.asarray(released, np.float64) * math.sqrt(2 * count), 2)
+    first, second = np.split(np.asarray(released, np.float64) * MOMENTS_RADIUS * math.sqrt(count), 2)
     means = first.clip(-1.0, 1.0)
-    variances = (second + 1.0) / 2.0 - means**2
+    variances = (second + MOMENTS_RADIUS) / 2.0 - means**2
     deviations = np.sqrt(variances.clip(SMALLEST**2, 1.0))
     return Scaling(tuple(columns), tuple(means.tolist()), tuple(deviations.tolist()))
 

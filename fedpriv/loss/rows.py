@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor
 
 from fedpriv.core.errors import InputError
-from fedpriv.data.encode import MOMENTS_APART, moments_of
+from fedpriv.data.encode import MOMENTS_APART, MOMENTS_RADIUS, moments_of
 from fedpriv.loss.features import pixels
 from fedpriv.loss.imported import build, check_outputs, check_shape, reshaped, with_group_norm
 from fedpriv.loss.layered import objective_of
@@ -139,7 +139,7 @@ class ColumnMoments(LinearScore):
     @property
     def diameter(self) -> float:
         """The largest distance of two increments, or of one and zeros: that of `moments_of`."""
-        return MOMENTS_APART / math.sqrt(2.0)
+        return MOMENTS_APART / MOMENTS_RADIUS
 
     def evaluate(self, point: Tensor, records: Records) -> Evaluation:
         """The mean loss, 0 without records: a server that has no test records has nothing to evaluate."""
