@@ -13,6 +13,7 @@ Releases are looked at in units of one record's clipped weight: z · N(0, 1), an
 part.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -37,7 +38,7 @@ from fedpriv.core.random import (
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.trust import UNTRUSTED
 from fedpriv.noise.workload import Workload
-from fedpriv.participation.secret import Allocation, Poisson, SecretOrder
+from fedpriv.participation.secret import Allocation, Balanced, Poisson, SecretOrder
 from fedpriv.rounds.ledger import ReleaseStream
 from fedpriv.rounds.plan import Plan, plan_of
 from fedpriv.scenario.schema import Cell
@@ -227,10 +228,21 @@ def _by_rounds(schedule: SecretOrder, ratios: Floats) -> Floats:
     return np.asarray(np.logaddexp(np.log1p(-rate) if rate < 1.0 else -np.inf, np.log(rate) + ratios).sum(-1))
 
 
+def _by_any(schedule: SecretOrder, ratios: Floats) -> Floats:
+    """Any `passes` of all rounds: the mean over sets of them, by elementary symmetric polynomials."""
+    rounds, passes = ratios.shape[1], ratios.shape[1] // schedule.bins
+    sums = np.full((passes + 1, len(ratios)), -np.inf)
+    sums[0] = 0.0
+    for t in range(rounds):
+        sums[1:] = np.logaddexp(sums[1:], sums[:-1] + ratios[:, t])
+    return np.asarray(sums[-1] - math.log(math.comb(rounds, passes)), np.float64)
+
+
 Secret = Allocation | Poisson
 """The schedules that tests are made for."""
 _MIXED: Mapping[type[Secret], Callable[[SecretOrder, Floats], Floats]] = {
     Allocation: _by_epochs,
+    Balanced: _by_any,
     Poisson: _by_rounds,
 }
 

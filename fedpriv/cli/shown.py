@@ -45,7 +45,7 @@ def guarantee_of(order: "Participation", multiplier: float, rounds: int | None) 
     if not isinstance(setting.participation, SecretOrder):
         raise InputError(
             f"sampling = {setting.sampling!r}: a multiplier says something of records that take part in secret, "
-            'by "allocation" or "poisson"; for a public order ask `fedpriv privacy spent`'
+            'by "allocation", "balanced" or "poisson"; for a public order ask `fedpriv privacy spent`'
         )
     return setting.participation.promise(multiplier, relation_named(setting.relation))
 

@@ -16,10 +16,10 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.extensions import changed, load_extensions
 from fedpriv.participation.drawn import Available, DrawnOrder
 from fedpriv.participation.orders import Participation, ParticipationKeys, Phases, Schedule
-from fedpriv.participation.secret import Allocation, Poisson
+from fedpriv.participation.secret import Allocation, Balanced, Poisson
 
 CHOSEN: Mapping[str, type[Participation]] = MappingProxyType(
-    {kind.name: kind for kind in (Schedule, Poisson, Allocation, Available)}
+    {kind.name: kind for kind in (Schedule, Poisson, Allocation, Balanced, Available)}
 )
 """Those that a scenario names as `federation.sampling`."""
 

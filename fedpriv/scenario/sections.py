@@ -72,8 +72,9 @@ class FederationSection(Section):
         "fixed",
         description='"fixed": every record once an epoch, in the same order; "poisson": in every round each '
         'record takes part by a coin of its own; "allocation": in every epoch each in one round of its own, drawn '
-        'in secret; "available": clients when they are there, `min_separation` rounds apart; with these three '
-        "`batch` or `cohort` is what is expected",
+        'in secret; "balanced": each in as many rounds as there are epochs, drawn in secret; "available": clients '
+        "when they are there, `min_separation` rounds apart; with these four `batch` or `cohort` is what is "
+        "expected",
     )
     groups: Count = Field(
         1,

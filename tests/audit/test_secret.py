@@ -4,6 +4,7 @@ Keys are fixed, so that each of these gives the same answer every time.  For new
 with probability at most 0.5 % a test (Clopper & Pearson, Bonferroni over the tests of a family).
 """
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from fedpriv.audit.canaries import objective_for
 from fedpriv.audit.statistics import ClaimedCurve, Shown, shown
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import derive_key
+from fedpriv.participation.secret import Balanced
 from fedpriv.rounds.plan import plan_of
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
@@ -84,6 +86,21 @@ def test_healthy_code_stands_and_something_is_shown(sampling: str, relation: str
     assert found.excess <= 0.0, found
     assert found.mu > 0.0
     assert "public seed" not in found.test, "what is seen of secret rounds is not what a known seed would show"
+
+
+def test_rounds_drawn_from_the_whole_run_stand_and_something_is_shown() -> None:
+    found = canaries_of(cell_of("balanced", rounds=8, epochs=2), 3)
+    assert found.excess <= 0.0, found
+    assert found.mu > 0.0
+    assert found.test == "rounds kept secret"
+
+
+def test_the_ratio_of_sets_of_rounds_is_the_mean_over_them() -> None:
+    """Brute force over the 28 sets of 2 of 8 rounds."""
+    draw = np.random.default_rng(1).normal(size=(5, 8))
+    pairs = [draw[:, list(pair)].sum(1) for pair in itertools.combinations(range(8), 2)]
+    expected = np.log(np.exp(np.stack(pairs)).mean(0))
+    np.testing.assert_allclose(secret._by_any(Balanced(8, 4), draw), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("changes", [{"rounds": 6, "epochs": 3}, {"rounds": 8, "groups": 2}])

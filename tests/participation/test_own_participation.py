@@ -77,7 +77,7 @@ def test_a_class_that_is_not_charged_by_fedpriv_gets_no_name(kind: Any, words: s
 
 def test_a_name_that_nobody_added_names_those_there_are() -> None:
     ADDED.clear()
-    with pytest.raises(InputError, match=r"federation\.sampling.*'fixed', 'poisson', 'allocation' or 'available'"):
+    with pytest.raises(InputError, match=r"federation\.sampling.*'fixed', .*, 'balanced' or 'available'"):
         cell_of()
     with pytest.raises(InputError, match=rf"ledger: sampling '{OWN}' is none of fixed, .* FEDPRIV_IMPORT"):
         participation_from(WithoutReplacement(8, 2, 1, 4).as_data())

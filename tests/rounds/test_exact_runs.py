@@ -49,6 +49,11 @@ SECRET = {
     }
     for sampling, relation in (("allocation", "replace-one"), ("poisson", "zero-out"))
 }
+SECRET["balanced, drawn in secret"] = {
+    "algorithm": {"name": "dp-sgd", "clip": 1.0, "step": 0.1},
+    "federation": {"silos": 3, "rounds": 8, "epochs": 2, "batch": 4, "sampling": "balanced"},
+    "privacy": {"relation": "replace-one", "epsilon": 2.0},
+}
 SECRET |= {
     f"banded noise and groups of rounds, {sampling}": {
         "algorithm": {"name": "dp-ftrl", "mechanism": "banded", "bands": 2, "clip": 1.0, "step": 0.1},
