@@ -98,7 +98,7 @@ def fit(
 
     ends = tolerance * float(np.abs(value(np.zeros_like(start))[1]).max())
     limits = {"gtol": ends, "ftol": 0.0, "maxiter": 1000}
-    begin = moved(start, None if basis is None else np.linalg.inv(basis))
+    begin = moved(start, None if basis is None else np.asarray(np.linalg.inv(basis), np.float64))
     found = minimize(value, begin, jac=True, method="L-BFGS-B", options=limits)
     return moved(np.asarray(found.x, np.float64), basis)
 
