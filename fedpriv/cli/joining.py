@@ -159,7 +159,7 @@ def _notes(found: Joining) -> list[str]:
         how = (
             "a fifth of the records that the release did not read"
             if judged == "spared"
-            else "folds, all of which the release read"
+            else "folds, which the release read, at silos that spared it fewer than 10 records"
         )
         notes.append(
             f"Personal models: λ by {how}, one standard error towards alone. Personal gains have no break-even."

@@ -29,6 +29,8 @@ PENALTIES = tuple(float(10.0 ** (-half / 2)) for half in range(9))
 _FOLDS = 5
 _ENOUGH = 5
 """Records of every class that folds need; a silo with fewer takes the largest κ."""
+_SPARE = 10
+"""Spared records that λ can be judged on; of fewer, one standard error tells nothing, and folds are taken."""
 _LARGE = 5_000
 """Records above which one fold is held out in place of five."""
 _MANY, _WIDE = 2_000, 4_000
@@ -224,10 +226,10 @@ def personal(
 ) -> Personal:
     """The personal model with alone's `kappa`: the least λ within one standard error of the best.
 
-    λ is judged on the training records that the release has not `seen`, where there are any of them; else on the
-    folds, all of which it has seen, which favours large λ.
+    λ is judged on the training records that the release has not `seen`, where there are ten or more of them; else
+    on folds, which it has seen, and that favours large λ.
     """
-    spared = seen is not None and not seen.all() and seen.any()
+    spared = seen is not None and int((~seen).sum()) >= _SPARE and bool(seen.any())
     if len(held.train.labels) < 2:
         return Personal(alone(objective, held, seed)[0], 0.0, "folds")
     tested = [~seen] if spared and seen is not None else _tested(held, seed)

@@ -82,7 +82,7 @@ class Gains:
     """Empty where nobody asked."""
     pulls: tuple[float, ...] = ()
     judged: str = ""
-    """The records by which the λ of the personal models were chosen: "spared" or "folds"."""
+    """The records by which the λ of the personal models were chosen: "spared", or "folds" at a silo or more."""
 
     @property
     def gain(self) -> float:
@@ -277,7 +277,8 @@ class Bench:
         scores = [
             score_of(self.objective, one.point, each.test) for one, each in zip(models, self.silos, strict=True)
         ]
-        return scores, [one.pull for one in models], models[0].judged
+        judged = "spared" if all(one.judged == "spared" for one in models) else "folds"
+        return scores, [one.pull for one in models], judged
 
 
 @one_thread()
