@@ -114,10 +114,10 @@ def test_pooling_gains_twelve_points_where_silos_are_small_and_alike() -> None:
 def test_the_break_even_falls_with_the_number_of_silos_and_with_masks() -> None:
     """Golden 3: |m| = 1, 20 training records: 4.7, 2.5, 1.6, 1.1, .65 untrusted; less with masks.
 
-    Those figures agree with ε by the formula of zCDP, which is 1.3 times the exact ε of the same noise: a program of
-    numpy alone (logistic regression, exact accuracies, 10 worlds) has 3.4, 2.5, 1.7, .9, .6 by the formula, and 2.8,
-    1.9, 1.2, .65, .45 exactly.  So they are told in exact ε here, and then the factor of 1.5 that was asked for
-    holds; M = 50 has .7 where .8 is expected.
+    Those figures agree with ε by the formula of zCDP, which is 1.3 times the exact ε of the same noise: a program
+    of numpy alone (logistic regression, exact accuracies, 10 worlds) has 3.4, 2.5, 1.7, .9, .6 by the formula, and
+    2.8, 1.9, 1.2, .65, .45 exactly.  So they are told in exact ε here, and then the factor of 1.5 that was asked
+    for holds; M = 50 has .7 where .8 is expected.
     """
     grid = np.array([0.1, 0.3, 1.0, 3.0, 10.0, 30.0])
     found: dict[tuple[str, int], float] = {}
