@@ -1,6 +1,7 @@
 """`fedpriv worth SCENARIO --splits n`: gains against ε, the break-even of each trust setting, and a picture."""
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -117,11 +118,9 @@ def _sentences(found: Joining) -> list[str]:
             said.append(f"Joining pays at no epsilon of the grid, {where}: {words}{alone}.")
         else:
             here = f" at these {found.records:,} records a silo"
-            said.append(
-                f"Joining pays from ε ≈ {words}{here}, {where}{alone}.".replace("≈ below", "").replace(
-                    "≈ above", "above"
-                )
-            )
+            pays = "may pay" if at.high == math.inf else "pays"  # an end beyond the grid: perhaps nowhere
+            from_ = f"ε ≈ {words}".replace("≈ below", "below").replace("≈ above", "above")
+            said.append(f"Joining {pays} from {from_}{here}, {where}{alone}.")
     return said
 
 
