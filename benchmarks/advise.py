@@ -44,7 +44,7 @@ _TRIALS, _OF_ORACLE = 24, 10
 _COLUMNS = ("advise", "tune", "oracle", "alone", "no privacy", "constant")
 
 
-def facts_of(federation: Federation, epsilon: float) -> Facts:
+def facts_of(federation: Federation, epsilon: float, trust: str = "untrusted") -> Facts:
     """The public facts of a federation: of a table by its description, of images by their size."""
     schema: TableSchema | None = DataSection.model_validate(dict(federation.data)).table_schema
     dataset = load(federation.data["name"], None, schema if "table" in federation.data else None)
@@ -56,7 +56,7 @@ def facts_of(federation: Federation, epsilon: float) -> Facts:
         sizes = (federation.records or count // federation.silos,) * federation.silos
     width = int(np.prod(dataset.train_images.shape[1:]))
     norm = federation.feature_norm if schema is None else schema.norm
-    return Facts(sizes, width, dataset.classes, epsilon, feature_norm=norm)
+    return Facts(sizes, width, dataset.classes, epsilon, trust=trust, feature_norm=norm)
 
 
 def _cell(advice: Advice, seed: int, algorithm: dict[str, Any] | None = None, rounds: int | None = None) -> Cell:
@@ -126,13 +126,13 @@ def referred(advice: Advice, metric: str) -> dict[str, float]:
     }
 
 
-def measure(name: str, epsilons: Sequence[float]) -> Iterator[dict[str, Any]]:
-    """A row for every ε of a federation."""
+def measure(name: str, epsilons: Sequence[float], trust: str, asked: int | None) -> Iterator[dict[str, Any]]:
+    """A row for every ε of a federation; `asked` seeds, or 20, of images 2."""
     federation = FEDERATIONS[name]()
-    seeds = 20 if federation.records is None else 2
+    seeds = asked or (20 if federation.records is None else 2)
     known: dict[str, float] | None = None
     for epsilon in epsilons:
-        advice = advice_of(facts_of(federation, epsilon), federation.data)
+        advice = advice_of(facts_of(federation, epsilon, trust), federation.data)
         metric = federation.metric
         known = known or referred(advice, metric)
         found = {
@@ -142,8 +142,8 @@ def measure(name: str, epsilons: Sequence[float]) -> Iterator[dict[str, Any]]:
         }
         row = {key: statistics.fmean(values) for key, values in found.items()} | known
         spread = statistics.stdev(found["advise"])
-        yield {"federation": name, "epsilon": epsilon, "seeds": seeds, "metric": metric, "spread": spread,
-               "q": advice.forecast.q, "enough": advice.forecast.enough, **row}  # fmt: skip
+        yield {"federation": name, "trust": trust, "epsilon": epsilon, "seeds": seeds, "metric": metric,
+               "spread": spread, "q": advice.forecast.q, "enough": advice.forecast.enough, **row}  # fmt: skip
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -171,6 +171,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--only", default="")
     parser.add_argument("--epsilon", type=float, action="append")
+    parser.add_argument("--trust", default="untrusted")
+    parser.add_argument("--seeds", type=int)
     parser.add_argument("--out", type=Path, default=Path("advise.jsonl"))
     parser.add_argument("--table", action="store_true")
     given = parser.parse_args()
@@ -181,7 +183,7 @@ def main() -> None:
         return
     for name in FEDERATIONS:
         if re.search(given.only, name):
-            for row in measure(name, given.epsilon or EPSILONS):
+            for row in measure(name, given.epsilon or EPSILONS, given.trust, given.seeds):
                 print(json.dumps(row), flush=True)
                 with given.out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
+from fedpriv.api.advised import OWN, as_advised
 from fedpriv.api.results import RunResults, results_of
 from fedpriv.cli.progress import Progress
 from fedpriv.core.errors import InputError
@@ -40,11 +41,13 @@ def with_own(
     model: nn.Module | None,
     classes: int | None,
     loss: str,
+    asked: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Put these records and this module in place of the scenario's [data] and [model].
 
     Both get names made from their content, so that a run is resumed with the same ones only.  Where the scenario
-    gives neither `federation.samples` nor `batch`, all training records are read, once an epoch.
+    gives neither `federation.samples` nor `batch`, all training records are read, once an epoch.  The shipped
+    own-data takes what `fedpriv advise` says of them and of the keys that are `asked` for.
     """
     found = {key: dict(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
     if (train is None) != (test is None):
@@ -72,7 +75,7 @@ def with_own(
         )
         add_given(of_model, model, record, regression=checked.classes == 0, loss=loss)
         found["model"] = {"name": of_model}
-    return found
+    return found if asked is None else as_advised(found, checked, asked)
 
 
 def _part(given: Given) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -169,7 +172,8 @@ def run(
     if own or isinstance(scenario, Mapping):
         given = scenario if isinstance(scenario, Mapping) else read_toml(scenario_file(Path(scenario)))
         source = "scenario" if isinstance(scenario, Mapping) else str(scenario)
-        loaded = scenario_of(with_own(given, train, test, model, classes, loss), source, overrides)
+        asked = (set or {}) if source == OWN else None
+        loaded = scenario_of(with_own(given, train, test, model, classes, loss, asked), source, overrides)
         rerun = None
     else:
         loaded, rerun = load_scenario(Path(scenario), overrides), options.command(str(scenario))

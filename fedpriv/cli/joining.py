@@ -1,6 +1,7 @@
 """`fedpriv worth SCENARIO --splits n`: gains against ε, the break-even of each trust setting, and a picture."""
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from fedpriv.cli.shown import print_table
-from fedpriv.core.figures import upper_figure
+from fedpriv.core.figures import counted, upper_figure
 from fedpriv.noise.trust import trust_named
 from fedpriv.show.gains import gain_chart
 from fedpriv.show.plots import save_chart
-from fedpriv.study.break_even import better_by_chance, epsilon_words, estimate, verdict
+from fedpriv.study.break_even import better_by_chance, epsilon_words, error_words, estimate, verdict
 from fedpriv.study.joining import Joining
 
 
@@ -38,7 +39,8 @@ def _figures(values: np.ndarray[Any, Any], found: Joining) -> list[str]:
     digits = 1 if found.metric == "accuracy" else 4
     return [
         f"{scale * told.mean:+.{digits}f}",
-        *("-" if each is None else f"{scale * each:.{digits}f}" for each in (told.error, told.noise)),
+        error_words(told.error and scale * told.error, digits),
+        "one seed" if told.noise is None else f"{scale * told.noise:.{digits}f}",
     ]
 
 
@@ -107,17 +109,18 @@ def _sentences(found: Joining) -> list[str]:
     noiseless = float(np.mean([split.noiseless.mean() for split in shown]))
     united = float(np.mean([split.pooled for split in shown]))
     said = []
+    alone = "" if len(found.splits) > 1 else " (one split: no interval)"
     for trust in found.trusts:
         at = found.break_even(trust)
         words = verdict(at, grid, noiseless, united)
         where = trust_named(trust).title
         if words.startswith("never"):
-            said.append(f"Joining pays at no epsilon of the grid, {where}: {words}.")
+            said.append(f"Joining pays at no epsilon of the grid, {where}: {words}{alone}.")
         else:
             here = f" at these {found.records:,} records a silo"
-            said.append(
-                f"Joining pays from ε ≈ {words}{here}, {where}.".replace("≈ below", "").replace("≈ above", "above")
-            )
+            pays = "may pay" if at.high == math.inf else "pays"  # an end beyond the grid: perhaps nowhere
+            from_ = f"ε ≈ {words}".replace("≈ below", "below").replace("≈ above", "above")
+            said.append(f"Joining {pays} from {from_}{here}, {where}{alone}.")
     return said
 
 
@@ -126,14 +129,20 @@ def _notes(found: Joining) -> list[str]:
     splits, seeds = len(found.splits), found.question.seeds
     if splits:
         notes.append(
-            f"{splits} splits of the records and {seeds} noise seeds in each; s.e. with Nadeau & Bengio's "
-            f"correction for what splits share (test over training records: {found.ratio:.2f}), noise apart. The "
-            "interval is the 5th to 95th percentile over splits drawn again. The published split is apart."
+            f"{counted(splits, 'split')} of the records and {counted(seeds, 'noise seed')} in each; s.e. with "
+            f"Nadeau & Bengio's correction for what splits share (test over training records: {found.ratio:.2f}), "
+            "noise apart. The interval is the 5th to 95th percentile over splits drawn again. The published "
+            "split is apart."
         )
     else:
         notes.append(
-            f"The published split alone, {seeds} noise seeds: no standard error. --splits n draws others."
+            f"The published split alone, {counted(seeds, 'noise seed')}: no standard error. --splits n draws "
+            "others."
         )
+    if splits == 1:
+        notes.append("One split tells no standard error and no interval: --splits n draws more.")
+    if splits > 1 and seeds == 1:
+        notes.append("One noise seed: how far noise alone moves a gain is not told apart from the splits.")
     if found.monotone:
         notes.append(
             "Settings were chosen in each split, on a fifth of its training records, among those of this ε and of "
@@ -149,7 +158,7 @@ def _notes(found: Joining) -> list[str]:
         how = (
             "a fifth of the records that the release did not read"
             if judged == "spared"
-            else "folds, all of which the release read"
+            else "folds, which the release read, at silos that spared it fewer than 10 records"
         )
         notes.append(
             f"Personal models: λ by {how}, one standard error towards alone. Personal gains have no break-even."

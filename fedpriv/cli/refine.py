@@ -38,6 +38,7 @@ def print_refined(
     judged = "records that the release has not read"
     if found.model.judged == "folds":
         judged = "folds, all of which the release has read: that favours it"
+        judged += ", and --held-out has fewer than 10 records" * (held_out is not None)
     sys.stdout.write(
         f"personal: pulled with lambda = {found.model.pull:g} (0 is alone, inf the released model), chosen on "
         f"{judged}, one standard error towards alone.\n"

@@ -16,6 +16,7 @@ from fedpriv.core.files import scenario_file
 from fedpriv.scenario.load import load_scenario, resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.show.plots import check_plot
+from fedpriv.study.break_even import error_words
 from fedpriv.study.joining import GRID, Question, joining
 from fedpriv.study.references import ONE_CLASS, References, key_of, spread
 from fedpriv.study.results import check_claims, read_claims
@@ -148,7 +149,7 @@ def _print_run(rows: Sequence[Row], wanted: Wanted) -> None:
                 *(str(row.point[axis]) if axis in row.point else "-" for axis in axes),
                 *(f"{scale * value:.1f}" for value in (released, own)),
                 f"{scale * row.gain:+.1f}",
-                "-" if error is None else f"{scale * error:.1f}",
+                error_words(None if error is None else scale * error, 1),
                 *(f"{scale * value:+.1f}" for value in (min(silos), max(silos))),
                 str(len(row.seeds)),
                 *([f"{scale * row.mean_of('personal'):.1f}"] if wanted.personal else []),
@@ -159,17 +160,26 @@ def _print_run(rows: Sequence[Row], wanted: Wanted) -> None:
 
 
 def _verdict(rows: Sequence[Row]) -> list[str]:
-    """A sentence for the points that gain, one for those that lose, one for those within two standard errors."""
-    told: dict[str, list[str]] = {"gains": [], "loses": [], "is not told apart from staying alone": []}
+    """A sentence for the points that gain, one for those that lose, and one for those whose interval covers 0.
+
+    Points of one seed, or with the same gain at every seed, have no standard error, and no verdict.
+    """
+    gains, loses, unclear = "joining gains", "joining loses", "joining is not told apart from staying alone"
+    one, same = "one seed: no standard error, so no verdict", "every seed has the same gain: no standard error"
+    told: dict[str, list[str]] = {gains: [], loses: [], unclear: [], one: [], same: []}
     for row in rows:
-        kind = "is not told apart from staying alone"
-        if row.standard_error is not None and abs(row.gain) > 2.0 * row.standard_error:
-            kind = "gains" if row.gain > 0.0 else "loses"
+        if (interval := row.interval) is None:
+            kind = one if len(row.seeds) < 2 else same
+        else:
+            kind = gains if interval[0] > 0.0 else loses if interval[1] < 0.0 else unclear
         told[kind].append(", ".join(f"{key} = {value}" for key, value in row.point.items()) or "this setting")
-    said = [f"On these records joining {kind}: {'; '.join(there)}.\n" for kind, there in told.items() if there]
+    said = [f"On these records {kind}: {'; '.join(there)}.\n" for kind, there in told.items() if there]
+    if all(row.interval is None for row in rows):
+        return said
     return [
         *said,
-        "The s.e. is over seeds (noise and partition); other records of the same silos would add to it.\n",
+        "Told by the 95 % interval of Student's t over seeds. The s.e. is over seeds (noise and partition); other "
+        "records of the same silos would add to it.\n",
     ]
 
 
@@ -199,4 +209,5 @@ def _constant_line(known: References) -> list[str]:
 
 def _line(name: str, scores: Sequence[float], known: References) -> list[str]:
     scale = _scale(known)
-    return [name, f"{scale * float(np.mean(scores)):.1f}", f"{scale * spread(scores):.1f}", str(len(scores))]
+    over = f"{scale * spread(scores):.1f}" if len(scores) > 1 else "one silo"
+    return [name, f"{scale * float(np.mean(scores)):.1f}", over, str(len(scores))]

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from fedpriv.core.figures import delta_figure, upper_figure
+from fedpriv.core.figures import counted, delta_figure, upper_figure
 from fedpriv.noise.trust import trust_named
 from fedpriv.show.charts import Chart, Mark, Panel, Series
 from fedpriv.show.looks import nth_look, shade
-from fedpriv.study.break_even import estimate
+from fedpriv.study.break_even import error_words, estimate
 from fedpriv.study.joining import Joining
 
 
@@ -20,12 +20,15 @@ def gain_chart(found: Joining) -> Chart:
         for epsilon, values in zip(grid, found.along(trust), strict=True):
             told = estimate(values, found.ratio)
             error = scale * (told.error or 0.0)
-            tip = f"ε = {upper_figure(epsilon, 3)}: {scale * told.mean:+.1f} ± {error:.1f}"
+            spread = f" ± {error_words(error, 1)}" if error else ", no standard error"
+            tip = f"ε = {upper_figure(epsilon, 3)}: {scale * told.mean:+.1f}{spread}"
             marks.append(Mark(epsilon, scale * told.mean, tip, error))
         series.append(Series(trust_named(trust).title, nth_look(place), marks))
-    splits = f"mean over {len(found.splits)} splits ± s.e." if found.splits else "the published split"
+    several = len(found.splits) > 1
+    splits = f"mean over {len(found.splits)} splits ± s.e." if several else "one split, no standard error"
     delta, seeds = delta_figure(found.delta), found.question.seeds
-    note = f"{splits}, {seeds} noise seeds each; ε is against the server, δ = {delta}."
+    note = f"{splits}, {counted(seeds, 'noise seed')} each"
+    note += f"; ε is against the server, δ\u00a0=\u00a0{delta}."
     y = "gain over each silo alone (points)" if scale > 1.0 else "gain over each silo alone"
     caption = f"Is it worth joining? {found.name}, {found.silos} silos"
     return Chart("worth", caption, "ε", y, [Panel("", series)], note, log_x=True, ticks=grid)

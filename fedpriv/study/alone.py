@@ -29,8 +29,14 @@ PENALTIES = tuple(float(10.0 ** (-half / 2)) for half in range(9))
 _FOLDS = 5
 _ENOUGH = 5
 """Records of every class that folds need; a silo with fewer takes the largest κ."""
+_SPARE = 10
+"""Spared records that λ can be judged on; of fewer, one standard error tells nothing, and folds are taken."""
 _LARGE = 5_000
 """Records above which one fold is held out in place of five."""
+_MANY, _WIDE = 2_000, 4_000
+"""Records above which, and features up to which, a fit goes along the records' principal directions."""
+_CURVATURE = 0.01
+"""The loss's curvature along a score, of a softmax that has learned something: a public guess, for speed alone."""
 _EXACT, ROUGH = 1e-6, 1e-4
 """Norms of the gradient, as shares of that at 0, at which a fit and a fold's fit end."""
 _OWN_INTERCEPT = 1e-3
@@ -66,26 +72,47 @@ def fit(
     """Minimise (1/n) Σ f(x; record) + Σ_j penalty_j x_j² / 2 + λ ‖x - x̂‖² / 2 by L-BFGS in float64, (d,).
 
     It ends where the gradient's largest entry is `tolerance` times that at 0, or after 1,000 steps.  λ = 0 is no
-    pull, and λ = ∞ is x̂ itself.
+    pull, and λ = ∞ is x̂ itself.  Of many records the steps, and that gradient, are in coordinates in which the
+    curvature is about 1, and a rough fit is in float32: a fifth of the time.
     """
     if pull is not None and math.isinf(pull.weight):
         return pull.towards.copy()
     pulled = pull is not None and pull.weight > 0.0
-    weights = torch.full((len(records.labels),), 1.0 / len(records.labels), dtype=torch.float64)
+    many = len(records.labels) > _MANY
+    kind = torch.float32 if many and tolerance >= ROUGH else torch.float64
+    records = Records(*(column.to(kind) if column.is_floating_point() else column for column in records))
+    weights = torch.full((len(records.labels),), 1.0 / len(records.labels), dtype=kind)
+    basis = _basis(records, penalty + (pull.weight if pull is not None else 0.0)) if many else None
 
-    def value(x: Floats) -> tuple[float, Floats]:
-        point = torch.from_numpy(x)
-        loss = float(objective.losses(point, records).mean()) + 0.5 * float(penalty @ (x * x))
-        gradient = objective.gradient(point, Batch(records, weights)).numpy() + penalty * x
+    def moved(x: Floats, through: Floats | None) -> Floats:
+        return x if through is None else (x.reshape(-1, len(through)) @ through).ravel()
+
+    def value(u: Floats) -> tuple[float, Floats]:
+        x = moved(u, basis)
+        point = torch.from_numpy(x).to(kind)
+        loss = float(objective.losses(point, records).double().mean()) + 0.5 * float(penalty @ (x * x))
+        gradient = objective.gradient(point, Batch(records, weights)).double().numpy() + penalty * x
         if pulled and pull is not None:
             away = x - pull.towards
-            return loss + 0.5 * pull.weight * float(away @ away), gradient + pull.weight * away
-        return loss, gradient
+            loss += 0.5 * pull.weight * float(away @ away)
+            gradient += pull.weight * away
+        return loss, moved(gradient, None if basis is None else basis.T)
 
     ends = tolerance * float(np.abs(value(np.zeros_like(start))[1]).max())
     limits = {"gtol": ends, "ftol": 0.0, "maxiter": 1000}
-    found = minimize(value, start, jac=True, method="L-BFGS-B", options=limits)
-    return np.asarray(found.x, np.float64)
+    begin = moved(start, None if basis is None else np.asarray(np.linalg.inv(basis), np.float64))
+    found = minimize(value, begin, jac=True, method="L-BFGS-B", options=limits)
+    return moved(np.asarray(found.x, np.float64), basis)
+
+
+def _basis(records: Records, penalty: Floats) -> Floats | None:
+    """B (features, features) so that the problem's curvature is about 1 in u, where x = u B; None if too wide."""
+    width = records.features.shape[-1]
+    if width > _WIDE:
+        return None
+    moments = (records.features.mT @ records.features).double().numpy() / len(records.labels)
+    curvature = _CURVATURE * moments + np.diag(penalty[:width] + 1e-9)
+    return np.asarray(np.linalg.inv(np.linalg.cholesky(curvature)))
 
 
 def intercepts(objective: Objective, records: Records) -> NDArray[np.bool_]:
@@ -199,10 +226,10 @@ def personal(
 ) -> Personal:
     """The personal model with alone's `kappa`: the least λ within one standard error of the best.
 
-    λ is judged on the training records that the release has not `seen`, where there are any of them; else on the
-    folds, all of which it has seen, which favours large λ.
+    λ is judged on the training records that the release has not `seen`, where there are ten or more of them; else
+    on folds, which it has seen, and that favours large λ.
     """
-    spared = seen is not None and not seen.all() and seen.any()
+    spared = seen is not None and int((~seen).sum()) >= _SPARE and bool(seen.any())
     if len(held.train.labels) < 2:
         return Personal(alone(objective, held, seed)[0], 0.0, "folds")
     tested = [~seen] if spared and seen is not None else _tested(held, seed)

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import stdtrit
 from torch import Tensor
 
 from fedpriv.core.errors import InputError
@@ -81,7 +82,7 @@ class Gains:
     """Empty where nobody asked."""
     pulls: tuple[float, ...] = ()
     judged: str = ""
-    """The records by which the λ of the personal models were chosen: "spared" or "folds"."""
+    """The records by which the λ of the personal models were chosen: "spared", or "folds" at a silo or more."""
 
     @property
     def gain(self) -> float:
@@ -91,7 +92,7 @@ class Gains:
 def held_of(cell: Cell, most: int = MOST_SILOS) -> tuple[int, list[Held]]:
     """(number of silos, the records of at most `most` of them, of those that have test records).
 
-    InputError for units that are clients: a client of a few records has no model alone worth the name.
+    InputError for units that are clients: one client's records are too few to train on.
     """
     if cell.privacy.protected.name == CLIENT.name:
         raise InputError("privacy.unit = client: a client alone has too few records; worth is for silos")
@@ -276,7 +277,8 @@ class Bench:
         scores = [
             score_of(self.objective, one.point, each.test) for one, each in zip(models, self.silos, strict=True)
         ]
-        return scores, [one.pull for one in models], models[0].judged
+        judged = "spared" if all(one.judged == "spared" for one in models) else "folds"
+        return scores, [one.pull for one in models], judged
 
 
 @one_thread()
@@ -350,10 +352,21 @@ class Row:
 
     @property
     def standard_error(self) -> float | None:
-        """Of `gain` over seeds, which draw noise and partition anew but no other records; None for one seed."""
-        if len(self.gains) < 2:
+        """Of `gain` over seeds, which draw noise and partition anew but no other records.
+
+        None for one seed, and where all seeds have the same gain: that is no error of 0.
+        """
+        if len({each.gain for each in self.gains}) < 2:
             return None
         return float(np.std([each.gain for each in self.gains], ddof=1)) / math.sqrt(len(self.gains))
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The gain's 95 % interval over seeds, by Student's t; None without a standard error."""
+        if self.standard_error is None:
+            return None
+        wide = float(stdtrit(len(self.gains) - 1, 0.975)) * self.standard_error
+        return self.gain - wide, self.gain + wide
 
     def mean_of(self, name: str) -> float:
         """The mean over silos and seeds of a figure of `Gains`."""

@@ -184,7 +184,10 @@ def test_a_personal_model_takes_a_good_release_and_leaves_a_bad_one() -> None:
     assert score[-1.0].pull < 0.4
     assert score[1.0].judged == "folds"
     read = np.arange(len(held.train.labels)) % 3 > 0
-    assert personal(objective, held, good.ravel(), 0, kappa, read).judged == "spared"
+    assert personal(objective, held, good.ravel(), 0, kappa, read).judged == "folds"  # 5 records judge nothing
+    many = held_of(cell_on(added("judged", 2, 60, 0.75), 2, 60))[1][0]
+    read = np.arange(60) % 3 > 0
+    assert personal(objective, many, good.ravel(), 0, kappa, read).judged == "spared"
 
 
 def flipped(name: str, silos: int, each: int, share: float, distance: float = 1.5, seed: int = 0) -> str:

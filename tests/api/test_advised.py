@@ -1,0 +1,117 @@
+"""`fedpriv init`, the scenario own-data and `fedpriv.run("own-data", …)` have what `fedpriv advise` says."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedpriv
+from fedpriv.api.advised import as_advised
+from fedpriv.cli.data import begin
+from fedpriv.core.files import scenario_file
+from fedpriv.data.named import ARGUMENTS, dataset_of
+from fedpriv.data.own import Dataset
+from fedpriv.scenario.load import load_scenario, read_toml
+
+KEYS = ("name", "trust", "clip", "step")
+
+
+def records(count: int, scale: float = 1.0, classes: int | None = 2) -> tuple[Any, Any]:
+    draw = np.random.default_rng(0)
+    features = scale * draw.standard_normal((count, 20)).astype("float32")
+    return features, (features[:, 0] > 0).astype(int) if classes else features[:, 0] / 5.0
+
+
+def dataset(count: int, scale: float = 1.0, classes: int | None = 2) -> Dataset:
+    return dataset_of(ARGUMENTS, records(count, scale, classes), records(40, scale, classes), classes)
+
+
+def own() -> dict[str, Any]:
+    return dict(read_toml(scenario_file(Path("own-data"))))
+
+
+def test_init_writes_what_advise_says(tmp_path: Path) -> None:
+    begin(tmp_path / "study")
+    text = (tmp_path / "study" / "scenario.toml").read_text(encoding="utf-8")
+    tree = tomllib.loads(text)
+    says = fedpriv.advise(silos=5, records=300, features=784, classes=10, epsilon=4.0, trust="trusted").tree
+    assert {key: tree["algorithm"][key] for key in KEYS} == {key: says["algorithm"][key] for key in KEYS}
+    assert tree["federation"] == says["federation"]
+    assert tree["privacy"] == says["privacy"]
+    assert tree["sweep"]["algorithm.name"] == ["dp-sgd", "my-algorithm"]
+    assert "all records of a silo in every round" in text
+    assert "ADVISED" not in text
+
+
+def test_own_data_as_it_stands_is_what_advise_says_of_the_synthetic_records() -> None:
+    cell = load_scenario(scenario_file(Path("own-data")), []).points[0].cell
+    says = fedpriv.advise(
+        silos=5, records=1200, features=784, classes=10, epsilon=4.0, trust="trusted", feature_norm=5.0
+    ).tree
+    assert {key: cell.canonical()["algorithm"].get(key) for key in KEYS} == {
+        key: says["algorithm"][key] for key in KEYS
+    }
+    assert cell.batch_sizes == says["federation"]["batches"] or list(cell.batch_sizes) == [1200] * 5
+    assert cell.schedule.rounds == says["federation"]["rounds"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "facts"),
+    [
+        ({}, {"records": 200, "epsilon": 4.0, "trust": "trusted"}),
+        ({"privacy.epsilon": [1.0, 8.0]}, {"records": 200, "epsilon": 1.0, "trust": "trusted"}),
+        ({"algorithm.trust": ["untrusted"]}, {"records": 200, "epsilon": 4.0, "trust": "untrusted"}),
+        ({"federation.samples": 500}, {"records": 100, "epsilon": 4.0, "trust": "trusted"}),
+    ],
+)
+def test_a_run_of_own_records_asks_for_their_numbers(asked: dict[str, Any], facts: dict[str, Any]) -> None:
+    tree = as_advised(own(), dataset(1000), asked)
+    says = fedpriv.advise(silos=5, features=20, classes=2, feature_norm=5.0, **facts).tree
+    assert tree["algorithm"] == says["algorithm"]
+    assert tree["federation"]["rounds"] == tree["federation"]["epochs"] == says["federation"]["rounds"]
+
+
+def test_advice_reads_no_record() -> None:
+    """Guarantee of `as_advised`: records a thousand times as large, and other labels, change nothing."""
+    one, other = dataset(300), dataset(300, 1000.0)
+    other.train_labels[:] = 1 - other.train_labels
+    assert as_advised(own(), one, {}) == as_advised(own(), other, {})
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"algorithm.name": "dp-ftrl"},
+        {"privacy.unit": "user"},
+        {"federation.batch": 3},
+        {"federation.silos": "five"},
+        {"federation.samples": 2},
+        {"privacy.epsilon": "much"},
+        {"federation.rounds": [10, 20]},
+    ],
+)
+def test_keys_that_advice_is_not_for_leave_the_file_as_it_is(asked: dict[str, Any]) -> None:
+    assert as_advised(own(), dataset(100), asked) == own()
+
+
+def test_more_rounds_than_are_needed_go_as_far() -> None:
+    far = [as_advised(own(), dataset(1000), {"federation.rounds": rounds}) for rounds in (50, 200)]
+    steps = [tree["algorithm"]["step"] * tree["federation"]["rounds"] for tree in far]
+    assert steps[0] == pytest.approx(steps[1], rel=0.01)
+    assert [tree["federation"]["epochs"] for tree in far] == [50, 200]
+
+
+def test_a_regression_of_own_records_learns(tmp_path: Path) -> None:
+    model = {"model.name": "linear-regression", "model.feature_norm": 5.0}
+    train, test = records(1000, classes=None), records(200, classes=None)
+    found = fedpriv.run("own-data", train=train, test=test, set=model, out=tmp_path / "run")
+    assert found[0].metrics["test_loss"] < 0.5 * float(np.square(test[1]).mean()) / 2.0
+
+
+def test_own_records_have_a_good_model_at_once(tmp_path: Path) -> None:
+    found = fedpriv.run("own-data", train=records(1000), test=records(200), out=tmp_path / "run")
+    assert found[0].test_accuracy is not None
+    assert found[0].test_accuracy > 0.9
+    assert found[0].privacy.epsilon == pytest.approx(4.0, abs=0.01)

@@ -1,0 +1,221 @@
+"""Words of `fedpriv worth`: what one seed, one split or equal seeds do not tell; the fit of many records."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fedpriv
+from fedpriv.cli.app import app
+from fedpriv.cli.joining import print_joining
+from fedpriv.cli.worth import _verdict
+from fedpriv.data.schema import TableSchema
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.show.charts import Chart
+from fedpriv.show.gains import gain_chart
+from fedpriv.study import alone as fits
+from fedpriv.study.break_even import break_even, error_words, verdict
+from fedpriv.study.joining import Question, joining
+from fedpriv.study.worth import Gains, Row, bench_of, gains_of, held_of, linear_objective, pooled, references
+from tests.study.test_break_even import federation_of, flipped, written
+from tests.study.test_worth import cell_on, own_cache
+
+GRID = np.array([0.1, 1.0, 30.0])
+
+
+def row_of(*gains: float, mu: float = 1.0) -> Row:
+    found = tuple(Gains((0.5,), (0.5,), (gain,), (0.5,)) for gain in gains)
+    return Row({"privacy.mu": mu}, tuple(range(len(gains))), (), found)
+
+
+def test_joining_is_not_told_apart_only_where_the_interval_covers_zero() -> None:
+    rows = [
+        row_of(0.020, 0.021, 0.022, mu=8.0),
+        row_of(-0.020, -0.021, -0.022, mu=0.1),
+        row_of(-0.01, 0.02, 0.0, mu=1.0),
+        row_of(0.02, 0.03, mu=2.0),  # two seeds: Student's t is 12.7 there
+        row_of(0.3, mu=4.0),
+        row_of(0.1, 0.1, mu=5.0),
+    ]
+    said = _verdict(rows)
+    assert said[0] == "On these records joining gains: privacy.mu = 8.0.\n"
+    assert said[1] == "On these records joining loses: privacy.mu = 0.1.\n"
+    assert "not told apart from staying alone: privacy.mu = 1.0; privacy.mu = 2.0" in said[2]
+    assert "one seed: no standard error, so no verdict: privacy.mu = 4.0" in said[3]
+    assert "every seed has the same gain: no standard error: privacy.mu = 5.0" in said[4]
+    for row in rows[:4]:
+        assert row.interval is not None
+        covers = row.interval[0] <= 0.0 <= row.interval[1]
+        assert covers == (row.point["privacy.mu"] in (1.0, 2.0))
+    assert all("s.e." not in line for line in _verdict([row_of(0.3)]))
+
+
+@pytest.mark.parametrize(
+    ("error", "words"), [(None, "none"), (0.0, "none"), (0.01, "<0.1"), (0.06, "0.1"), (1.23, "1.2")]
+)
+def test_no_standard_error_is_printed_as_zero(error: float | None, words: str) -> None:
+    assert error_words(error, 1) == words
+
+
+def test_never_is_said_only_where_the_interval_has_no_crossing() -> None:
+    draw = np.random.default_rng(0)
+    gains = -0.01 + 0.03 * draw.standard_normal((1, 10, 1)) + np.zeros((3, 10, 2))
+    unsure = break_even(GRID, gains, 0.5, monotone=True)
+    assert np.isinf(unsure.epsilon)
+    assert verdict(unsure, GRID, -0.01, -0.2) == "above 30 (below 0.1 to above 30)"
+    sure = break_even(GRID, gains - 0.2, 0.5, monotone=True)
+    assert verdict(sure, GRID, -0.2, -0.2) == "never, even without noise"
+
+
+def tips(chart: Chart) -> str:
+    return " ".join(mark.tip for panel in chart.panels for series in panel.series for mark in series.marks)
+
+
+def test_one_split_or_one_seed_says_that_there_is_no_standard_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path, federation_of(flipped("worded", 3, 20, 0.0), 3, 20))
+    words = ["worth", str(path), "--epsilon", "1", "--trust", "untrusted"]
+    text = CliRunner().invoke(app, [*words, "--splits", "0"]).stdout
+    (row,) = [line for line in text.splitlines() if line.startswith("untrusted")]
+    assert "none" in row
+    assert "2 noise seeds: no standard error" in text
+    assert "one split: no interval" in text
+    print_joining(joining(Question(path, (), ("untrusted",), (1.0,), 0, seeds=1)), as_json=False, plot=None)
+    text = capsys.readouterr().out
+    (row,) = [line for line in text.splitlines() if line.startswith("untrusted")]
+    assert "one seed" in row
+    assert "1 noise seed: no standard error" in text
+    one = joining(Question(path, (), ("untrusted",), (1.0,), 1))
+    chart = gain_chart(one)
+    assert "one split, no standard error" in chart.note
+    assert "no standard error" in tips(chart)
+    assert "± 0.0" not in tips(chart)
+
+
+@pytest.mark.parametrize("kind", ["classes", "numbers"])
+def test_a_fit_along_the_records_directions_ends_at_the_same_model(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than 2,000 records are fitted in other coordinates, and folds in float32; here 120 are, too."""
+    draw = np.random.default_rng(0)
+    features = draw.standard_normal((240, 20)) * np.geomspace(0.05, 2.0, 20)
+    truth = features @ draw.standard_normal(20)
+    labels: Any = (truth > 0).astype(np.int64) if kind == "classes" else np.tanh(truth)
+    parts = (features[:120], labels[:120]), (features[120:], labels[120:])
+    fedpriv.add_data(f"along-{kind}", lambda: parts, **({"classes": 2} if kind == "classes" else {"classes": 0}))
+    model = {"name": "softmax-regression" if kind == "classes" else "linear-regression", "feature_norm": 8.0}
+    cell = cell_on(f"along-{kind}", 1, 120, model=model)
+    objective, held = linear_objective(cell), held_of(cell)[1][0]
+    pull = fits.Pull(0.1, np.full(objective.dimension, 0.2))
+    start = np.zeros(objective.dimension)
+
+    def found() -> list[Any]:
+        penalty = fits.penalties(objective, held.train, 0.01)
+        exact = [fits.fit(objective, held.train, penalty, start, 1e-8, each) for each in (None, pull)]
+        return [
+            *exact,
+            fits.fit(objective, held.train, penalty, exact[0], 1e-4),
+            fits.alone(objective, held, 0)[1],
+        ]
+
+    plain = found()
+    monkeypatch.setattr(fits, "_MANY", 0)
+    along = found()
+    for one, other in zip(plain[:2], along[:2], strict=True):
+        assert not np.array_equal(one, other)
+        assert one == pytest.approx(other, abs=1e-4)
+    assert plain[2] == pytest.approx(along[2], abs=0.05)
+    assert plain[3] == along[3]
+    penalty = fits.penalties(objective, held.train, 0.01)
+    none = fits.fit(objective, held.train, penalty, start, 1e-8, fits.Pull(0.0, pull.towards))
+    assert none.tobytes() == along[0].tobytes()  # golden 5 there, too
+
+
+def regression(name: str, silos: int, each: int, noise: float) -> str:
+    draw = np.random.default_rng(2)
+    slope = draw.standard_normal(5) / 4
+
+    def part(count: int) -> tuple[Any, Any]:
+        features = draw.uniform(-1, 1, (count, 5))
+        return features, np.clip(features @ slope + 0.3 + noise * draw.standard_normal(count), -1, 1)
+
+    train, test = part(silos * each), part(2_000)
+    fedpriv.add_data(name, lambda: (train, test), classes=0)
+    return name
+
+
+def test_references_of_a_regression_are_negated_losses_and_constants_are_means() -> None:
+    name = regression("worth-real", 6, 12, 0.3)
+    model = {"name": "linear-regression", "feature_norm": 2.3}
+    cell = cell_on(name, 6, 12, model=model, federation={"rounds": 4, "batch": 3})
+    known = references(cell)
+    assert known.metric == "-loss"
+    assert len(known.silos) == 6
+    assert all(silo.score < 0.0 and silo.majority == 0.0 for silo in known.silos)
+    bench = bench_of(cell, known)
+    for silo, held in zip(known.silos, bench.silos, strict=True):
+        mean = held.train.labels.mean()
+        assert silo.constant == pytest.approx(-float((held.test.labels - mean).square().mean()) / 2.0)
+        assert silo.balanced == silo.score
+    united = gains_of(cell, known, pooled(cell))
+    assert united.gain > 0.0  # 72 records know five slopes better than 12 do
+    assert max(united.released) <= -(0.3**2) / 2.0 * 0.8
+    assert known.mean > np.mean([silo.constant for silo in known.silos])
+    assert references(cell) == known  # from the cache
+
+
+TABLE = {
+    "public": True, "target": "ill", "classes": ["no", "yes"], "site": "site", "sites": ["a", "b"],
+    "person": "who", "test_share": 0.4, "columns": {"x": {"range": [-4.0, 4.0]}},
+}  # fmt: skip
+
+
+def persons(folder: Path) -> Path:
+    """40 persons at two sites with three records each; a person's records have one label."""
+    draw = np.random.default_rng(4)
+    lines = ["who,site,x,ill"]
+    for person in range(40):
+        ill = person % 2
+        for _ in range(3):
+            lines.append(f"p{person},{'ab'[person // 20]},{np.clip(draw.normal(2 * ill - 1), -4, 4):.6f},")
+            lines[-1] += "yes" if ill else "no"
+    path = folder / "persons.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_a_split_of_persons_keeps_all_records_of_a_person_on_one_side(tmp_path: Path) -> None:
+    """`[data] splits` with persons: no person's records stand in training and in tests, in any split."""
+    TableSchema.model_validate(TABLE)
+    tree = {
+        "name": "persons",
+        "data": {"name": str(persons(tmp_path)), "partition": "site", "table": TABLE, "splits": 2},
+        "model": {"name": "softmax-regression", "feature_norm": 1.0},
+        "federation": {"silos": 2, "rounds": 5, "epochs": 5, "batch": 10},
+        "algorithm": {"name": "dp-sgd", "trust": "untrusted", "clip": 0.5, "step": 2.0},
+        "privacy": {"relation": "zero-out", "epsilon": 8.0, "delta": 1e-5, "unit": "user", "records": 3},
+        "run": {"evaluations": 1},
+    }
+    sides = []
+    for split in (1, 2):
+        data: Any = tree["data"]
+        held = held_of(resolve_cell({**tree, "data": {**data, "split": split}}, "test"))[1]
+        for silo in held:
+            counts = np.bincount(silo.units)
+            assert set(counts[counts > 0]) == {3}
+            trained, tested = (set(part.features[:, 0].tolist()) for part in (silo.train, silo.test))
+            assert not trained & tested
+            assert len(silo.test.labels) % 3 == 0
+            folds = fits.folds_of(silo, 0)
+            assert all(len(set(folds[silo.units == unit])) == 1 for unit in set(silo.units.tolist()))
+        sides.append([tuple(sorted(silo.test.features[:, 0].tolist())) for silo in held])
+    assert sides[0] != sides[1]
+    found = joining(Question(written(tmp_path, tree), (), ("untrusted",), (8.0,), None))
+    assert len(found.splits) == 2
+    assert all(split.tests.sum() % 3 == 0 for split in found.splits)
+
+
+__all__ = ["own_cache"]
