@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,9 @@ from fedpriv.core.errors import FedprivError, InputError, RunError, printable
 from fedpriv.core.logs import facts
 from fedpriv.protocol.commits import LONGEST
 from fedpriv.protocol.messages import (
+    AGREE,
     COMMIT,
+    PROTOCOL,
     SEEN,
     discard,
     receive_content,
@@ -39,6 +42,7 @@ from fedpriv.protocol.messages import (
 )
 from fedpriv.rounds.task import DTYPES
 from fedpriv.silo.admission import LONGEST_SCENARIO
+from fedpriv.silo.guard import Guard
 from fedpriv.silo.guards import Guards, open_guards
 from fedpriv.silo.ledger import LedgerError
 from fedpriv.silo.masks import CARD_BYTES
@@ -305,18 +309,24 @@ class Desk:
 
     def _answer(self, header: dict[str, Any], query: bytearray) -> Reply:
         malformed = _refused("the request is malformed", final=True)
+        if (theirs := header.get("protocol", PROTOCOL)) != PROTOCOL:
+            own, other = version("fedpriv"), printable(str(header.get("fedpriv")), 20)
+            raise self._refusal(
+                f"its guard runs fedpriv {own} (protocol {PROTOCOL}), its SuperNode {other} (protocol "
+                f"{theirs!r:.20}): install the same version for both"
+            )
         if isinstance(cell := header.get("shapes_of"), str):
             return Reply({"shapes": self._guards.training.shapes(cell)})
         run, cell, t, keys = (header.get(name) for name in ("run", "cell", "t", "keys"))
+        if header.get(AGREE) is True and isinstance(run, str) and isinstance(cell, str):
+            if self._guards.training.agree(run, cell).evaluation is not None:
+                self._tests().agree(run, cell)
+            return Reply({AGREE: True})
         if not (isinstance(run, str) and isinstance(cell, str) and isinstance(keys, str) and type(t) is int):
             return malformed
         if not isinstance(seen := header.get(SEEN, ""), str):
             return malformed
-        guard = self._guards.training if header.get("tests") is not True else self._guards.tests
-        if guard is None:
-            raise RunError(
-                f"silo {self._policy.silo} refuses: by its policy, which has no [evaluation], it evaluates nothing"
-            )
+        guard = self._guards.training if header.get("tests") is not True else self._tests()
         if t == 0:
             return Reply({"dtype": "uint8"}, guard.public_key(run, cell))
         dtype = DTYPES.get(str(header.get("dtype")))
@@ -329,6 +339,14 @@ class Desk:
         release = guard.answer(run, cell, t, torch.frombuffer(query, dtype=dtype), cards, seen=commits).numpy()
         self._answers.tell(run, t, tests=header.get("tests") is True)
         return Reply({"dtype": str(release.dtype), COMMIT: guard.told(run, cell, t).hex()}, release.tobytes())
+
+    def _tests(self) -> Guard:
+        if self._guards.tests is None:
+            raise self._refusal("by its policy, which has no [evaluation], it evaluates nothing")
+        return self._guards.tests
+
+    def _refusal(self, reason: str) -> RunError:
+        return RunError(f"silo {self._policy.silo} refuses: {reason}")
 
 
 def _refused(reason: str, *, final: bool) -> Reply:

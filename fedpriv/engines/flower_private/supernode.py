@@ -28,6 +28,7 @@ from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 from fedpriv.engines.flower_private import SOON
 from fedpriv.engines.flower_private.superlink import hand_on_whole_answers, wait_for_slow_starts
 from fedpriv.engines.service import LOST, SUPERNODE, leave_beat
+from fedpriv.protocol.clocks import difference, is_tolerated
 
 _LONGEST_WAIT = 3.0  # seconds between two looks at a SuperLink that answers "nothing" at once
 _HELD = 1.0  # seconds after which such an answer was held back
@@ -66,20 +67,15 @@ class Waits:
         self._woke = self._now()
 
 
-_TOLERATED = (-5.0, 305.0)
-"""Seconds by which a SuperNode's clock may be ahead, or behind, in the SuperLink's eyes."""
-
-
 def clock_trouble(date: str | None, now: float) -> str | None:
     """Say by how much this machine's clock differs from the one of an answer's `date`, where that is refused."""
     try:
         ahead = now - email.utils.parsedate_to_datetime(date or "").timestamp()
     except ValueError:
         return None
-    if _TOLERATED[0] < -ahead < _TOLERATED[1]:
+    if is_tolerated(ahead):
         return None
-    which = "ahead of" if ahead > 0.0 else "behind"
-    return f"this machine's clock is {abs(ahead):.0f} s {which} the SuperLink's; set it by NTP"
+    return f"this machine's clock is {difference(ahead)} the SuperLink's; set it by NTP"
 
 
 def _beating(send: Callable[..., httpx.Response]) -> Callable[..., httpx.Response]:
