@@ -20,8 +20,9 @@ from fedpriv.rounds.beside import evaluation_cell, evaluation_plan_of, evaluatio
 from fedpriv.rounds.plan import Plan
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.admission import ROUNDING, Admission, InTime, spent, together
-from fedpriv.silo.guard import Guard, Room, open_guard
+from fedpriv.silo.guard import Guard, open_guard
 from fedpriv.silo.ledger import SiloLedger, create_ledger
+from fedpriv.silo.memory import Room
 from fedpriv.silo.policy import Policy, read_policy
 from fedpriv.silo.shard import Shard
 
