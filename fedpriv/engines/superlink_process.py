@@ -20,19 +20,20 @@ import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvicorn
-from starlette.responses import PlainTextResponse
+from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.logs import log_as_service
 from fedpriv.engines.certificates import Renewed, check_certificates, warn_of_ends
 from fedpriv.engines.flower_private import CONTROL, FLEET, RUNTIME, superexec_command
+from fedpriv.engines.flower_private.presence import STATUS, Presence
 from fedpriv.engines.flower_private.superlink import superlink_app
 from fedpriv.engines.processes import (
     AUTHORITY,
@@ -43,10 +44,13 @@ from fedpriv.engines.processes import (
     tls_options,
 )
 from fedpriv.engines.service import BEATS, EXECUTOR, Health, Part, late, part_lost, private_socket
-from fedpriv.protocol.messages import REGISTERED
+from fedpriv.protocol.messages import REFUSED, REGISTERED
 
 _log = logging.getLogger("fedpriv.superlink")
 _LOOK, _DAY = 0.5, 86_400.0  # seconds between two looks at the executor, and two warnings of a certificate's end
+
+
+Pages = Mapping[str, Callable[[], object]]
 
 
 @dataclass(frozen=True)
@@ -56,17 +60,21 @@ class Listener:
     socket: socket.socket
     prefix: str
     keys: Path | None
+    pages: Pages = field(default_factory=dict)
+    """Paths of our own, and what is answered there as JSON."""
 
 
 class Only:
-    """The part of an ASGI app below `prefix`, and /health, which is ours; nothing else is there.
+    """The part of an ASGI app below `prefix`, /health and `pages`, which are ours; nothing else is there.
 
     Guarantee: no request that comes through this reaches another of the app's routes: paths are compared as the
     app compares them, and no other kind of connection is let through.
     """
 
-    def __init__(self, app: ASGIApp, prefix: str, health: Health = lambda: None) -> None:
-        self._app, self._prefix, self._health = app, prefix, health
+    def __init__(
+        self, app: ASGIApp, prefix: str, health: Health = lambda: None, pages: Pages | None = None
+    ) -> None:
+        self._app, self._prefix, self._health, self._pages = app, prefix, health, pages or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -77,6 +85,8 @@ class Only:
             if path == "/health":
                 ails = self._health()
                 app = PlainTextResponse(ails or "at work", status_code=503 if ails else 200)
+            elif path in self._pages:
+                app = JSONResponse(self._pages[path]())
             elif not path.startswith(self._prefix):
                 app = PlainTextResponse("not here", status_code=404)
             await app(scope, receive, send)
@@ -100,9 +110,10 @@ def serve_superlink(
     with isolated("superlink") as (runtime_keys, secret, options):
         options += ["--disable-runtime-dependency-installation", *tls_options(keys or runtime_keys)]
         options += ["--simulation"] if simulation else [] if insecure else ["--enable-supernode-auth"]
-        app = superlink_app(options, nodes)
+        refused = runtime_keys / "refused.json"
+        app = Presence(superlink_app(options, nodes), nodes, refused)
         listeners = [
-            Listener(private_socket(control, "--control"), CONTROL, None),
+            Listener(private_socket(control, "--control"), CONTROL, None, {STATUS: app.seen}),
             Listener(_tcp("127.0.0.1", 0), RUNTIME, runtime_keys),
         ]
         if not simulation:
@@ -110,7 +121,9 @@ def serve_superlink(
         address = f"127.0.0.1:{listeners[1].socket.getsockname()[1]}"
         beats = runtime_keys / "beats"
         beats.mkdir(mode=0o700)
-        environment = {**os.environ, BEATS: str(beats)} | ({REGISTERED: "1"} if nodes else {})
+        environment = {**os.environ, BEATS: str(beats), REFUSED: str(refused)} | (
+            {REGISTERED: "1"} if nodes else {}
+        )
         command = superexec_command(address, runtime_keys / AUTHORITY, secret, os.getpid())
         executor, began = subprocess.Popen(command, env=environment), time.monotonic()
         try:
@@ -163,7 +176,7 @@ async def _serve(
     for index, listener in enumerate(listeners):
         keys = listener.keys
         config = uvicorn.Config(
-            Only(app, listener.prefix, health),
+            Only(app, listener.prefix, health, listener.pages),
             lifespan="off" if index else "on",
             log_level="warning",
             access_log=False,

@@ -138,6 +138,9 @@ def number_message(message: Message, number: str) -> None:
 REGISTERED = "FEDPRIV_NODES_ARE_REGISTERED"
 """The server's environment variable that is 1 where a SuperNode's key was registered under its silo's name."""
 
+REFUSED = "FEDPRIV_REFUSED_SILOS"
+"""The server's environment variable that names the file in which its SuperLink says why it lets silos not in."""
+
 PROTOCOL = 3
 """Changes with what messages, scenarios or the answers to them mean; a coordinator sends it with its run.
 
