@@ -17,25 +17,20 @@ between two rounds, gives the same bytes.
 """
 
 import hashlib
-import json
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedpriv.accounting.budget import LifetimeBudget, Price
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import SERVER, system_key
-from fedpriv.data.partition import secret_order
 from fedpriv.loss.imported import shapes_of
-from fedpriv.loss.objective import Records
-from fedpriv.noise.trust import USER
 from fedpriv.rounds.round import State
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.admission import ROUNDING, Admission, Admitted, Charge, InTime, refusal, spent, words
@@ -45,58 +40,7 @@ from fedpriv.silo.memory import Room
 from fedpriv.silo.policy import Policy
 from fedpriv.silo.shard import Shard
 from fedpriv.silo.silo import Silo, pack, unpack, without_denormals
-
-_KEPT = 4
-Kept = TypeVar("Kept")
-
-
-def kept(things: dict[str, Kept], name: str, build: Callable[[], Kept]) -> Kept:
-    """`things[name]`, built if it is not there; the oldest of too many is let go."""
-    if name not in things:
-        things[name] = build()
-        while len(things) > _KEPT:
-            del things[next(iter(things))]
-    return things[name]
-
-
-class Views:
-    """One shard, for any scenario."""
-
-    def __init__(self, shard: Shard) -> None:
-        self._shard, self._seen = shard, dict[str, Records]()
-
-    def blank(self, cell: Cell) -> Records:
-        """One record of zeros in place of all.
-
-        InputError for a model that does not take records of this shape, and for units that these do not tell.
-
-        Guarantee: features and labels of the records are not looked at, only how many persons they are of.
-        """
-        shard, persons = self._shard, self._shard.persons
-        shard.count(cell.privacy.protected)
-        image, label = np.zeros_like(shard.images[:1]), np.zeros_like(shard.labels[:1])
-        cells = None if shard.cells is None else np.zeros_like(shard.cells[:1])
-        one = Shard(image, label, persons=None if persons is None else persons[:1], cells=cells)
-        return one.seen(cell)
-
-    def records(self, cell: Cell) -> Records:
-        """All records, each by itself and by public constants alone."""
-        model, unit = cell.model.model_dump(mode="json"), cell.privacy.protected.as_data()
-        name = json.dumps([cell.run.dtype, model, unit, cell.data.model_dump(mode="json")], sort_keys=True)
-        return kept(self._seen, name, lambda: self._shard.seen(cell))
-
-    def order(self, cell: Cell, key: bytes) -> Tensor | None:
-        """The person read at each place in the run of this key, (persons,); None where rows have the places.
-
-        Guarantee: names place nobody, see `secret_order`.
-        """
-        unit = cell.privacy.protected
-        return torch.from_numpy(secret_order(key, self._shard.count(unit))) if unit.name == USER.name else None
-
-    def clear(self) -> None:
-        """Keep no rows for models: they are made again."""
-        self._seen.clear()
-
+from fedpriv.silo.views import Views, kept
 
 _log = logging.getLogger("fedpriv.guard")
 
@@ -167,6 +111,11 @@ class Guard:
     def shard(self) -> Shard:
         """The records that it answers for."""
         return self._shard
+
+    def under(self, policy: Policy, room: Room) -> "Guard":
+        """The guard of the same records and ledger by another policy; nothing that was admitted before counts."""
+        admission = replace(self._admission, policy=policy)
+        return Guard(policy, self._ledger, self._shard, admission=admission, room=room)
 
     @property
     def peers(self) -> int:
