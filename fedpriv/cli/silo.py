@@ -197,6 +197,9 @@ def superlink(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="No TLS, and any SuperNode may connect: on your own machine only.")
     ] = False,
+    state: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Keeps the list of runs over restarts; made, mode 0600.")
+    ] = None,
     simulation: Annotated[
         bool, typer.Option("--simulation", help="No SuperNodes: for Flower's Ray engine.")
     ] = False,
@@ -207,7 +210,7 @@ def superlink(
     """
     from fedpriv.engines.superlink_process import serve_superlink
 
-    serve_superlink(control, keys, host=host, port=port, simulation=simulation, insecure=insecure)
+    serve_superlink(control, keys, host=host, port=port, simulation=simulation, insecure=insecure, kept=state)
 
 
 def supernode(

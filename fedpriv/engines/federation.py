@@ -1,7 +1,7 @@
 """What a coordinator sees of its federation: silos and runs at a SuperLink, asked on its control socket."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from fedpriv.engines.flower_private.presence import clock_words
 from fedpriv.protocol.cell_folder import FolderReader
 from fedpriv.protocol.clocks import difference
 
+_SHOWN = 100
 _AWAY = 60.0
 """Seconds without a word after which a silo is not connected, and a run is followed by nobody."""
 
@@ -85,7 +86,25 @@ def _silo(name: str, entry: Mapping[str, Any]) -> SiloSeen:
 
 def runs_of(control: Control) -> list[RunSeen]:
     """The last hundred runs, the newest first; RunError if no SuperLink of fedpriv answers."""
-    told = control.seen()
+    told, now = control.seen(), control.runs()
+    known = {str(run.run_id) for run in now}
+    before = [_earlier(run) for run in reversed(told["runs"]) if run["run"] not in known]
+    return [*_now(now, told), *before[: max(0, _SHOWN - len(now))]]
+
+
+def _earlier(run: Mapping[str, Any]) -> RunSeen:
+    """A run of which the SuperLink knew before it was started again."""
+    folder = str(run["folder"])
+    rounds = FolderReader(Path(folder)).round() if folder else 0
+    return RunSeen(
+        **{name: str(run[name]) for name in ("run", "state", "started", "finished")},
+        rounds=rounds,
+        folder=printable(folder),
+        orphan=False,
+    )
+
+
+def _now(runs: Sequence[Any], told: Mapping[str, Any]) -> list[RunSeen]:
     return [
         RunSeen(
             run=str(run.run_id),
@@ -97,7 +116,7 @@ def runs_of(control: Control) -> list[RunSeen]:
             orphan=not state.startswith("finished")
             and time.time() - told["followed"].get(str(run.run_id), told["since"]) > _AWAY,
         )
-        for run in control.runs()
+        for run in runs
     ]
 
 

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -33,6 +34,7 @@ from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.logs import log_as_service
 from fedpriv.engines.certificates import Renewed, check_certificates, warn_of_ends
 from fedpriv.engines.flower_private import CONTROL, FLEET, RUNTIME, superexec_command
+from fedpriv.engines.flower_private.kept import KeptRuns
 from fedpriv.engines.flower_private.presence import STATUS, Presence
 from fedpriv.engines.flower_private.superlink import superlink_app
 from fedpriv.engines.processes import (
@@ -93,15 +95,24 @@ class Only:
 
 
 def serve_superlink(
-    control: Path, keys: Path | None, *, host: str, port: int, simulation: bool = False, insecure: bool = False
+    control: Path,
+    keys: Path | None,
+    *,
+    host: str,
+    port: int,
+    simulation: bool = False,
+    insecure: bool = False,
+    kept: Path | None = None,
 ) -> None:
     """Serve until asked to end; RunError if a part ends unasked.
 
     `control` is the socket to be made; `keys` a folder with ca.crt, server.pem, server.key and nodes/silo-N.pub.
-    `insecure`: SuperNodes connect without TLS and keys.  `simulation`: there are none.
+    `kept` is a file with the runs of before.  `insecure`: SuperNodes connect without TLS and keys.
+    `simulation`: there are none.
     InputError for keys or certificates that cannot be used.
     """
     log_as_service()
+    runs = KeptRuns(kept)
     nodes = {} if keys is None else _nodes(keys)
     if keys is not None:
         check_certificates(keys / AUTHORITY, keys / CERTIFICATE)
@@ -111,9 +122,11 @@ def serve_superlink(
         options += ["--disable-runtime-dependency-installation", *tls_options(keys or runtime_keys)]
         options += ["--simulation"] if simulation else [] if insecure else ["--enable-supernode-auth"]
         refused = runtime_keys / "refused.json"
-        app = Presence(superlink_app(options, nodes), nodes, refused)
+        link = superlink_app(options, nodes)
+        app = Presence(link.app, nodes, refused)
+        pages: Pages = {STATUS: lambda: {**app.seen(), "runs": runs.earlier()}}
         listeners = [
-            Listener(private_socket(control, "--control"), CONTROL, None, {STATUS: app.seen}),
+            Listener(private_socket(control, "--control"), CONTROL, None, pages),
             Listener(_tcp("127.0.0.1", 0), RUNTIME, runtime_keys),
         ]
         if not simulation:
@@ -128,7 +141,8 @@ def serve_superlink(
         executor, began = subprocess.Popen(command, env=environment), time.monotonic()
         try:
             with asyncio.Runner(loop_factory=uvicorn.Config(app).get_loop_factory()) as runner:
-                asked = runner.run(_serve(app, listeners, executor, lambda: late(beats, EXECUTOR, began)))
+                health, look = partial(late, beats, EXECUTOR, began), partial(runs.look, link.state)
+                asked = runner.run(_serve(app, listeners, executor, health, look))
             if not asked:
                 code = executor.poll()
                 raise (
@@ -169,7 +183,11 @@ class _Server(uvicorn.Server):
 
 
 async def _serve(
-    app: ASGIApp, listeners: Sequence[Listener], executor: "subprocess.Popen[bytes]", health: Health
+    app: ASGIApp,
+    listeners: Sequence[Listener],
+    executor: "subprocess.Popen[bytes]",
+    health: Health,
+    look: Callable[[], None] = lambda: None,
 ) -> bool:
     """Serve until a signal, or until a server or the executor ends: whether it was asked to."""
     servers = []
@@ -199,10 +217,12 @@ async def _serve(
         if listener.prefix == FLEET and listener.keys is not None
     ]
     while not (asked.is_set() or executor.poll() is not None or any(server.done() for server in serving)):
+        look()
         for fleet in fleets:
             fleet.look()
         with suppress(TimeoutError):
             await asyncio.wait_for(asked.wait(), _LOOK)
+    look()
     for server in servers:
         server.should_exit = True
     await asyncio.gather(*serving)

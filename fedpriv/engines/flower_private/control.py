@@ -14,13 +14,13 @@ from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest, StopRunRequ
 from flwr.proto.federation_config_pb2 import SimulationConfig
 from flwr.proto.run_pb2 import Run
 from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.error import FlowerError
+from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from google.protobuf.json_format import ParseDict
 
 from fedpriv.core.errors import RunError, printable
-from fedpriv.engines.flower_private import UNIX
+from fedpriv.engines.flower_private import RESTARTED, UNIX
 from fedpriv.engines.flower_private.presence import FOLLOWS, STATUS
 
 _CONNECT_SECONDS, _ANSWER_SECONDS = 5.0, 30.0
@@ -29,6 +29,10 @@ Answer = TypeVar("Answer")
 
 class UnreachableError(RunError):
     """No answer came; the next question may have one."""
+
+
+class LostRunError(RunError):
+    """The SuperLink was started again, with which the run's server has ended; its journal goes on with the run."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +61,14 @@ class Control:
         return answer.run_id
 
     def status(self, run_id: int) -> str:
-        """Flower's word for a run, such as `running` or `finished:failed`; who asks this follows the run."""
+        """Flower's word for a run, such as `running` or `finished:failed`; who asks this follows the run.
+
+        LostRunError for a run that the SuperLink does not know, or that ended when it was started again.
+        """
         answer = self._ask(lambda client: client.ListRuns(ListRunsRequest(run_id=run_id)), follows=run_id)
-        if run_id not in answer.run_dict:
-            raise RunError(f"the SuperLink at {self.address} does not know run {run_id}: was it started again?")
         status = answer.run_dict[run_id].status
+        if status.details == RESTARTED:
+            raise LostRunError(RESTARTED)
         return ":".join(filter(None, (status.status, status.sub_status)))
 
     def stop_run(self, run_id: int) -> None:
@@ -90,6 +97,8 @@ class Control:
                 return question(client)
         except httpx.HTTPStatusError as error:
             told = FlowerError.from_json(error.response.text)
+            if told is not None and told.code == ApiErrorCode.RUN_ID_NOT_FOUND:
+                raise LostRunError(f"the SuperLink at {self.address} does not know this run") from None
             reason = printable(str(told or error.response.text or error))
             raise RunError(f"the SuperLink at {self.address} refuses: {reason}") from None
         except httpx.RequestError as error:
