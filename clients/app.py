@@ -12,8 +12,9 @@ reason, "final": whether asking again cannot help}.  With "tests": true it is ab
 numbers evaluations.  `keys` are the silos' public keys, where messages are masked, and "seen" the commits of this
 silo's ledgers that the server remembers, all in hexadecimal digits.  Round 0 asks for the silo's own public key,
 and has no query.  {"shapes_of": cell}, with no query, is answered by {"shapes": those of the arrays that a query
-consists of}.  A frame {"health": true} alone is answered by {"healthy": whether the guard is at work or ready};
-deploy/health.py sends it.
+consists of}; {"agree": true, "run", "cell", "protocol", "fedpriv"} by {"agree": true} if the run would not be
+refused, for which nothing is opened or charged.  A frame {"health": true} alone is answered by {"healthy": whether
+the guard is at work or ready}; deploy/health.py sends it.
 """
 
 import json
@@ -24,12 +25,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import printable
 from fedpriv.protocol.messages import (
+    AGREE,
     COMMIT,
     CONFIG,
     PROTOCOL,
@@ -75,6 +77,17 @@ def forward_key(message: Message, context: Context, socket: Path) -> Message:
     if isinstance(answer, Refusal):
         return Message(refusal_content(answer), reply_to=message)
     return Message(key_content(answer.tobytes()), reply_to=message)
+
+
+def forward_agreement(message: Message, context: Context, socket: Path) -> Message:
+    """Ask the guard whether it would refuse the run; it opens, charges and releases nothing for that."""
+    refusal = disagreement(context)
+    if refusal is None:
+        header = {AGREE: True, "run": run_of(context), "cell": _cell_json(context)}
+        header |= {"protocol": PROTOCOL, "fedpriv": metadata.version("fedpriv")}
+        answer = _asked(socket, header, b"", lambda answer, _: bool(answer[AGREE]))
+        refusal = answer if isinstance(answer, Refusal) else None
+    return Message(RecordDict() if refusal is None else refusal_content(refusal), reply_to=message)
 
 
 def disagreement(context: Context) -> Refusal | None:
@@ -186,6 +199,14 @@ app = ClientApp()
 def roster(message: Message, context: Context) -> Message:
     """Tell the server which silo this node is."""
     return Message(roster_content(int(context.node_config["partition-id"])), reply_to=message)
+
+
+@app.query("agreement")
+def agreement(message: Message, context: Context) -> Message:
+    """Tell the server whether this silo would refuse the run; nothing is spent for the answer."""
+    if guard := context.node_config.get("guard"):
+        return forward_agreement(message, context, Path(str(guard)))
+    return Message(RecordDict(), reply_to=message)  # a simulation's silo has no policy
 
 
 @app.query("key")

@@ -213,6 +213,10 @@ def client_app_of(silos: Sequence[Answering], run: str, tests: Sequence[Answerin
     def roster(message: Message, context: Context) -> Message:
         return Message(roster_content(int(context.node_config["partition-id"])), reply_to=message)
 
+    @app.query("agreement")
+    def agreement(message: Message, context: Context) -> Message:
+        return Message(RecordDict(), reply_to=message)
+
     @app.query("key")
     def key(message: Message, context: Context) -> Message:
         return Message(key_content(silo_of(context).public_key(run)), reply_to=message)

@@ -38,6 +38,7 @@ from fedpriv.rounds.plan import Plan, plan_of
 from fedpriv.rounds.round import absences_of, is_finite
 from fedpriv.rounds.task import PublicTask, public_task_of_cell, task_of_cell
 from fedpriv.scenario.schema import Cell
+from fedpriv.server.agreement import check_agreement
 from fedpriv.server.commits import SeenCommits
 from fedpriv.server.grid import PatientGrid, learn_roster
 from fedpriv.server.journal import Entries, ServerJournal
@@ -155,7 +156,7 @@ def run_cell(grid: Grid, cell: Cell, observer: RunObserver) -> Finished:
 def deploy_cell(
     grid: Grid, cell: Cell, observer: RunObserver, folder: Path, remembered: Path | None = None
 ) -> None:
-    """All rounds of one cell with silos of their own; goes on where the journal in `folder` ends.
+    """All rounds of one cell with silos of their own, once all agree; goes on where the journal in `folder` ends.
 
     Commits of silos' ledgers are `remembered` in a folder that runs share, by default in the journal's.
 
@@ -170,6 +171,13 @@ def deploy_cell(
     )
     commits = SeenCommits(remembered or folder / "commits")
     asked = evaluation_plan_of(cell, task.objective, released=True)
+    goes_on = cell.deployment.missing == "continue"
+
+    def agreed_roster(_: Grid, silos: int, timeout: float) -> list[int]:
+        nodes = patient.roster(silos, timeout)
+        check_agreement(patient, nodes, timeout, all_needed=not goes_on)
+        return nodes
+
     with ServerJournal(folder, Entries.of(plan)) as journal, ExitStack() as stack:
         evaluated, by_silos = None, None
         if asked is not None:
@@ -180,8 +188,8 @@ def deploy_cell(
             plan,
             initial,
             journal,
-            lambda _, silos, timeout: patient.roster(silos, timeout),
-            without_missing=cell.deployment.missing == "continue",
+            agreed_roster,
+            without_missing=goes_on,
             commits=commits,
         )
         finished = _run(strategy, patient, cell, task, observer, asked, by_silos)

@@ -8,10 +8,13 @@ In a simulation all nodes are there from the start and stay: `learn_roster` asks
 """
 
 import itertools
+import json
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from flwr.app import Message, RecordDict
@@ -22,7 +25,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from fedpriv.core.errors import RunError, printable
-from fedpriv.protocol.messages import ROSTER, Refusal, number_in, refusal_content, refusal_in
+from fedpriv.protocol.messages import REFUSED, ROSTER, Refusal, number_in, refusal_content, refusal_in
 
 _POLL_SECONDS = 0.1  # between looks for nodes, and after an answer that says at once that nothing has come
 
@@ -133,7 +136,10 @@ class PatientGrid(Grid):
         while len(found := self._found(silos)) < silos:
             missing = [silo for silo in range(silos) if silo not in found]
             if time.monotonic() > deadline:
-                raise RunError(f"silo {', '.join(map(str, missing))} was not connected after {timeout:.0f} s")
+                reasons = _refused_by_superlink(missing)
+                raise RunError(
+                    f"silo {', '.join(map(str, missing))} was not connected after {timeout:.0f} s{reasons}"
+                )
             told.still(missing)
             self._look()
             time.sleep(_POLL_SECONDS)
@@ -261,6 +267,15 @@ def _registered_silos(nodes: Iterable[Any]) -> dict[int, int]:
     """Node id -> silo, of the nodes with a name that says so."""
     named = {node.node_id: re.fullmatch(r"silo-([0-9]+)", node.name) for node in nodes}
     return {node: int(found[1]) for node, found in named.items() if found}
+
+
+def _refused_by_superlink(silos: Iterable[int]) -> str:
+    """Why the SuperLink lets some of these silos not in, as far as it says so."""
+    try:
+        told = json.loads(Path(os.environ[REFUSED]).read_text(encoding="utf-8"))
+    except (KeyError, OSError, ValueError):
+        return ""
+    return "".join(f"; silo {silo}: {told[f'silo-{silo}']}" for silo in silos if f"silo-{silo}" in told)
 
 
 def _passes(reply: Message) -> bool:

@@ -12,10 +12,11 @@ from fedpriv.audit.canaries import CLASSES
 from fedpriv.clients.simulated import Answering
 from fedpriv.rounds.plan import Plan
 from fedpriv.scenario.schema import Cell
-from fedpriv.silo.guard import Guard, Views
+from fedpriv.silo.guard import Guard
 from fedpriv.silo.ledger import SiloLedger, create_ledger
 from fedpriv.silo.policy import Allowed, Policy
 from fedpriv.silo.shard import Shard
+from fedpriv.silo.views import Views
 
 _RUNS = 8  # that a policy of the audit pays for
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from fedpriv.cli.data import app as data_app
+from fedpriv.cli.federation import app as federation_app
 from fedpriv.cli.options import (
     AuditRequest,
     Display,
@@ -33,6 +34,7 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(privacy_app, name="privacy")
 app.add_typer(silo_app, name="silo")
+app.add_typer(federation_app, name="federation")
 
 
 def _version(wanted: bool) -> None:

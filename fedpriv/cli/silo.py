@@ -90,6 +90,20 @@ def status(
 
 
 @app.command()
+def reload(policy: Policy) -> None:
+    """Let the guard that runs take up its policy again, if it allows less than before; SIGHUP does the same.
+
+    A narrower budget holds for runs under way, too, from their next round on. What allows more takes a restart.
+
+    Example: fedpriv silo reload silo-0.toml
+    """
+    from fedpriv.silo.narrowing import ask_to_reload
+
+    for change in ask_to_reload(policy) or ["nothing in the policy has changed"]:
+        typer.echo(change)
+
+
+@app.command()
 def end(
     policy: Policy, run_id: Annotated[str, typer.Argument(metavar="RUN", help="As `status` shows it.")]
 ) -> None:
@@ -183,6 +197,9 @@ def superlink(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="No TLS, and any SuperNode may connect: on your own machine only.")
     ] = False,
+    state: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Keeps the list of runs over restarts; made, mode 0600.")
+    ] = None,
     simulation: Annotated[
         bool, typer.Option("--simulation", help="No SuperNodes: for Flower's Ray engine.")
     ] = False,
@@ -193,7 +210,7 @@ def superlink(
     """
     from fedpriv.engines.superlink_process import serve_superlink
 
-    serve_superlink(control, keys, host=host, port=port, simulation=simulation, insecure=insecure)
+    serve_superlink(control, keys, host=host, port=port, simulation=simulation, insecure=insecure, kept=state)
 
 
 def supernode(

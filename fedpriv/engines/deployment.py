@@ -29,7 +29,7 @@ from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.files import write_text
 from fedpriv.data.named import load
 from fedpriv.engines import supernode_process
-from fedpriv.engines.flower_private.control import UnreachableError
+from fedpriv.engines.flower_private.control import LostRunError, UnreachableError
 from fedpriv.engines.inprocess import refuse_vectorized_options
 from fedpriv.engines.processes import environment, refuse_root, script
 from fedpriv.engines.superlink import (
@@ -171,17 +171,33 @@ class Waits:
         self._observer.noted(f"waiting for {whom} since {clock} UTC ({seconds:.0f} s)")
 
 
+class Progress:
+    """How far a run is, in rounds, however often its server begins again from its journal."""
+
+    def __init__(self, observer: RunObserver) -> None:
+        self._observer, self.rounds = observer, 0
+
+    def reached(self, rounds: int) -> None:
+        if rounds > self.rounds:
+            self._observer.advanced(rounds - self.rounds)
+            self.rounds = rounds
+
+
 def follow(
-    run: SubmittedRun, reader: FolderReader, index: int, rounds: int, observer: RunObserver, lost: Lost
+    run: SubmittedRun,
+    reader: FolderReader,
+    index: int,
+    rounds: int,
+    observer: RunObserver,
+    lost: Lost,
+    progress: Progress | None = None,
 ) -> Finished:
     """Relay a run's progress until it has an outcome; RunError if it ends without one."""
-    seen, asked, answered, began = 0, time.monotonic(), time.monotonic(), time.time()
-    waits = Waits(observer)
+    asked, answered, began = time.monotonic(), time.monotonic(), time.time()
+    waits, progress = Waits(observer), progress or Progress(observer)
     while True:
         finished = reader.result()
-        now = rounds if finished is not None else reader.round()
-        observer.advanced(now - seen)
-        seen = now
+        progress.reached(rounds if finished is not None else reader.round())
         for line in reader.new_evaluations():
             observer.evaluated(index, line.pop("round"), line)
         if finished is not None:
@@ -206,7 +222,7 @@ def follow(
                     waits.told(f"the SuperLink to start the run, which is {status}", began)
             if (wait := reader.waiting()) is not None:
                 silos, since = wait
-                waits.told(f"silo {', '.join(map(str, silos))} in round {seen + 1} of {rounds}", since)
+                waits.told(f"silo {', '.join(map(str, silos))} in round {progress.rounds + 1} of {rounds}", since)
         time.sleep(_POLL_SECONDS)
 
 
@@ -241,13 +257,18 @@ def run_deployment(
         if finished is None:
             clear(out)
             with _federation(cell, connection, token) as (link, lost):
-                run = link.submit(run_config_of(cell, out, token))
-                try:
-                    finished = follow(run, FolderReader(out), index, cell.schedule.rounds, observer, lost)
-                except BaseException:
-                    if not local:  # our own is ended as a whole
-                        run.stop()
-                    raise
+                reader, progress = FolderReader(out), Progress(observer)
+                while finished is None:
+                    run = link.submit(run_config_of(cell, out, token))
+                    try:
+                        finished = follow(run, reader, index, cell.schedule.rounds, observer, lost, progress)
+                    except LostRunError:
+                        observer.noted("the SuperLink was started again; the run goes on from its journal")
+                        clear(out)
+                    except BaseException:
+                        if not local:  # our own is ended as a whole
+                            run.stop()
+                        raise
         yield Outcome(index, finished)
         if local and state_folder(token).exists():
             shutil.rmtree(state_folder(token))

@@ -69,7 +69,7 @@ class SuperLink:
     ) -> "SubmittedRun":
         """Submit fedpriv's app, as installed where it runs, with a run configuration."""
         keys = "".join(f"{key} = {json.dumps(value)}\n" for key, value in run_config.items())
-        return SubmittedRun(self, self.control.start_run(_APP + keys, simulation))
+        return SubmittedRun(self, self.control.start_run(_APP + keys, str(run_config["out"]), simulation))
 
     def log_tail(self, lines: int = 12) -> str:
         """The end of its log, to be put behind a message; empty for a SuperLink that is not ours."""

@@ -20,19 +20,22 @@ import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import uvicorn
-from starlette.responses import PlainTextResponse
+from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.logs import log_as_service
 from fedpriv.engines.certificates import Renewed, check_certificates, warn_of_ends
 from fedpriv.engines.flower_private import CONTROL, FLEET, RUNTIME, superexec_command
+from fedpriv.engines.flower_private.kept import KeptRuns
+from fedpriv.engines.flower_private.presence import STATUS, Presence
 from fedpriv.engines.flower_private.superlink import superlink_app
 from fedpriv.engines.processes import (
     AUTHORITY,
@@ -43,10 +46,13 @@ from fedpriv.engines.processes import (
     tls_options,
 )
 from fedpriv.engines.service import BEATS, EXECUTOR, Health, Part, late, part_lost, private_socket
-from fedpriv.protocol.messages import REGISTERED
+from fedpriv.protocol.messages import REFUSED, REGISTERED
 
 _log = logging.getLogger("fedpriv.superlink")
 _LOOK, _DAY = 0.5, 86_400.0  # seconds between two looks at the executor, and two warnings of a certificate's end
+
+
+Pages = Mapping[str, Callable[[], object]]
 
 
 @dataclass(frozen=True)
@@ -56,17 +62,21 @@ class Listener:
     socket: socket.socket
     prefix: str
     keys: Path | None
+    pages: Pages = field(default_factory=dict)
+    """Paths of our own, and what is answered there as JSON."""
 
 
 class Only:
-    """The part of an ASGI app below `prefix`, and /health, which is ours; nothing else is there.
+    """The part of an ASGI app below `prefix`, /health and `pages`, which are ours; nothing else is there.
 
     Guarantee: no request that comes through this reaches another of the app's routes: paths are compared as the
     app compares them, and no other kind of connection is let through.
     """
 
-    def __init__(self, app: ASGIApp, prefix: str, health: Health = lambda: None) -> None:
-        self._app, self._prefix, self._health = app, prefix, health
+    def __init__(
+        self, app: ASGIApp, prefix: str, health: Health = lambda: None, pages: Pages | None = None
+    ) -> None:
+        self._app, self._prefix, self._health, self._pages = app, prefix, health, pages or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -77,21 +87,32 @@ class Only:
             if path == "/health":
                 ails = self._health()
                 app = PlainTextResponse(ails or "at work", status_code=503 if ails else 200)
+            elif path in self._pages:
+                app = JSONResponse(self._pages[path]())
             elif not path.startswith(self._prefix):
                 app = PlainTextResponse("not here", status_code=404)
             await app(scope, receive, send)
 
 
 def serve_superlink(
-    control: Path, keys: Path | None, *, host: str, port: int, simulation: bool = False, insecure: bool = False
+    control: Path,
+    keys: Path | None,
+    *,
+    host: str,
+    port: int,
+    simulation: bool = False,
+    insecure: bool = False,
+    kept: Path | None = None,
 ) -> None:
     """Serve until asked to end; RunError if a part ends unasked.
 
     `control` is the socket to be made; `keys` a folder with ca.crt, server.pem, server.key and nodes/silo-N.pub.
-    `insecure`: SuperNodes connect without TLS and keys.  `simulation`: there are none.
+    `kept` is a file with the runs of before.  `insecure`: SuperNodes connect without TLS and keys.
+    `simulation`: there are none.
     InputError for keys or certificates that cannot be used.
     """
     log_as_service()
+    runs = KeptRuns(kept)
     nodes = {} if keys is None else _nodes(keys)
     if keys is not None:
         check_certificates(keys / AUTHORITY, keys / CERTIFICATE)
@@ -100,9 +121,12 @@ def serve_superlink(
     with isolated("superlink") as (runtime_keys, secret, options):
         options += ["--disable-runtime-dependency-installation", *tls_options(keys or runtime_keys)]
         options += ["--simulation"] if simulation else [] if insecure else ["--enable-supernode-auth"]
-        app = superlink_app(options, nodes)
+        refused = runtime_keys / "refused.json"
+        link = superlink_app(options, nodes)
+        app = Presence(link.app, nodes, refused)
+        pages: Pages = {STATUS: lambda: {**app.seen(), "runs": runs.earlier()}}
         listeners = [
-            Listener(private_socket(control, "--control"), CONTROL, None),
+            Listener(private_socket(control, "--control"), CONTROL, None, pages),
             Listener(_tcp("127.0.0.1", 0), RUNTIME, runtime_keys),
         ]
         if not simulation:
@@ -110,12 +134,15 @@ def serve_superlink(
         address = f"127.0.0.1:{listeners[1].socket.getsockname()[1]}"
         beats = runtime_keys / "beats"
         beats.mkdir(mode=0o700)
-        environment = {**os.environ, BEATS: str(beats)} | ({REGISTERED: "1"} if nodes else {})
+        environment = {**os.environ, BEATS: str(beats), REFUSED: str(refused)} | (
+            {REGISTERED: "1"} if nodes else {}
+        )
         command = superexec_command(address, runtime_keys / AUTHORITY, secret, os.getpid())
         executor, began = subprocess.Popen(command, env=environment), time.monotonic()
         try:
             with asyncio.Runner(loop_factory=uvicorn.Config(app).get_loop_factory()) as runner:
-                asked = runner.run(_serve(app, listeners, executor, lambda: late(beats, EXECUTOR, began)))
+                health, look = partial(late, beats, EXECUTOR, began), partial(runs.look, link.state)
+                asked = runner.run(_serve(app, listeners, executor, health, look))
             if not asked:
                 code = executor.poll()
                 raise (
@@ -156,14 +183,18 @@ class _Server(uvicorn.Server):
 
 
 async def _serve(
-    app: ASGIApp, listeners: Sequence[Listener], executor: "subprocess.Popen[bytes]", health: Health
+    app: ASGIApp,
+    listeners: Sequence[Listener],
+    executor: "subprocess.Popen[bytes]",
+    health: Health,
+    look: Callable[[], None] = lambda: None,
 ) -> bool:
     """Serve until a signal, or until a server or the executor ends: whether it was asked to."""
     servers = []
     for index, listener in enumerate(listeners):
         keys = listener.keys
         config = uvicorn.Config(
-            Only(app, listener.prefix, health),
+            Only(app, listener.prefix, health, listener.pages),
             lifespan="off" if index else "on",
             log_level="warning",
             access_log=False,
@@ -186,10 +217,12 @@ async def _serve(
         if listener.prefix == FLEET and listener.keys is not None
     ]
     while not (asked.is_set() or executor.poll() is not None or any(server.done() for server in serving)):
+        look()
         for fleet in fleets:
             fleet.look()
         with suppress(TimeoutError):
             await asyncio.wait_for(asked.wait(), _LOOK)
+    look()
     for server in servers:
         server.should_exit = True
     await asyncio.gather(*serving)

@@ -138,7 +138,10 @@ def number_message(message: Message, number: str) -> None:
 REGISTERED = "FEDPRIV_NODES_ARE_REGISTERED"
 """The server's environment variable that is 1 where a SuperNode's key was registered under its silo's name."""
 
-PROTOCOL = 2
+REFUSED = "FEDPRIV_REFUSED_SILOS"
+"""The server's environment variable that names the file in which its SuperLink says why it lets silos not in."""
+
+PROTOCOL = 3
 """Changes with what messages, scenarios or the answers to them mean; a coordinator sends it with its run.
 
 Versions of fedpriv without such a number are older than 2.
@@ -147,9 +150,10 @@ Versions of fedpriv without such a number are older than 2.
 CONFIG = "config"
 ROSTER = "query.roster"
 KEY = "query.key"
+AGREEMENT = "query.agreement"
 TRAIN = "train"
 EVALUATE = "evaluate"
-SEEN, COMMIT = "seen", "commit"
+SEEN, COMMIT, AGREE = "seen", "commit", "agree"
 
 
 class Refusal(NamedTuple):

@@ -14,12 +14,14 @@ import queue
 import shutil
 import signal
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +31,9 @@ from fedpriv.core.errors import FedprivError, InputError, RunError, printable
 from fedpriv.core.logs import facts
 from fedpriv.protocol.commits import LONGEST
 from fedpriv.protocol.messages import (
+    AGREE,
     COMMIT,
+    PROTOCOL,
     SEEN,
     discard,
     receive_content,
@@ -39,10 +43,12 @@ from fedpriv.protocol.messages import (
 )
 from fedpriv.rounds.task import DTYPES
 from fedpriv.silo.admission import LONGEST_SCENARIO
+from fedpriv.silo.guard import Guard
 from fedpriv.silo.guards import Guards, open_guards
 from fedpriv.silo.ledger import LedgerError
 from fedpriv.silo.masks import CARD_BYTES
 from fedpriv.silo.memory import hold_to
+from fedpriv.silo.narrowing import RELOAD, narrowing
 from fedpriv.silo.policy import Policy, read_policy
 
 _log = logging.getLogger("fedpriv.guard")
@@ -152,7 +158,9 @@ def serve(policy_path: Path, ready: Callable[[Path], None] = lambda _: None) -> 
     """Answer until the process is ended; InputError if policy, shard or ledger cannot be used."""
     torch.set_num_threads(1)
     policy = read_policy(policy_path)
-    desk = Desk(policy, open_guards(policy, partial(within, _PLANNING, _WAITING)))
+    guards = open_guards(policy, partial(within, _PLANNING, _WAITING))
+    desk = Desk(policy, guards, partial(read_policy, policy_path))
+    signal.signal(signal.SIGHUP, lambda *_: desk.reload_soon())
     threading.stack_size(_STACK)
     hold_to(policy.allow.memory)
     with _listening(policy) as listener:
@@ -201,12 +209,23 @@ def _open_to(socket: Path, group: str) -> None:
         raise InputError(f"group = {group!r}: cannot be given the socket {socket}: {error}") from None
 
 
+_RELOAD: dict[str, Any] = {RELOAD: True}
+"""The request to read the policy again: this very object, so that no message can be it."""
+
+
+def _peer(connection: socket.socket) -> int:
+    """The user at the other end of a Unix socket, as the system knows it."""
+    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", told)[1])
+
+
 class Desk:
     """Where requests wait for the guard."""
 
-    def __init__(self, policy: Policy, guards: Guards) -> None:
-        self._policy, self._guards = policy, guards
-        self._waiting: queue.Queue[Asked] = queue.Queue()
+    def __init__(self, policy: Policy, guards: Guards, read: Callable[[], Policy] | None = None) -> None:
+        """`read` reads the policy again; by default it stays as it is."""
+        self._policy, self._guards, self._read = policy, guards, read or (lambda: policy)
+        self._waiting: queue.SimpleQueue[Asked] = queue.SimpleQueue()  # a signal's handler may put into it
         self._refusals, self._answers = RefusalLog(), AnswerLog()
         self._began: float | None = None
         cards = CARD_BYTES * (policy.allow.silos or guards.training.peers)
@@ -274,6 +293,10 @@ class Desk:
             if header.get("health"):
                 self._wait_for_a_tick()
                 return Reply({"healthy": self._healthy()})
+            if header.get(RELOAD):
+                if _peer(connection) not in (0, os.geteuid()):
+                    raise ValueError("a policy is its owner's")
+                return self.reload_soon().result()
             length = receive_length(connection, self._longest_query, _PATIENCE)
             with self._room:  # taken once a query begins to come, which then has to go on
                 query = receive_content(connection, length, _COMING + length / _LEAST_RATE)
@@ -283,6 +306,28 @@ class Desk:
         except (ValueError, RecursionError):
             self._wait_for_a_tick()
             return _refused("the request is malformed or too long", final=True)
+
+    def reload_soon(self) -> "Future[Reply]":
+        """Read the policy again, once what is asked before is answered; for this program's own user."""
+        asked = Asked(_RELOAD, bytearray(), Future())
+        self._waiting.put(asked)
+        return asked.reply
+
+    def _reload(self) -> Reply:
+        """Take up the policy if it is narrower: rounds from the next one on are answered by it.
+
+        Guarantee: no policy is taken up that allows what the one before does not; see `narrowing`.
+        """
+        try:
+            wanted = self._read()
+            changes = narrowing(self._policy, wanted)
+            guards = self._guards.under(wanted) if changes else self._guards
+        except FedprivError as error:
+            _log.warning("the policy is not taken up: %s", error)
+            return _refused(f"the guard goes on by the policy that it has: {error}", final=True)
+        self._policy, self._guards = wanted, guards
+        _log.info("the policy was read again: %s", "; ".join(changes) or "nothing in it has changed")
+        return Reply({RELOAD: changes})
 
     def _wait_for_a_tick(self) -> None:
         if (tick := self._policy.allow.tick) > 0.0:
@@ -295,6 +340,8 @@ class Desk:
     def _replied(self, asked: Asked) -> Reply:
         """Never an exception: what is wrong with a request is refused, what is wrong here is logged here."""
         try:
+            if asked.header is _RELOAD:
+                return self._reload()
             return self._answer(asked.header, asked.query)
         except FedprivError as error:
             self._refusals.tell(str(asked.header.get("run")), str(error))
@@ -305,18 +352,24 @@ class Desk:
 
     def _answer(self, header: dict[str, Any], query: bytearray) -> Reply:
         malformed = _refused("the request is malformed", final=True)
+        if (theirs := header.get("protocol", PROTOCOL)) != PROTOCOL:
+            own, other = version("fedpriv"), printable(str(header.get("fedpriv")), 20)
+            raise self._refusal(
+                f"its guard runs fedpriv {own} (protocol {PROTOCOL}), its SuperNode {other} (protocol "
+                f"{theirs!r:.20}): install the same version for both"
+            )
         if isinstance(cell := header.get("shapes_of"), str):
             return Reply({"shapes": self._guards.training.shapes(cell)})
         run, cell, t, keys = (header.get(name) for name in ("run", "cell", "t", "keys"))
+        if header.get(AGREE) is True and isinstance(run, str) and isinstance(cell, str):
+            if self._guards.training.agree(run, cell).evaluation is not None:
+                self._tests().agree(run, cell)
+            return Reply({AGREE: True})
         if not (isinstance(run, str) and isinstance(cell, str) and isinstance(keys, str) and type(t) is int):
             return malformed
         if not isinstance(seen := header.get(SEEN, ""), str):
             return malformed
-        guard = self._guards.training if header.get("tests") is not True else self._guards.tests
-        if guard is None:
-            raise RunError(
-                f"silo {self._policy.silo} refuses: by its policy, which has no [evaluation], it evaluates nothing"
-            )
+        guard = self._guards.training if header.get("tests") is not True else self._tests()
         if t == 0:
             return Reply({"dtype": "uint8"}, guard.public_key(run, cell))
         dtype = DTYPES.get(str(header.get("dtype")))
@@ -329,6 +382,14 @@ class Desk:
         release = guard.answer(run, cell, t, torch.frombuffer(query, dtype=dtype), cards, seen=commits).numpy()
         self._answers.tell(run, t, tests=header.get("tests") is True)
         return Reply({"dtype": str(release.dtype), COMMIT: guard.told(run, cell, t).hex()}, release.tobytes())
+
+    def _tests(self) -> Guard:
+        if self._guards.tests is None:
+            raise self._refusal("by its policy, which has no [evaluation], it evaluates nothing")
+        return self._guards.tests
+
+    def _refusal(self, reason: str) -> RunError:
+        return RunError(f"silo {self._policy.silo} refuses: {reason}")
 
 
 def _refused(reason: str, *, final: bool) -> Reply:

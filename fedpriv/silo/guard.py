@@ -17,106 +17,30 @@ between two rounds, gives the same bytes.
 """
 
 import hashlib
-import json
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedpriv.accounting.budget import LifetimeBudget, Price
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import SERVER, system_key
-from fedpriv.data.partition import secret_order
 from fedpriv.loss.imported import shapes_of
-from fedpriv.loss.objective import Records
-from fedpriv.noise.trust import USER
 from fedpriv.rounds.round import State
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.admission import ROUNDING, Admission, Admitted, Charge, InTime, refusal, spent, words
 from fedpriv.silo.ledger import AnswerRow, LedgerError, Run, SiloLedger
 from fedpriv.silo.masks import identity_of
+from fedpriv.silo.memory import Room
 from fedpriv.silo.policy import Policy
 from fedpriv.silo.shard import Shard
 from fedpriv.silo.silo import Silo, pack, unpack, without_denormals
-
-_KEPT = 4
-Kept = TypeVar("Kept")
-
-
-def kept(things: dict[str, Kept], name: str, build: Callable[[], Kept]) -> Kept:
-    """`things[name]`, built if it is not there; the oldest of too many is let go."""
-    if name not in things:
-        things[name] = build()
-        while len(things) > _KEPT:
-            del things[next(iter(things))]
-    return things[name]
-
-
-class Room:
-    """The bytes that the runs of a silo share: what is kept for some makes way for what others take."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._taken: dict[str, tuple[int, Callable[[], object]]] = {}
-
-    def make_way(self, name: str, taken: int, forget: Callable[[], object]) -> None:
-        """Note that a run takes so many bytes, and let go what is kept for others if all do not fit.
-
-        `forget` lets go all that is kept for this one.
-        """
-        own = {name: (taken, forget)}
-        others = {other: noted for other, noted in self._taken.items() if other != name}
-        if taken + sum(size for size, _ in others.values()) > self.size or len(others) >= _KEPT:
-            for _, each in others.values():
-                each()
-            others = {}
-        self._taken = others | own
-
-
-class Views:
-    """One shard, for any scenario."""
-
-    def __init__(self, shard: Shard) -> None:
-        self._shard, self._seen = shard, dict[str, Records]()
-
-    def blank(self, cell: Cell) -> Records:
-        """One record of zeros in place of all.
-
-        InputError for a model that does not take records of this shape, and for units that these do not tell.
-
-        Guarantee: features and labels of the records are not looked at, only how many persons they are of.
-        """
-        shard, persons = self._shard, self._shard.persons
-        shard.count(cell.privacy.protected)
-        image, label = np.zeros_like(shard.images[:1]), np.zeros_like(shard.labels[:1])
-        cells = None if shard.cells is None else np.zeros_like(shard.cells[:1])
-        one = Shard(image, label, persons=None if persons is None else persons[:1], cells=cells)
-        return one.seen(cell)
-
-    def records(self, cell: Cell) -> Records:
-        """All records, each by itself and by public constants alone."""
-        model, unit = cell.model.model_dump(mode="json"), cell.privacy.protected.as_data()
-        name = json.dumps([cell.run.dtype, model, unit, cell.data.model_dump(mode="json")], sort_keys=True)
-        return kept(self._seen, name, lambda: self._shard.seen(cell))
-
-    def order(self, cell: Cell, key: bytes) -> Tensor | None:
-        """The person read at each place in the run of this key, (persons,); None where rows have the places.
-
-        Guarantee: names place nobody, see `secret_order`.
-        """
-        unit = cell.privacy.protected
-        return torch.from_numpy(secret_order(key, self._shard.count(unit))) if unit.name == USER.name else None
-
-    def clear(self) -> None:
-        """Keep no rows for models: they are made again."""
-        self._seen.clear()
-
+from fedpriv.silo.views import Views, kept
 
 _log = logging.getLogger("fedpriv.guard")
 
@@ -188,6 +112,11 @@ class Guard:
         """The records that it answers for."""
         return self._shard
 
+    def under(self, policy: Policy, room: Room) -> "Guard":
+        """The guard of the same records and ledger by another policy; nothing that was admitted before counts."""
+        admission = replace(self._admission, policy=policy)
+        return Guard(policy, self._ledger, self._shard, admission=admission, room=room)
+
     @property
     def peers(self) -> int:
         """How many silos it knows by their keys."""
@@ -199,6 +128,18 @@ class Guard:
         Nothing is opened or charged: shapes follow from the scenario, the policy and the shape of a record.
         """
         return shapes_of(self._admitted_as(self._canonical(cell_json)).plan.objective)
+
+    def agree(self, run_id: str, cell_json: str) -> Cell:
+        """The scenario of a run of which no question would be refused by its policy now; RunError if one would.
+
+        Guarantee: nothing is opened, charged or written, and no record is looked at.  A server that asks for ever
+        learns what refusals tell: bounds of the policy, how many records a scenario may read, and what is spent.
+        """
+        with self._ledger.alone(), self._ledger.transaction():
+            run_id = self._filed_as(run_id, cell_json)
+            run, admitted = self._known(run_id, cell_json)
+            self._check_open(run_id, run, admitted) if run else self._price_of_new(admitted)
+            return admitted.cell
 
     def public_key(self, run_id: str, cell_json: str) -> bytes:
         """This silo's signed public key for the masks of a run, on record as its answer to round 0.
@@ -328,19 +269,28 @@ class Guard:
         return f"statistics-{admitted.digest.hex()}"
 
     def _opened(self, run_id: str, cell_json: str) -> tuple[Run, Admitted]:
-        """A run, opened if it is new, and its scenario by this policy: a narrowed one holds for open runs too."""
+        """A run, opened if it is new, and its scenario."""
+        run, admitted = self._known(run_id, cell_json)
+        run = run or self._new_run(run_id, self._canonical(cell_json), admitted)
+        self._check_open(run_id, run, admitted)
+        return run, admitted
+
+    def _known(self, run_id: str, cell_json: str) -> tuple[Run | None, Admitted]:
+        """A run if it is on file, and its scenario by this policy: a narrowed one holds for open runs too."""
         canonical, run = self._canonical(cell_json), self._ledger.run(run_id)
         if run is not None and run.cell != canonical:
             raise self._refusal("the scenario is not the one this run was opened with")
         admitted = self._admitted_as(canonical)
         if admitted.plan.masked and self.peers not in (0, len(admitted.plan.weights)):
             raise self._refusal(f"it knows {self.peers} silos, and the scenario has {len(admitted.plan.weights)}")
-        run = run or self._new_run(run_id, canonical, admitted)
+        return run, admitted
+
+    def _check_open(self, run_id: str, run: Run, admitted: Admitted) -> None:
+        """RunError for a run that is not over and does not fit the budget, by its charge and beside the others."""
         if run.key is not None:
             charged, others = Charge(run.cell, run.mu, run.slack), self._ledger.charges(run_id)
             on_file = hashlib.sha256(repr([charged, *others]).encode()).hexdigest()  # of all that it depends on
             kept(self._affordable, on_file, lambda: self._check_price(admitted, charged, others))
-        return run, admitted
 
     def _check_price(self, admitted: Admitted, charged: Charge, others: Sequence[Charge]) -> bool:
         """True for an open run that fits beside `others` and was charged enough; RunError for any other."""
@@ -364,6 +314,14 @@ class Guard:
 
     def _new_run(self, run_id: str, canonical: str, admitted: Admitted) -> Run:
         """Open a run: its whole price is charged before its first release."""
+        asked = self._price_of_new(admitted)
+        mu, slack = (math.inf, 0.0) if asked is None else (asked.mu, asked.slack)
+        key = system_key()
+        self._ledger.open_run(run_id, Charge(canonical, mu, slack), key)
+        return Run(canonical, mu, key, None, slack)
+
+    def _price_of_new(self, admitted: Admitted) -> Price:
+        """What a run costs that may be opened now; RunError if it may not."""
         self._ledger.check()
         allow, before = self._policy.allow, self._repriced(self._ledger.charges())
         if len(before) >= allow.runs:
@@ -372,10 +330,7 @@ class Guard:
             raise self._refusal(f"{underway} runs are under way, allowed are {allow.open_runs}")
         asked = self._admission.price(admitted, allow.slack_per_run)
         self._check_budget(before, asked)
-        mu, slack = (math.inf, 0.0) if asked is None else (asked.mu, asked.slack)
-        key = system_key()
-        self._ledger.open_run(run_id, Charge(canonical, mu, slack), key)
-        return Run(canonical, mu, key, None, slack)
+        return asked
 
     def _check_budget(self, before: Sequence[Charge], asked: Price) -> None:
         allow = self._policy.allow

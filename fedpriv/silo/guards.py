@@ -20,8 +20,9 @@ from fedpriv.rounds.beside import evaluation_cell, evaluation_plan_of, evaluatio
 from fedpriv.rounds.plan import Plan
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.admission import ROUNDING, Admission, InTime, spent, together
-from fedpriv.silo.guard import Guard, Room, open_guard
+from fedpriv.silo.guard import Guard, open_guard
 from fedpriv.silo.ledger import SiloLedger, create_ledger
+from fedpriv.silo.memory import Room
 from fedpriv.silo.policy import Policy, read_policy
 from fedpriv.silo.shard import Shard
 
@@ -57,6 +58,12 @@ class Guards:
     training: Guard
     tests: Guard | None
     """None if no evaluation is answered."""
+
+    def under(self, policy: Policy) -> "Guards":
+        """The guards of the same records and ledgers by another policy, which has the same of them."""
+        room, tests = Room(policy.allow.memory), policy.for_tests
+        asked = None if self.tests is None or tests is None else self.tests.under(tests, room)
+        return Guards(self.training.under(policy, room), asked)
 
 
 def begin_ledgers(policy: Policy) -> list[Policy]:

@@ -7,6 +7,7 @@ end.
 
 import re
 import resource
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -40,6 +41,8 @@ _MODULE = 96 * MIB
 """What torch loads for the first model that is a module, and its first plan."""
 _BESIDE = 128 * MIB
 """Requests that wait, and a scenario before it is known what it takes."""
+_RUNS = 4
+"""The most runs for which something is kept."""
 _GROUPS, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _V1, _V2 = "memory.limit_in_bytes", "memory.max"
 
@@ -156,3 +159,24 @@ def _read(path: Path) -> int | None:
     except OSError:
         return None
     return int(text) if text.isdigit() and int(text) < 2**60 else None
+
+
+class Room:
+    """The bytes that the runs of a silo share: what is kept for some makes way for what others take."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._taken: dict[str, tuple[int, Callable[[], object]]] = {}
+
+    def make_way(self, name: str, taken: int, forget: Callable[[], object]) -> None:
+        """Note that a run takes so many bytes, and let go what is kept for others if all do not fit.
+
+        `forget` lets go all that is kept for this one.
+        """
+        own = {name: (taken, forget)}
+        others = {other: noted for other, noted in self._taken.items() if other != name}
+        if taken + sum(size for size, _ in others.values()) > self.size or len(others) >= _RUNS:
+            for _, each in others.values():
+                each()
+            others = {}
+        self._taken = others | own

@@ -55,7 +55,7 @@ def app(tmp_path: Path, keys: Mapping[str, Keys]) -> Iterator[Any]:
     ]
     files = {"ca-certfile": "ca.crt", "certfile": "server.pem", "keyfile": "server.key"}
     options += [f"--ssl-{name}={tmp_path / file}" for name, file in files.items()]
-    yield superlink_app(options, {name: public_key_to_bytes(public) for name, (_, public) in keys.items()})
+    yield superlink_app(options, {name: public_key_to_bytes(public) for name, (_, public) in keys.items()}).app
     mock.patch.stopall()
 
 

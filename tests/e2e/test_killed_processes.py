@@ -7,6 +7,7 @@ import numpy as np
 import psutil
 import pytest
 
+from fedpriv.engines.federation import runs_of
 from fedpriv.engines.superlink import start_superlink
 from tests.e2e.federation import federation, finish, kill_process, results, say
 
@@ -52,7 +53,7 @@ def test_a_silo_that_never_comes_back_ends_the_run_with_its_number_and_round(tmp
         assert not (tmp_path / "run" / "models").exists()
 
 
-def test_a_superlink_that_is_restarted_takes_the_run_up_with_resume(tmp_path: Path) -> None:
+def test_a_superlink_that_is_restarted_goes_on_with_its_silos_and_its_run(tmp_path: Path) -> None:
     with federation(tmp_path) as fed:
         fed.start_silos()
         running = fed.run()
@@ -63,16 +64,26 @@ def test_a_superlink_that_is_restarted_takes_the_run_up_with_resume(tmp_path: Pa
         say(f"killing the SuperLink after round {fed.rounds_done()}")
         fed.link.process.kill()
         fed.link.process.wait()
-        running.send_signal(signal.SIGINT)
-        finish(running, code=130)
         assert fed.link.address is not None
-        start_superlink(fed.home, ["--keys", str(fed.home / "keys")], int(fed.link.address.rpartition(":")[2]))
-        say("the SuperLink is back, the SuperNodes were left alone; resuming")
-        finish(fed.run("--resume"))
+        runs = str(fed.home / "runs.json")
+        port = int(fed.link.address.rpartition(":")[2])
+        again = start_superlink(fed.home, ["--keys", str(fed.home / "keys"), "--state", runs], port)
+        say("the SuperLink is back; SuperNodes and `fedpriv run` were left alone")
+        assert "the SuperLink was started again; the run goes on from its journal" in finish(running)
+        say("the run is over")
         fed.assert_each_round_was_released_once(token)
         assert np.array_equal(fed.model(), fed.replay(silo_keys, server_key))
         assert all(silo.processes["supernode"].poll() is None for silo in fed.silos)
-        assert "is back after" in (fed.silos[0].home / "supernode.log").read_text()
+        assert (fed.silos[0].home / "supernode.log").read_text().count("Uvicorn running") == 1  # the same process
+        assert again.process is not None
+        again.process.kill()
+        again.process.wait()
+        start_superlink(fed.home, ["--keys", str(fed.home / "keys"), "--state", runs], port)
+        say("started once more; another run, which no silo allows")
+        (known,) = runs_of(fed.link.control)
+        assert (known.state, known.rounds, known.orphan) == ("finished:completed", 6, False)
+        output = finish(fed.run("--quiet", out="another"), code=1)
+        assert "3 of 3 silos do not take part" in output  # their budgets are spent, and they are all there
 
 
 @pytest.mark.parametrize("of", ["superlink", "supernode"])

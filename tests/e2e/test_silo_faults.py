@@ -1,6 +1,7 @@
 """Silos that are slow, asked twice, corrupt, out of disk or not who they say they are."""
 
 import json
+import re
 import signal
 import subprocess
 import time
@@ -73,7 +74,7 @@ def test_corrupt_records_are_never_served(tmp_path: Path) -> None:
         say("silo 1's shard is cut short")
         output = finish(fed.run(), code=1)
         say(output.strip().splitlines()[-1])
-        assert "round 1: no reply from silo 1; the silo's guard" in output
+        assert "no reply from silo 1; the silo's guard" in output
         assert fed.silos[1].processes["guard"].wait() == 2
         assert "expected an .npz file" in (fed.silos[1].home / "guard.log").read_text()
         assert fed.rounds_done() == 0
@@ -150,3 +151,21 @@ def test_a_run_goes_on_without_a_silo_that_never_comes_back(tmp_path: Path) -> N
         assert [t for (t,) in fed.ledger(0, "SELECT t FROM answers ORDER BY t")] == list(range(1, 7))
         assert cell["mu"] == pytest.approx(4.0)
         assert np.isfinite(fed.model()).all()
+
+
+def test_refusals_of_all_silos_are_told_before_round_1_and_nothing_is_charged(tmp_path: Path) -> None:
+    """Silo 0 allows fewer rounds, silo 2 has less budget; masked messages, whose keys would open the run."""
+    with federation(tmp_path, "algorithm.trust=secure-aggregation") as fed:
+        for number, (key, bound) in {0: ("rounds", "2"), 2: ("budget", "0.5")}.items():
+            policy = fed.silos[number].policy
+            policy.write_text(re.sub(rf"^{key} = .*", f"{key} = {bound}", policy.read_text(), flags=re.MULTILINE))
+        fed.start_silos()
+        output = finish(fed.run("--quiet"), code=1)
+        say(output.strip())
+        assert (
+            "fedpriv: 2 of 3 silos do not take part, so none is asked for a round:\n  silo 0 refuses: " in output
+        )
+        assert "\n  silo 2 refuses: the run costs mu = 4" in output
+        assert "silo 1" not in output
+        for silo in range(3):
+            assert fed.ledger(silo, "SELECT run_id FROM runs") == []

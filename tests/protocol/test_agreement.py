@@ -9,14 +9,14 @@ from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedpriv.clients import app as silo
-from fedpriv.protocol.messages import KEY, PROTOCOL, TRAIN, refusal_in
+from fedpriv.protocol.messages import AGREEMENT, KEY, PROTOCOL, TRAIN, refusal_in
 
 
 @pytest.mark.parametrize(
     ("theirs", "words"),
     [
-        ({}, r"silo 1 runs fedpriv .* \(protocol 2\), the coordinator an older one: install the same version"),
-        ({"protocol": PROTOCOL + 1, "fedpriv": "0.9\x1b[2J"}, r"the coordinator 0\.9\\x1b\[2J \(protocol 3\): "),
+        ({}, r"silo 1 runs fedpriv .* \(protocol 3\), the coordinator an older one: install the same version"),
+        ({"protocol": PROTOCOL + 1, "fedpriv": "0.9\x1b[2J"}, r"the coordinator 0\.9\\x1b\[2J \(protocol 4\): "),
         ({"protocol": "2", "fedpriv": "0.9"}, "the coordinator an older one"),
     ],
 )
@@ -28,7 +28,7 @@ def test_another_protocol_is_refused_before_the_guard_is_asked(
         monkeypatch.setattr(TaskIdentity, name, 1)
     monkeypatch.setattr(silo, "_asked", lambda *_: pytest.fail("the guard was asked"))
     context = Context(1, 7, {"partition-id": 1}, RecordDict(), {"run-token": "run", "cell-json": "{}", **theirs})
-    for kind, forward in ((TRAIN, silo.forward), (KEY, silo.forward_key)):
+    for kind, forward in ((TRAIN, silo.forward), (KEY, silo.forward_key), (AGREEMENT, silo.forward_agreement)):
         reply = forward(Message(RecordDict(), 7, kind), context, Path("/nowhere"))
         refusal = refusal_in(reply.content)
         assert refusal is not None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import ConfigRecord, Context, Message
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedpriv.core.errors import RunError
@@ -45,6 +45,10 @@ def grid_of(folder: Path, cell: Cell, run: str) -> InProcessGrid:
     @app.query("roster")
     def roster(message: Message, context: Context) -> Message:
         return Message(roster_content(int(context.node_config["partition-id"])), reply_to=message)
+
+    @app.query("agreement")
+    def agreement(message: Message, context: Context) -> Message:
+        return Message(RecordDict(), reply_to=message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:

@@ -26,6 +26,9 @@ from pathlib import Path
 CONTROL, FLEET, RUNTIME = "/v1/control/", "/v1/fleet/", "/v1/runtime/"
 UNIX = "unix:"
 
+RESTARTED = "the SuperLink was started again"
+"""Why a run ended whose server ended with its SuperLink."""
+
 SOON = 0.02
 """Seconds until one looks again for an object that is on its way."""
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from flwr.app import Message as FlowerMessage
-from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
+from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest, PushMessagesResponse
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest
@@ -36,6 +36,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fedpriv.engines.flower_private import FLEET, RUNTIME
+from fedpriv.engines.flower_private.kept import create_nodes
 
 WHOLE = frozenset(path for _, path in PROTOBUF_REQUEST_TYPES if path.startswith((FLEET, RUNTIME)))
 """Paths whose answers are one protobuf message, which is there before any of it is sent."""
@@ -227,7 +228,14 @@ _HOLD_SECONDS = 2.0  # a SuperNode takes an answer for lost after 5
 _HOLD_SERVER_SECONDS = 1.0  # a server has other things to look for
 
 
-def superlink_app(options: Sequence[str], nodes: Mapping[str, bytes]) -> ASGIApp:
+class SuperLinkApp(NamedTuple):
+    """Flower's SuperLink and what it knows."""
+
+    app: ASGIApp
+    state: LinkState
+
+
+def superlink_app(options: Sequence[str], nodes: Mapping[str, bytes]) -> SuperLinkApp:
     """Flower's SuperLink with all its APIs, as `flower-superlink OPTIONS` serves it, that knows SuperNodes.
 
     `nodes`: a SuperNode's name -> its public key (PEM).  A name can be given here and through the Control API
@@ -243,10 +251,9 @@ def superlink_app(options: Sequence[str], nodes: Mapping[str, bytes]) -> ASGIApp
         config = _parse_superlink_lifespan_config()
     app = create_app(config, SuperLinkLifespan)
     state = app.state.linkstate_factory.state()
-    for name, public_key in nodes.items():
-        state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public_key, 0, name=name)
+    create_nodes(state, nodes)
     held = {PULL: Held(node_of_pull, _HOLD_SECONDS), REPLIES: Held(server_of_pull, _HOLD_SERVER_SECONDS)}
-    return HeldAnswers(app, held, bells_of(state))
+    return SuperLinkApp(HeldAnswers(app, held, bells_of(state)), state)
 
 
 def bells_of(state: LinkState) -> Bells:

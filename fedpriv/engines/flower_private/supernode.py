@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.metadata import version
 from typing import Any, NoReturn, ParamSpec, TypeVar
 from unittest import mock
 
@@ -19,6 +20,7 @@ import httpx
 from flwr.supercore.app_utils import start_parent_process_monitor
 from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.supercore.protobuf.client import ProtobufRequestContext
 from flwr.supernode import fleet_http_connection
 from flwr.supernode import start_client_internal as loop
 from flwr.supernode.cli import flower_supernode
@@ -26,8 +28,11 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
 from fedpriv.engines.flower_private import SOON
+from fedpriv.engines.flower_private.presence import VERSION
 from fedpriv.engines.flower_private.superlink import hand_on_whole_answers, wait_for_slow_starts
 from fedpriv.engines.service import LOST, SUPERNODE, leave_beat
+from fedpriv.protocol.clocks import difference, is_tolerated
+from fedpriv.protocol.messages import PROTOCOL
 
 _LONGEST_WAIT = 3.0  # seconds between two looks at a SuperLink that answers "nothing" at once
 _HELD = 1.0  # seconds after which such an answer was held back
@@ -66,28 +71,25 @@ class Waits:
         self._woke = self._now()
 
 
-_TOLERATED = (-5.0, 305.0)
-"""Seconds by which a SuperNode's clock may be ahead, or behind, in the SuperLink's eyes."""
-
-
 def clock_trouble(date: str | None, now: float) -> str | None:
     """Say by how much this machine's clock differs from the one of an answer's `date`, where that is refused."""
     try:
         ahead = now - email.utils.parsedate_to_datetime(date or "").timestamp()
     except ValueError:
         return None
-    if _TOLERATED[0] < -ahead < _TOLERATED[1]:
+    if is_tolerated(ahead):
         return None
-    which = "ahead of" if ahead > 0.0 else "behind"
-    return f"this machine's clock is {abs(ahead):.0f} s {which} the SuperLink's; set it by NTP"
+    return f"this machine's clock is {difference(ahead)} the SuperLink's; set it by NTP"
 
 
 def _beating(send: Callable[..., httpx.Response]) -> Callable[..., httpx.Response]:
-    """`FleetHttpClient._send` that leaves a beat for each answer, and the trouble for each that is none."""
+    """`FleetHttpClient._send` that says its version, and leaves a beat for each answer, or why there is none."""
+    own = f"{version('fedpriv')} (protocol {PROTOCOL})"
 
-    def sent(*given: Any, **named: Any) -> httpx.Response:
+    def sent(client: FleetHttpClient, context: ProtobufRequestContext, **named: Any) -> httpx.Response:
+        context.request.headers[VERSION] = own
         try:
-            answer = send(*given, **named)
+            answer = send(client, context, **named)
         except httpx.HTTPError as error:
             leave_beat(SUPERNODE, str(error) or type(error).__name__)
             raise

@@ -1,0 +1,102 @@
+"""Who was at the SuperLink and when: SuperNodes by the keys that were registered, and commands that follow runs.
+
+A SuperNode's requests say when it signed them and which fedpriv it runs; a command's say which run it follows.
+Nothing of it is in a message, and nothing of it is stored.
+"""
+
+import datetime
+import json
+import time
+from base64 import b64decode
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from flwr.common.constant import TIMESTAMP_HEADER
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fedpriv.core.errors import printable
+from fedpriv.engines.flower_private import CONTROL, FLEET
+from fedpriv.protocol.clocks import difference, is_tolerated
+
+VERSION, FOLLOWS = "fedpriv-version", "fedpriv-follows"
+"""Headers of a SuperNode's requests, and of a command's question for a run."""
+STATUS = f"{CONTROL}fedpriv-status"
+"""Answered on the control socket only: what `Presence.seen` says."""
+_MOST_RUNS = 1000
+
+
+class Presence:
+    """An ASGI app that notes who its requests are from, by silo and by run.
+
+    Guarantee: a silo's entry is changed by requests that its registered key has signed, and by no others.  What is
+    noted of it is when it was there, what it says it runs, and by how much its clock differs.
+    """
+
+    def __init__(self, app: ASGIApp, nodes: Mapping[str, bytes], refused: Path | None = None) -> None:
+        """`nodes`: name -> public key (PEM); in the file `refused` the server finds why a silo is not let in."""
+        self.app = app
+        self._names = {key.strip(): name for name, key in nodes.items()}
+        self._silos: dict[str, dict[str, Any]] = {name: {} for name in nodes}
+        self._followed: dict[str, float] = {}
+        self._refused, self._since = refused, time.time()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {key.decode("latin-1"): value for key, value in scope.get("headers", ())}
+        if scope["type"] == "http" and scope["path"].startswith(CONTROL) and FOLLOWS in headers:
+            self._note_follower(headers[FOLLOWS])
+        if scope["type"] != "http" or not scope["path"].startswith(FLEET) or not self._names:
+            await self.app(scope, receive, send)
+            return
+        came = time.time()
+
+        async def noting(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] in (200, 401):
+                with suppress(ValueError, KeyError, TypeError):  # a stranger's headers are no silo's
+                    self._note(headers, came, let_in=message["status"] == 200)
+            await send(message)
+
+        await self.app(scope, receive, noting)
+
+    def seen(self) -> dict[str, Any]:
+        """Silos by name and runs by id, with the times (seconds of the epoch) at which they were heard of."""
+        return {"since": self._since, "silos": self._silos, "followed": self._followed}
+
+    def _note_follower(self, run: bytes) -> None:
+        if run.isdigit() and len(run) <= 20:
+            self._followed.pop(run.decode(), None)
+            self._followed[run.decode()] = time.time()
+            while len(self._followed) > _MOST_RUNS:
+                del self._followed[next(iter(self._followed))]
+
+    def _note(self, headers: Mapping[str, bytes], came: float, *, let_in: bool) -> None:
+        key = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
+        silo = self._silos[self._names[key.strip()]]
+        signed = headers[TIMESTAMP_HEADER]
+        ahead = datetime.datetime.fromisoformat(signed.decode("ascii")).timestamp() - came
+        if let_in:
+            told = printable(headers.get(VERSION, b"an unknown version").decode("ascii", "replace"), 40)
+            silo.update(seen=came, ahead=ahead, fedpriv=told)
+            if silo.pop("refused", None):
+                self._tell_server()
+            return
+        signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True)
+        if verify_signature(bytes_to_public_key(key), signed, signature) and not is_tolerated(ahead):
+            before = silo.get("refused")
+            silo.update(refused=came, ahead=ahead)
+            if before is None:
+                self._tell_server()
+
+    def _tell_server(self) -> None:
+        if self._refused is not None:
+            told = {name: clock_words(silo["ahead"]) for name, silo in self._silos.items() if "refused" in silo}
+            with suppress(OSError):  # the folder goes with the service
+                self._refused.write_text(json.dumps(told), encoding="utf-8")
+
+
+def clock_words(ahead: float) -> str:
+    """Say of a silo why its clock keeps it out."""
+    return f"its clock is {difference(ahead)} the SuperLink's, which refuses it; set both by NTP"
