@@ -71,7 +71,7 @@ def array_of(values: ArrayLike) -> NDArray[Any]:
     return np.array(values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values)
 
 
-def records_of(given: ArrayLike | tuple[ArrayLike, ...]) -> NDArray[Any]:
+def records_of(given: ArrayLike) -> NDArray[Any]:
     """Records as one array, of several inputs where they are a tuple of arrays; InputError if these do not fit."""
     if not isinstance(given, tuple) or not all(isinstance(each, np.ndarray | torch.Tensor) for each in given):
         return array_of(given)
@@ -143,7 +143,7 @@ class CellResults(WithMetrics):
         """The published parameters by name, as torch saves them."""
         return dict(self.to_module().state_dict())
 
-    def predict(self, records: ArrayLike | tuple[ArrayLike, ...]) -> NDArray[Any]:
+    def predict(self, records: ArrayLike) -> NDArray[Any]:
         """The class of each record (n,), or its value where the model is a regression; (n, …) of several labels.
 
         Records are (n, …) as the data set has them, before the model's own features are computed; several inputs
