@@ -21,7 +21,7 @@ from fedpriv.data.layout import Input, Layout
 from fedpriv.loss.imported import check_outputs, check_shape
 from fedpriv.loss.layered import objective_of
 from fedpriv.loss.losses import Choice, Loss, OfFunction
-from fedpriv.loss.module import ModuleObjective
+from fedpriv.loss.module import ModuleObjective, OfModule
 from fedpriv.loss.objective import Batch, Evaluation, Increment, Objective, Query, Records, Slots, View
 
 
@@ -95,6 +95,20 @@ class Labelled(View):
     def evaluate(self, point: Tensor, records: Records) -> Evaluation:
         return self.base.evaluate(point, self.labelled(records))
 
+    @property
+    def judges(self) -> bool:
+        """Whether the loss says what is right."""
+        return not isinstance(_of_module(self.base).loss, OfFunction)
+
+    def told(self, point: Tensor, records: Records) -> tuple[Tensor, Tensor]:
+        """The share of its labels that each record's outputs say right, and its loss, (..., B) both."""
+        own, base = self.labelled(records), _of_module(self.base)
+        outputs = self.base.outputs(point, own)
+        each = own.labels.unsqueeze(-1 - len(self.layout.labels))  # every record a batch of one
+        right = base.loss.accuracy(outputs.unsqueeze(point.dim()), each)
+        assert right is not None  # `judges`
+        return right, base.loss.value(outputs, own.labels)
+
     def labelled(self, records: Records) -> Records:
         """The records with all of their labels, (..., B, *shape)."""
         features, behind = torch.split(records.features, [self.layout.width, prod(self.layout.labels)], dim=-1)
@@ -103,6 +117,20 @@ class Labelled(View):
 
     def _apart(self, batch: Batch) -> Batch:
         return Batch(self.labelled(batch.records), batch.weights)
+
+
+def labelled_of(objective: Objective) -> Labelled | None:
+    """The objective of several labels a record behind views; None if there is none."""
+    while isinstance(objective, View) and not isinstance(objective, Labelled):
+        objective = objective.base
+    return objective if isinstance(objective, Labelled) else None
+
+
+def _of_module(objective: Objective) -> OfModule:
+    while isinstance(objective, View):
+        objective = objective.base
+    assert isinstance(objective, OfModule)  # `objective_over` makes no other
+    return objective
 
 
 def objective_over(

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedpriv.core.errors import RunError
+from fedpriv.core.errors import InputError, RunError
 from fedpriv.data.layout import IGNORED, in_order
 from fedpriv.loss.objective import Batch, Objective, Query, Records
+from fedpriv.loss.scores import summed_scores
 from fedpriv.noise.integers.increments import integer_sum
 from fedpriv.rounds.task import ModelInputs
 from fedpriv.scenario.load import resolve_cell
@@ -59,7 +60,8 @@ KINDS = {
     ),
     "tags": Kind(
         in_order([TOKENS, MASK]), np.where(MASK, TOKENS % CLASSES, IGNORED), {"name": "Tags"},
-        (in_order([with_first(TOKENS, -1), with_first(MASK, False)]), with_first(TOKENS % CLASSES, IGNORED)), CLASSES,
+        (in_order([with_first(TOKENS, -1), with_first(MASK, False)]), with_first(TOKENS % CLASSES, IGNORED)),
+        CLASSES,
     ),
     "flags": Kind(
         NUMBERS, FLAGS, {"name": "flags", "loss": "binary", "class_weights": [1.0, 1e9]},
@@ -189,6 +191,39 @@ def test_a_loss_that_the_policy_does_not_name_is_not_run(tmp_path: Path) -> None
     kind = KINDS["counts"]
     guard = guard_over(tmp_path / "silo", False, f"{zoo.__name__}:flags", 0, **arrays(kind))
     model = {"name": f"{zoo.__name__}:flags", "loss": f"{zoo.__name__}:spying", "real": True}
-    with pytest.raises(RunError, match="zoo:spying', and allow.models does not name it"):
+    with pytest.raises(RunError, match=r"zoo:spying', and allow.models does not name it"):
         guard.answer("run", scenario(1, COUNT, model=model), 1, torch.zeros(37))
     assert not zoo.calls
+
+
+@given(pattern=st.sampled_from(POINTS), seed=st.integers(0, 10**6))
+@settings(max_examples=20, deadline=None, derandomize=True)
+@pytest.mark.parametrize("name", ["tags", "flags"])
+def test_what_a_test_record_says_is_bounded_whatever_the_model_is(name: str, pattern: str, seed: int) -> None:
+    for strange in (False, True):
+        objective, records = seen(KINDS[name], "float32", strange)
+        scores = summed_scores(objective, 4.0, classes=True)
+        (model,) = pair_of(pattern, objective, torch.float32, seed)[:1]
+        query, weights = Query((model,)), torch.ones(COUNT, dtype=torch.float64)
+        norm = 2**20
+        for place in range(COUNT):
+            one = Records(*(column[place : place + 1] for column in records))
+            said = integer_sum(scores, query, scores.norm, one, norm, norm / scores.norm)
+            assert float(np.linalg.norm(said.astype(float))) <= norm
+            if pattern == "equal" and not strange:
+                alone = scores.per_record(query, Batch(one, weights[:1]), torch.arange(1), scores.norm)
+                together = scores.per_record(query, Batch(records, weights), torch.arange(COUNT), scores.norm)
+                assert torch.allclose(alone[0], together[place], atol=1e-5)
+
+
+def test_evaluations_of_silos_are_the_accuracy_of_all_labels() -> None:
+    objective, records = seen(KINDS["flags"], "float32")
+    scores = summed_scores(objective, 1e12, classes=True)
+    mean = scores.contributions(objective.initial(), records).mean(0)
+    whole = objective.evaluate(objective.initial(), records)
+    assert whole.accuracy is not None
+    assert float(scores.named(mean)["test_accuracy"]) == pytest.approx(float(whole.accuracy), abs=1e-6)
+    assert float(scores.named(mean)["test_loss"]) == pytest.approx(float(whole.loss), rel=1e-3)
+    own, _ = seen(KINDS["a loss of one's own"], "float32")
+    with pytest.raises(InputError, match="a loss of your own does not say what is right"):
+        summed_scores(own, 1.0, classes=True)
