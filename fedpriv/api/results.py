@@ -13,7 +13,9 @@ from torch import nn
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import counted, delta_figure, upper_figure
+from fedpriv.data.layout import in_order
 from fedpriv.loss.imported import Trained, trained, with_parameters
+from fedpriv.loss.losses import predicted
 from fedpriv.rounds.outcome import WithMetrics
 from fedpriv.rounds.task import ModelInputs, public_task_of_cell
 from fedpriv.scenario.load import resolve_cell
@@ -62,6 +64,22 @@ class Drawing:
 
     def _repr_svg_(self) -> str:
         return self.svg
+
+
+def array_of(values: ArrayLike) -> NDArray[Any]:
+    """A copy of an array or a tensor."""
+    return np.array(values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values)
+
+
+def records_of(given: ArrayLike) -> NDArray[Any]:
+    """Records as one array, of several inputs where they are a tuple of arrays; InputError if these do not fit."""
+    if not isinstance(given, tuple) or not all(isinstance(each, np.ndarray | torch.Tensor) for each in given):
+        return array_of(given)
+    inputs = [array_of(each) for each in given]
+    counts = [len(each) if each.ndim else 0 for each in inputs]
+    if len(set(counts)) != 1:
+        raise InputError(f"records: the inputs of a tuple have {counts} records; give as many of each")
+    return in_order(inputs)
 
 
 @dataclass(frozen=True, repr=False)
@@ -126,16 +144,13 @@ class CellResults(WithMetrics):
         return dict(self.to_module().state_dict())
 
     def predict(self, records: ArrayLike) -> NDArray[Any]:
-        """The class of each record (n,), or its value where the model is a regression.
+        """The class of each record (n,), or its value where the model is a regression; (n, …) of several labels.
 
-        Records are (n, …) as the data set has them, before the model's own features are computed.
+        Records are (n, …) as the data set has them, before the model's own features are computed; several inputs
+        are a tuple.  A loss that is a function of one's own leaves the outputs as they are.
         """
-        cell = self._cell()
-        given = np.asarray(records.detach().cpu() if isinstance(records, torch.Tensor) else records)
-        features = ModelInputs.of(cell).features(given)
-        outputs = self._trained().outputs(features)
-        predicted = outputs.squeeze(-1) if cell.model.row.regression else outputs.argmax(-1)
-        found: NDArray[Any] = predicted.numpy()
+        features, trained = ModelInputs.of(self._cell()).features(records_of(records)), self._trained()
+        found: NDArray[Any] = predicted(trained.loss, trained.outputs(features)).numpy()
         return found
 
     def _cell(self) -> Cell:

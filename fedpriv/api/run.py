@@ -10,25 +10,25 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from fedpriv.api.advised import OWN, as_advised
-from fedpriv.api.results import RunResults, results_of
+from fedpriv.api.results import RunResults, array_of, records_of, results_of
 from fedpriv.cli.progress import Progress
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import scenario_file
 from fedpriv.data.named import ARGUMENTS, GIVEN, Part, add_data, dataset_of
 from fedpriv.engines.workers import Workers
 from fedpriv.loss.imported import GIVEN as OF_MODULE
-from fedpriv.loss.own import REGRESSION_LOSSES, add_given
+from fedpriv.loss.own import LossGiven, add_given, choice_of
 from fedpriv.rounds.outcome import RunObserver
 from fedpriv.scenario.load import load_scenario, read_toml, scenario_of
 from fedpriv.show.table import write_table
 from fedpriv.study.sweep import RunOptions, run_sweep
 
 Given = Part | Dataset[Any]
-"""(records, labels), or a torch Dataset of such pairs."""
+"""(records, labels), or a torch Dataset of such pairs; records with several inputs are a tuple of arrays."""
 
 ENGINES = ("vectorized", "inprocess")
 """The engines that run in the calling process, and so have what it holds."""
@@ -40,7 +40,7 @@ def with_own(
     test: Given | None,
     model: nn.Module | None,
     classes: int | None,
-    loss: str,
+    loss: LossGiven,
     asked: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Put these records and this module in place of the scenario's [data] and [model].
@@ -52,8 +52,7 @@ def with_own(
     found = {key: dict(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
     if (train is None) != (test is None):
         raise InputError("train and test: give both; a model is evaluated on records that it was not trained on")
-    if loss not in REGRESSION_LOSSES:
-        raise InputError(f"loss = {loss!r}: accepted are {', '.join(map(repr, REGRESSION_LOSSES))}")
+    choice_of(loss, real=False)
     if train is None or test is None:
         if model is not None:
             raise InputError("model: a module is given with train and test; a scenario's data has models by name")
@@ -68,36 +67,50 @@ def with_own(
     if "samples" not in federation and "batch" not in federation:
         federation["samples"] = len(checked.train_labels)
     if model is not None:
-        record = checked.train_images.shape[1:]
+        record, real = checked.train_images.shape[1:], checked.classes == 0
         parameters = [each.detach().cpu().numpy() for each in model.parameters()]
-        of_model = (
-            f"{OF_MODULE}{_digest(*parameters, np.array([*record, checked.classes]), text=repr(model) + loss)}"
-        )
-        add_given(of_model, model, record, regression=checked.classes == 0, loss=loss)
+        text = repr(model) + _told(loss)
+        of_model = f"{OF_MODULE}{_digest(*parameters, np.array([*record, checked.classes]), text=text)}"
+        add_given(of_model, model, record, regression=real, choice=choice_of(loss, real=real))
         found["model"] = {"name": of_model}
     return found if asked is None else as_advised(found, checked, asked)
+
+
+def _told(loss: LossGiven) -> str:
+    """A loss as text that tells it from others: a function by its code, as far as Python tells."""
+    if loss is None:
+        return "squared"
+    code = getattr(loss, "__code__", None)
+    return str(loss) if code is None else f"{code.co_code.hex()} {code.co_consts} {code.co_names}"
 
 
 def _part(given: Given) -> tuple[NDArray[Any], NDArray[Any]]:
     """Copy two arrays, so that later changes of the program's own change no run."""
     if isinstance(given, TensorDataset):
-        return _pair(given.tensors)
+        *inputs, of_labels = given.tensors
+        return _pair((tuple(inputs) if len(inputs) > 1 else inputs[0], of_labels))
     if isinstance(given, Dataset):
         pairs: list[tuple[Any, Any]] = [given[place] for place in range(len(cast(Sized, given)))]
-        return _pair([np.stack([_array(each) for each in column]) for column in zip(*pairs, strict=True)])
+        records, labels = zip(*pairs, strict=True)
+        if isinstance(records[0], tuple):
+            return _pair((tuple(_stack(each) for each in zip(*records, strict=True)), _stack(labels)))
+        return _pair((_stack(records), _stack(labels)))
     return _pair(given)
+
+
+def _stack(values: Sequence[ArrayLike]) -> NDArray[Any]:
+    return np.stack([array_of(each) for each in values])
 
 
 def _pair(given: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     try:
         records, labels = given
     except (TypeError, ValueError):
-        raise InputError("train, test: expected (records, labels) or a torch Dataset of such pairs") from None
-    return _array(records), _array(labels)
-
-
-def _array(values: ArrayLike) -> NDArray[Any]:
-    return np.array(values.detach().cpu().numpy() if isinstance(values, Tensor) else values)
+        raise InputError(
+            "train, test: expected (records, labels) or a torch Dataset of such pairs; several inputs of a "
+            "record are a tuple, ((tokens, mask), labels)"
+        ) from None
+    return records_of(records), array_of(labels)
 
 
 def _digest(*arrays: NDArray[Any], text: str = "") -> str:
@@ -115,7 +128,7 @@ def run(
     test: Given | None = None,
     model: nn.Module | None = None,
     classes: int | None = None,
-    loss: str = "squared",
+    loss: LossGiven = None,
     set: Mapping[str, Any] | None = None,  # noqa: A002 - the name of the command's option
     engine: str = "vectorized",
     out: str | Path | None = None,
@@ -130,13 +143,17 @@ def run(
     Args:
         scenario: the name of a shipped scenario, a file, or the same as nested dictionaries.
         train: records of your own in place of the scenario's: (records, labels) as arrays or tensors, or a torch
-            Dataset of such pairs.  Records are (n, …), bytes or numbers; labels (n,) are whole numbers, or numbers
-            for a regression.
+            Dataset of such pairs.  Records are (n, …): bytes are pixels, floats numbers, other whole numbers
+            tokens; several inputs are a tuple.  Labels are whole numbers of classes, or floats for a regression:
+            (n,), or (n, …) where a record has several.
         test: the same, to evaluate on.
         model: a torch module in place of the scenario's model; x_1 are the parameters that it has.  It maps
-            (n, …) to (n, classes), or to (n, 1) for a regression.  The module itself is not changed.
+            (n, …) to (n, classes), or to (n, 1) for a regression; to as many outputs as labels for several.  The
+            module itself is not changed.
         classes: how many classes there are, 0 for a regression; by default one more than the largest label.
-        loss: of a module's regression, "squared" or "absolute".
+        loss: of a module: a name ("cross-entropy", "binary", "squared-error", "absolute-error", "huber",
+            "poisson"), {"name": …, "class_weights": […], "label_smoothing": …}, or a function of one record's
+            output and label; by default the cross-entropy, of a regression the squared error.
         set: values for dotted keys; a swept key is narrowed.
         engine: "vectorized", "inprocess", "ray" or "deployment"; your own records and modules need the first two.
         out: where results are written as the run goes; runs/NAME by default.

@@ -24,7 +24,8 @@ from fedpriv.data.fetch import (
     fetch,
 )
 from fedpriv.data.formats import parse_idx, read_idx, unpickle_arrays
-from fedpriv.data.own import Dataset, HeldOut, check_records, is_own, load_own, load_own_test
+from fedpriv.data.layout import in_order
+from fedpriv.data.own import Dataset, HeldOut, check_alike, check_records, is_own, load_own, load_own_test
 from fedpriv.data.public import FILE, PUBLIC_TABLES, VISITS
 from fedpriv.data.public import SCHEMA as VISITS_SCHEMA
 from fedpriv.data.schema import TableSchema
@@ -32,7 +33,7 @@ from fedpriv.data.synthetic import blobs, phase_retrieval, power_law_regression
 from fedpriv.data.tables import load_table, load_table_test
 
 Part = tuple[ArrayLike, ArrayLike]
-"""Records (n, ...), bytes or numbers, and labels (n,)."""
+"""Records (n, ...), bytes, numbers or tokens (`layout`), and labels (n,), or (n, ...) of several a record."""
 _Images = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 _ADDED: dict[str, tuple[Callable[[], tuple[Part, Part]], int | None]] = {}
@@ -83,12 +84,7 @@ def dataset_of(name: str, train: Part, test: Part, classes: int | None) -> Datas
     key = name if name == ARGUMENTS else f"data.name = {name!r}"
     for part, images, targets in (("train", records, labels), ("test", test_records, test_labels)):
         check_records(images, targets, classes, part if name == ARGUMENTS else f"{key}, {part} part")
-    kinds = {array.dtype == np.uint8 for array in (records, test_records)}
-    if records.shape[1:] != test_records.shape[1:] or len(kinds) > 1:
-        raise InputError(
-            f"{key}: training and test records must be alike, found {records.dtype} {records.shape} and "
-            f"{test_records.dtype} {test_records.shape}"
-        )
+    check_alike((records, labels), (test_records, test_labels), key)
     kind = np.int64 if classes else np.float64
     return Dataset(name, records, labels.astype(kind), test_records, test_labels.astype(kind), classes)
 
@@ -105,10 +101,11 @@ def called(name: str) -> str:
 
 
 def _records(values: ArrayLike) -> NDArray[Any]:
-    """Whole numbers that are no bytes are numbers like any other."""
+    """Truth values are numbers like any other; a tuple of arrays are several inputs."""
+    if isinstance(values, tuple) and all(isinstance(each, np.ndarray) for each in values):
+        return in_order(values)
     array = np.asarray(values)
-    whole = np.issubdtype(array.dtype, np.integer) or array.dtype == np.bool_
-    return array.astype(np.float32) if whole and array.dtype != np.uint8 else array
+    return array.astype(np.float32) if array.dtype == np.bool_ else array
 
 
 def _classes(*labels: NDArray[Any]) -> int:

@@ -2,15 +2,17 @@
 
 | array | shape and type |
 |---|---|
-| `train_images`, `test_images` | (n, ...): bytes, or finite floats for features that are numbers |
-| `train_labels`, `test_labels` | (n,): whole numbers 0 … classes - 1 or booleans, floats for a regression |
+| `train_images`, `test_images` | (n, ...): bytes; finite floats for numbers; other whole numbers are tokens |
+| `train_labels`, `test_labels` | (n, ...): whole numbers 0 … classes - 1 or booleans, floats for a regression |
 | `train_features`, `test_features` | the same by another name |
+| `train_features.NAME`, `test_features.NAME` | inputs of records that have several, in the order of the file |
 | `classes` | one whole number; 0 for a regression |
 
 The server of a deployment needs the test arrays and `classes` only.
 """
 
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError
+from fedpriv.data.layout import IGNORED, LARGEST, inputs_of, parts_of, together
 
 
 @dataclass(frozen=True)
@@ -34,9 +37,9 @@ class Sites:
 class Dataset:
     """Images as bytes, (n, height, width) or (n, height, width, channels), and labels 0 … classes-1 (n,).
 
-    Features that are numbers are vectors of floats (n, features) instead; a regression has classes = 0 and floats
-    for labels.  A row of a table that does not count where it has a place is zeros, with a label that is no class
-    (-1) or no number: see `placing`.
+    Features that are numbers are vectors of floats (n, features) instead, and `layout` describes tokens, several
+    inputs and several labels of a record.  A regression has classes = 0 and floats for labels.  A row of a table
+    that does not count where it has a place is zeros, with a label that is no class (-1) or no number: `placing`.
     """
 
     name: str
@@ -81,11 +84,7 @@ def load_own(name: str) -> Dataset:
     arrays = _arrays(name)
     classes = _classes(arrays, name)
     (train, train_labels), (test, test_labels) = (_part(arrays, part, classes, name) for part in ("train", "test"))
-    if train.shape[1:] != test.shape[1:] or (train.dtype == np.uint8) != (test.dtype == np.uint8):
-        raise InputError(
-            f"data.name = {name!r}: train and test records must be alike, found {train.dtype} {train.shape} and "
-            f"{test.dtype} {test.shape}"
-        )
+    check_alike((train, train_labels), (test, test_labels), f"data.name = {name!r}")
     return Dataset(name, train, train_labels, test, test_labels, classes)
 
 
@@ -98,19 +97,55 @@ def load_own_test(name: str) -> HeldOut:
 
 def check_records(images: NDArray[Any], labels: NDArray[Any], classes: int, source: str) -> None:
     """InputError, naming `source`, unless these are records with labels for `classes` classes (0: numbers)."""
-    if images.dtype != np.uint8 and not np.issubdtype(images.dtype, np.floating):
-        raise InputError(f"{source}: records are bytes (0 … 255) or floats, not {images.dtype}")
-    if images.ndim < 2 or labels.ndim != 1 or len(images) != len(labels) or not len(labels):
+    parts, several = parts_of(images), images.dtype.names is not None
+    for part in parts.values():
+        if part.dtype.kind not in ("fiub" if several else "fiu"):
+            raise InputError(
+                f"{source}: records are bytes (0 … 255), other whole numbers or floats, not {part.dtype}"
+            )
+    if images.ndim < (1 if several else 2) or not labels.ndim or len(images) != len(labels) or not labels.size:
         raise InputError(
-            f"{source}: expected records (n, ...) and as many labels (n,), found {images.shape} and {labels.shape}"
+            f"{source}: expected records (n, ...) and as many labels (n,), or (n, ...), found {images.shape} and "
+            f"{labels.shape}"
         )
-    whole = np.issubdtype(labels.dtype, np.integer) or labels.dtype == np.bool_
-    if not (whole or np.issubdtype(labels.dtype, np.floating)):
-        raise InputError(f"{source}: labels are numbers, not {labels.dtype}")
-    if not np.isfinite(images).all() or not np.isfinite(labels).all():
+    whole = labels.dtype.kind in "iub"
+    if not whole and labels.dtype.kind != "f":
+        raise InputError(
+            f"{source}: labels are numbers, not {labels.dtype}; np.unique(labels, return_inverse=True)[1] numbers "
+            "classes that have names"
+        )
+    if not all(np.isfinite(part).all() for part in (*parts.values(), labels)):
         raise InputError(f"{source}: a value is not finite; every one must be a number")
-    if classes and (not whole or labels.min() < 0 or labels.max() >= classes):
-        raise InputError(f"{source}: labels are whole numbers from 0 to {classes - 1}")
+    for part in (*parts.values(), labels):
+        if part.dtype.kind in "iu" and part.size and not -LARGEST <= int(part.min()) <= int(part.max()) <= LARGEST:
+            raise InputError(
+                f"{source}: whole numbers are at most 2^24 = {LARGEST:,} in size; give others as floats"
+            )
+    if classes:
+        known = labels[labels != IGNORED] if labels.ndim > 1 else labels
+        if not whole or (known.size and (known.min() < 0 or known.max() >= classes)):
+            found = f"found {labels.min()} … {labels.max()}" if whole else f"not {labels.dtype}"
+            raise InputError(
+                f"{source}: labels are whole numbers from 0 to {classes - 1}, {found}; "
+                + ("classes that begin with 1 are labels - 1" if whole else "classes are labels.astype(int)")
+            )
+
+
+def check_alike(
+    train: tuple[NDArray[Any], NDArray[Any]], test: tuple[NDArray[Any], NDArray[Any]], source: str
+) -> None:
+    """InputError, naming `source`, unless records and labels of both parts have the same shapes and kinds."""
+    for what, one, other in zip(("records", "labels"), train, test, strict=True):
+        kinds = [
+            (inputs_of(part), [each.dtype == np.uint8 for each in parts_of(part).values()])
+            for part in (one, other)
+        ]
+        same = kinds[0] == kinds[1] if what == "records" else one.shape[1:] == other.shape[1:]
+        if not same:
+            raise InputError(
+                f"{source}: training and test {what} must be alike, found {one.dtype} {one.shape} and "
+                f"{other.dtype} {other.shape}"
+            )
 
 
 def _arrays(name: str) -> dict[str, NDArray[Any]]:
@@ -123,6 +158,14 @@ def _arrays(name: str) -> dict[str, NDArray[Any]]:
         raise InputError(f"data.name = {name!r}: not a readable .npz file without objects ({error})") from None
 
 
+def with_inputs(arrays: Mapping[str, NDArray[Any]], name: str, source: str) -> dict[str, NDArray[Any]]:
+    """`arrays`, with those called `name`.INPUT as one array `name` of several inputs."""
+    inputs = {key.removeprefix(f"{name}."): each for key, each in arrays.items() if key.startswith(f"{name}.")}
+    if len({len(each) if each.ndim else None for each in inputs.values()}) > 1:
+        raise InputError(f"{source}: the inputs {', '.join(inputs)} must have as many records each")
+    return {**arrays, **({name: together(inputs)} if inputs else {})}
+
+
 def _classes(arrays: dict[str, NDArray[Any]], name: str) -> int:
     classes = arrays.get("classes")
     if classes is None or classes.size != 1 or not np.issubdtype(classes.dtype, np.integer) or classes.item() < 0:
@@ -133,6 +176,7 @@ def _classes(arrays: dict[str, NDArray[Any]], name: str) -> int:
 def _part(
     arrays: dict[str, NDArray[Any]], part: str, classes: int, name: str
 ) -> tuple[NDArray[Any], NDArray[Any]]:
+    arrays = with_inputs(arrays, f"{part}_features", f"data.name = {name!r}")
     spelled = f"{part}_features" if f"{part}_features" in arrays else f"{part}_images"
     for array in (spelled, f"{part}_labels"):
         if array not in arrays:

@@ -92,13 +92,13 @@ def put_aside(persons: Sequence[str], share: float) -> NDArray[np.bool_]:
 def blanked(labels: NDArray[Any], counts: NDArray[np.bool_]) -> NDArray[Any]:
     """Labels of which those of rows that do not count are no class, or no number."""
     absent: float = np.nan if np.issubdtype(labels.dtype, np.floating) else _ABSENT_CLASS
-    return np.where(counts, labels, np.array(absent, labels.dtype))
+    return np.where(counts.reshape(-1, *[1] * (labels.ndim - 1)), labels, np.array(absent, labels.dtype))
 
 
 def counted(labels: NDArray[Any]) -> NDArray[np.bool_]:
-    """Find the rows that count, of labels as `blanked` leaves them."""
+    """Find the rows that count, of labels (n, ...) as `blanked` leaves them."""
     found = ~np.isnan(labels) if np.issubdtype(labels.dtype, np.floating) else labels != _ABSENT_CLASS
-    return np.asarray(found, np.bool_)
+    return np.asarray(found if labels.ndim == 1 else found.reshape(len(labels), -1).any(axis=1), np.bool_)
 
 
 def roster(persons: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -31,7 +31,7 @@ def resplit(data: Dataset, number: int) -> Dataset:
     if _same_places(data):
         back = _back(data)
         images = np.where(_column(train_counts, data.train_images), data.train_images, data.test_images[back])
-        labels = np.where(train_counts, data.train_labels, data.test_labels[back])
+        labels = np.where(_column(train_counts, data.train_labels), data.train_labels, data.test_labels[back])
         known = train_counts | test_counts[back]
         tests = test_counts[back]
         aside = _drawn(data, labels, known, tests, "split", number)
@@ -111,7 +111,7 @@ def _drawn(
 
 def _stratified(labels: NDArray[Any], many: int, generator: np.random.Generator) -> NDArray[np.int64]:
     """`many` places of `labels`, each label with its share of them; any where a label is rare, or a number."""
-    classes = labels.dtype.kind == "i"
+    classes = labels.dtype.kind == "i" and labels.ndim == 1  # several labels of a record are no stratum
     kinds, counts = np.unique(labels, return_counts=True) if classes else (labels[:1], np.array([len(labels)]))
     order = generator.permutation(len(labels))
     if not classes or counts.min() <= _RARE:

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedpriv.core.errors import CodeError, InputError, printable
+from fedpriv.data.layout import parts_of
 from fedpriv.loss.alone import each_alone
 from fedpriv.loss.imported import build
 
@@ -37,9 +38,12 @@ IMAGES = 512
 
 
 def pixels(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
-    """Pixels divided by 255, numbers as they are: (n, ...) bytes or floats -> (n, features)."""
+    """Pixels divided by 255, numbers and tokens as they are: (n, ...) -> (n, features), inputs in a row."""
+    if images.dtype.names is not None:
+        return torch.cat([pixels(np.ascontiguousarray(part), dtype) for part in parts_of(images).values()], dim=1)
     if images.dtype != np.uint8:
-        return torch.from_numpy(images.reshape(len(images), -1)).to(dtype)
+        given = images.astype(np.int64) if images.dtype.kind == "u" else images  # torch has no arithmetic of those
+        return torch.from_numpy(given.reshape(len(given), -1)).to(dtype)
     return torch.from_numpy(images.reshape(len(images), -1).astype(np.float32)).to(dtype) / 255.0
 
 

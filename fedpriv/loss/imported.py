@@ -9,7 +9,7 @@ import copy
 import importlib
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +21,11 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedpriv.core.errors import CodeError, InputError, printable
+from fedpriv.data.layout import Input
 from fedpriv.loss.alone import rows_apart
 from fedpriv.loss.layered import LayeredObjective
 from fedpriv.loss.linear import LinearScore
+from fedpriv.loss.losses import CrossEntropy, Loss
 from fedpriv.loss.module import ModuleObjective, check_module, parameters_of
 from fedpriv.loss.objective import Objective, View
 from fedpriv.loss.softmax import SoftmaxRegression
@@ -98,24 +100,39 @@ GIVEN = "module-"
 """How the names of modules begin that a program gave; nobody typed such a name."""
 
 
-def check_outputs(module: nn.Module, values: int, outputs: int, name: str) -> None:
-    """InputError if the module cannot be trained here, or does not map one flat record to this many outputs.
+def check_outputs(
+    module: nn.Module,
+    values: int,
+    outputs: int | tuple[int, ...] | None,
+    name: str,
+    *,
+    inputs: Sequence[Input] = (),
+    why: str = "",
+) -> tuple[int, ...]:
+    """InputError if the module cannot be trained here, or does not map one flat record to these outputs.
 
-    It is really run, so that code which no name gives away is found too: see `check_alone`.
+    None for outputs: any.  It gives the shape of a record's, and says `why` they are needed.  The module is really
+    run, so that code which no name gives away is found too: see `check_alone`.
     """
     check_module(module)
+    needed = (outputs,) if isinstance(outputs, int) else outputs
     if any(parameter.is_meta for parameter in module.parameters()):
-        return  # built to be measured, not to be run
+        return needed or (1,)  # built to be measured, not to be run
     probe = torch.zeros(1, values, dtype=next(module.parameters(), torch.zeros(1)).dtype)
     try:
         with torch.no_grad():
             shape = tuple(module(probe).shape)
     except Exception as error:  # whatever a stranger's module does
         reason = printable(str(error).split("\n")[0]) or type(error).__name__
-        raise CodeError(f"{_called(name)} cannot be given a record of {values} values", reason) from None
-    if shape != (1, outputs):
-        raise InputError(f"{_called(name)} maps one record to shape {shape}, but (1, {outputs}) is needed")
-    check_alone(module, values, name)
+        kinds = {"tokens": "tokens (floats are numbers)", "mask": "truth values"}
+        held = (
+            " and ".join(f"{each.size} {kinds.get(each.kind, 'values')}" for each in inputs) or f"{values} values"
+        )
+        raise CodeError(f"{_called(name)} cannot be given a record of {held}", reason) from None
+    if needed is not None and shape != (1, *needed):
+        raise InputError(f"{_called(name)} maps one record to shape {shape}, but {(1, *needed)} is needed{why}")
+    check_alone(module, values, name, inputs)
+    return shape[1:]
 
 
 def _called(name: str) -> str:
@@ -123,12 +140,27 @@ def _called(name: str) -> str:
     return "model: the module" if name.startswith(GIVEN) else f"model.name = {name!r}"
 
 
-def reshaped(module: nn.Module, record: tuple[int, ...]) -> nn.Module:
-    """The module behind a layer that gives flat records their shape back."""
-    return module if len(record) == 1 else nn.Sequential(nn.Unflatten(1, record), module)
+def _probes(
+    module: nn.Module, features: int, inputs: Sequence[Input], kind: torch.dtype, generator: torch.Generator
+) -> Tensor:
+    """Made-up records (`_PROBED`, features): standard normal numbers, tokens of the smallest table of the module's
+    that looks words up, and random truth values."""
+
+    def drawn(size: int, below: int | None) -> Tensor:
+        if below is None:
+            return torch.randn(_PROBED, size, generator=generator, dtype=kind)
+        return torch.randint(0, below, (_PROBED, size), generator=generator).to(kind)
+
+    known = [
+        layer.num_embeddings for layer in module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+    ]
+    below = {"numbers": None, "tokens": min(known, default=2), "mask": 2}
+    return torch.cat(
+        [drawn(each.size, below[each.kind]) for each in inputs or (Input((features,), "numbers"),)], dim=1
+    )
 
 
-def check_alone(module: nn.Module, features: int, name: str) -> None:
+def check_alone(module: nn.Module, features: int, name: str, inputs: Sequence[Input] = ()) -> None:
     """InputError unless a record's outputs and gradients are what they are whatever the other records are.
 
     It really runs the module: records 1 and 2 of a batch of 3 are replaced, and outputs and gradient of record 0
@@ -139,8 +171,7 @@ def check_alone(module: nn.Module, features: int, name: str) -> None:
     generator = torch.Generator().manual_seed(0)
     parameters = dict(module.named_parameters())
     kind = next((p.dtype for p in parameters.values()), torch.float32)
-    first = torch.randn(_PROBED, features, generator=generator, dtype=kind)
-    second = torch.randn(_PROBED, features, generator=generator, dtype=kind)
+    first, second = (_probes(module, features, inputs, kind, generator) for _ in range(2))
     second[0] = first[0]
     for scale in (0.0, 1.0):
         moved = {
@@ -153,8 +184,8 @@ def check_alone(module: nn.Module, features: int, name: str) -> None:
         if not (out.isfinite().all() and all(part.isfinite().all() for part in slope)):
             if scale == 0.0:
                 raise InputError(
-                    f"model.name = {name!r}: at its own parameters a record of standard normal numbers has "
-                    "outputs or gradients that are not finite"
+                    f"model.name = {name!r}: at its own parameters a record of standard normal numbers (or of "
+                    "tokens) has outputs or gradients that are not finite"
                 )
             continue  # parameters that nobody trains to
         same = torch.equal(out, other) and all(map(torch.equal, slope, other_slope))
@@ -181,6 +212,8 @@ class Trained:
     module: nn.Module
     width: int | None
     """It takes so many features, the first ones; None: all."""
+    loss: Loss
+    """By which outputs are to be read."""
 
     @torch.inference_mode()
     def outputs(self, features: Tensor) -> Tensor:
@@ -195,14 +228,15 @@ def trained(objective: Objective, vector: NDArray[Any]) -> Trained:
     point = torch.from_numpy(np.array(vector)).to(objective.initial().dtype)
     match objective:
         case LayeredObjective() | ModuleObjective():
-            return Trained(with_parameters(objective.module, point), None)
+            return Trained(with_parameters(objective.module, point), None, objective.loss)
         case SoftmaxRegression():
             weights = point.view(objective.classes, objective.features)
             layer = nn.Linear(objective.features - 1, objective.classes, dtype=point.dtype)
-            return Trained(_loaded(layer, {"weight": weights[:, :-1], "bias": weights[:, -1]}), layer.in_features)
+            own = {"weight": weights[:, :-1], "bias": weights[:, -1]}
+            return Trained(_loaded(layer, own), layer.in_features, CrossEntropy())
         case LinearScore():
             layer = nn.Linear(objective.dimension, 1, bias=False, dtype=point.dtype)
-            return Trained(_loaded(layer, {"weight": point.view(1, -1)}), None)
+            return Trained(_loaded(layer, {"weight": point.view(1, -1)}), None, objective.loss)
     raise InputError(f"{type(objective).__name__} is no torch module; cell.model() gives its parameters")
 
 

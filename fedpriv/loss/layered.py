@@ -93,7 +93,7 @@ class LayeredObjective(OfModule):
         records, weights = batch
         models = query.points[0].shape[:-1].numel() * len(query.points)
         rows = max(self._rows(models), _VALUES_PER_PARAMETER * self.dimension // self.record_values)
-        axis = records.labels.dim() - 1
+        axis = records.axis
         total: Tensor | None = None
         clipped: Tensor | None = None
         for features, labels, weight in zip(
@@ -120,10 +120,11 @@ class LayeredObjective(OfModule):
             return self._gradient(point, batch)
         records, weights = batch
         axis = point.dim() - 2  # the last of the leading axes
-        values = self.record_values * records.labels.shape[-1] * point.shape[:axis].numel()
+        values = self.record_values * records.features.shape[-2] * point.shape[:axis].numel()
         several = max(1, _CHUNK_VALUES // values)
         parts = (
-            torch.split(part, several, axis) for part in (point, *records, weights.expand(records.labels.shape))
+            torch.split(part, several, axis)
+            for part in (point, *records, weights.expand(records.features.shape[:-1]))
         )
         return torch.cat(
             [
@@ -198,7 +199,7 @@ class LayeredObjective(OfModule):
         return slopes[::-1]
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
-        if records.labels.dim() == 1:  # as many as may be evaluated on, in blocks
+        if records.axis == 0:  # as many as may be evaluated on, in blocks
             return self.loss.value(self.outputs(point, records), records.labels)
         named = parameters_of(self.module, point)
         return self.loss.value(self._forward(named, self._first_seen(records.features)).outputs, records.labels)

@@ -1,11 +1,17 @@
 """Losses of a model's outputs, with their derivatives by the outputs."""
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.func import grad, vmap
 from torch.nn import functional
+
+from fedpriv.core.errors import InputError
+from fedpriv.data.layout import IGNORED
 
 
 class Loss(Protocol):
@@ -143,3 +149,228 @@ def _residual(outputs: Tensor, labels: Tensor) -> Tensor:
     if outputs.shape[-1] != 1:
         raise ValueError(f"an error of regression is of one output, not {outputs.shape[-1]}")
     return outputs - labels.unsqueeze(-1)
+
+
+@dataclass(frozen=True)
+class Huber:
+    """(output - label)² / 2 of one output where the two differ by at most 1, beyond it |output - label| - 1/2."""
+
+    def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        apart = _residual(outputs, labels).squeeze(-1).abs()
+        near = apart.clamp(max=1.0)
+        return near.square() / 2.0 + (apart - near)
+
+    def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return _residual(outputs, labels).clamp(-1.0, 1.0)
+
+    def accuracy(self, outputs: Tensor, labels: Tensor) -> None:
+        """None: a prediction is near, not right."""
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """exp(output) - label · output of one output, the logarithm of a rate; labels are counts."""
+
+    def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        score = outputs.squeeze(-1)
+        return score.exp() - labels * score
+
+    def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return outputs.exp() - labels.unsqueeze(-1)
+
+    def accuracy(self, outputs: Tensor, labels: Tensor) -> None:
+        """None: a count is near, not right."""
+
+
+@dataclass(frozen=True)
+class Smoothed:
+    """The cross-entropy with a `share` of the label spread evenly over all classes (Szegedy et al. 2016)."""
+
+    share: float
+
+    def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        spread = outputs.logsumexp(-1) - outputs.mean(-1)
+        return (1.0 - self.share) * CrossEntropy().value(outputs, labels) + self.share * spread
+
+    def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        spread = outputs.softmax(-1) - 1.0 / outputs.shape[-1]
+        return (1.0 - self.share) * CrossEntropy().slope(outputs, labels) + self.share * spread
+
+    def accuracy(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return CrossEntropy().accuracy(outputs, labels)
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """`base` times the weight of the label's class: by public weights, so that no record's depends on others."""
+
+    base: Loss
+    weights: tuple[float, ...]
+
+    def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return self._of(outputs, labels) * self.base.value(outputs, labels)
+
+    def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return self._of(outputs, labels).unsqueeze(-1) * self.base.slope(outputs, labels)
+
+    def accuracy(self, outputs: Tensor, labels: Tensor) -> Tensor | None:
+        return self.base.accuracy(outputs, labels)
+
+    def _of(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return outputs.new_tensor(self.weights)[labels.long()]
+
+
+@dataclass(frozen=True)
+class OfSeveral:
+    """The mean of `base` over the `axes` last axes of a record's labels, (..., B, *shape).
+
+    Outputs are (..., B, *shape) where `single`, and (..., B, *shape, classes) otherwise.  Labels of classes that
+    are `IGNORED` are left out; a record all of whose are has loss 0.
+    """
+
+    base: Loss
+    axes: int
+    single: bool
+    ignores: bool
+
+    def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        given, known, there = self._flat(outputs, labels)
+        return (self.base.value(given, known) * there).sum(-1) / there.sum(-1).clamp(min=1.0)
+
+    def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        given, known, there = self._flat(outputs, labels)
+        share = there / there.sum(-1, keepdim=True).clamp(min=1.0)
+        return (self.base.slope(given, known) * share.unsqueeze(-1)).reshape(outputs.shape)
+
+    def accuracy(self, outputs: Tensor, labels: Tensor) -> Tensor | None:
+        """Of all labels that count."""
+        given, known, there = self._flat(outputs, labels)
+        right = self.base.accuracy(given.unsqueeze(-2), known.unsqueeze(-1))  # the share of one label each
+        if right is None:
+            return None
+        return (right * there).sum((-2, -1)) / there.sum((-2, -1)).clamp(min=1.0)
+
+    def _flat(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Outputs (..., B, n, classes), labels (..., B, n) that are classes, and 1 where a label counts."""
+        given = outputs.unsqueeze(-1) if self.single else outputs
+        given, known = given.flatten(-1 - self.axes, -2), labels.flatten(-self.axes)
+        there = (known != IGNORED) if self.ignores else torch.ones_like(known, dtype=torch.bool)
+        return given, known.where(there, 0), there.to(outputs.dtype)
+
+
+@dataclass(frozen=True)
+class OfFunction:
+    """A function of one record's output and label that gives its loss, with the slope by torch.func.
+
+    `label` is the shape of a record's labels.  The function is trusted to keep nothing between calls.
+    """
+
+    function: Callable[[Tensor, Tensor], Tensor]
+    label: tuple[int, ...]
+    axes: int
+    """Of one record's output."""
+
+    def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return self._each(self.function, outputs, labels)
+
+    def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return self._each(grad(self.function), outputs, labels)
+
+    def accuracy(self, outputs: Tensor, labels: Tensor) -> None:
+        """None: a function of one's own does not say what is right."""
+
+    def _each(self, of_one: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, labels: Tensor) -> Tensor:
+        leading = outputs.dim() - self.axes
+        of_all = of_one
+        for _ in range(leading):
+            of_all = vmap(of_all)
+        return of_all(outputs, labels.expand(*outputs.shape[:leading], *self.label))
+
+
+def predicted(loss: Loss, outputs: Tensor) -> Tensor:
+    """What outputs (n, *outputs) say: the class of each label, or its value, (n, *labels)."""
+    several = isinstance(loss, OfSeveral)
+    while isinstance(loss, OfSeveral | Weighted):
+        loss = loss.base
+    if isinstance(loss, CrossEntropy | Smoothed):
+        return outputs.argmax(-1)
+    values = outputs if several or outputs.shape[-1] != 1 else outputs.squeeze(-1)
+    return (values > 0).long() if isinstance(loss, Logistic | Sigmoid) else values
+
+
+class LossKind(NamedTuple):
+    """A loss by name."""
+
+    base: Loss
+    """Of one label."""
+    classes: bool | None
+    """Whether labels are classes, or numbers; None: classes 0 and 1, or numbers between them."""
+    single: bool
+    """Whether a label has one output; otherwise one for each class."""
+
+
+LOSSES: Mapping[str, LossKind] = {
+    "cross-entropy": LossKind(CrossEntropy(), True, False),
+    "binary": LossKind(Logistic(), None, True),
+    "squared-error": LossKind(SquaredError(), False, True),
+    "absolute-error": LossKind(AbsoluteError(), False, True),
+    "huber": LossKind(Huber(), False, True),
+    "poisson": LossKind(Poisson(), False, True),
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A loss as it is asked for: by a name in `LOSSES`, or as a function of one record's output and label."""
+
+    name: str
+    function: Callable[[Tensor, Tensor], Tensor] | None = None
+    class_weights: tuple[float, ...] = ()
+    label_smoothing: float = 0.0
+
+    def check(self) -> None:
+        """InputError unless there is such a loss, with such settings."""
+        if self.function is None and self.name not in LOSSES:
+            raise InputError(
+                f"loss = {self.name!r}: accepted are {', '.join(map(repr, LOSSES))}, or a function of one "
+                "record's output and label"
+            )
+        if self.label_smoothing and self.name != "cross-entropy":
+            raise InputError("label_smoothing: is of the cross-entropy")
+        if not 0.0 <= self.label_smoothing < 1.0:
+            raise InputError(f"label_smoothing = {self.label_smoothing}: expected 0 or more, and less than 1")
+        if self.class_weights and self.name not in ("cross-entropy", "binary"):
+            raise InputError("class_weights: are of the losses of classes, 'cross-entropy' and 'binary'")
+        if not all(0.0 <= weight < math.inf for weight in self.class_weights):
+            raise InputError(f"class_weights = {list(self.class_weights)}: expected finite numbers, 0 or more")
+
+    def of(self, label: tuple[int, ...], classes: int) -> tuple[Loss, tuple[int, ...] | None]:
+        """The loss for a record's labels of this shape, and the outputs (*shape) that it needs; None: any.
+
+        InputError where the labels are others than it is for; `classes` is 0 of numbers.
+        """
+        self.check()
+        if self.function is not None:
+            return OfFunction(self.function, label, 1), None
+        kind = LOSSES[self.name]
+        if kind.classes is not None and kind.classes != (classes > 0):
+            held = f"classes 0 … {classes - 1}" if classes else "numbers"
+            raise InputError(f"loss = {self.name!r}: is for labels that are {_called(kind)}, and they are {held}")
+        if kind.classes is None and classes > 2:
+            raise InputError(
+                f"loss = {self.name!r}: is for labels that are {_called(kind)}, not 0 … {classes - 1}"
+            )
+        if self.class_weights and len(self.class_weights) != (each := 2 if kind.single else classes):
+            raise InputError(f"class_weights: expected {each} of them, one a class, not {len(self.class_weights)}")
+        base = Smoothed(self.label_smoothing) if self.label_smoothing else kind.base
+        loss = Weighted(base, self.class_weights) if self.class_weights else base
+        outputs = () if kind.single else (classes,)
+        if not label:
+            return loss, outputs or (1,)
+        return OfSeveral(loss, len(label), kind.single, classes > 0), (*label, *outputs)
+
+
+def _called(kind: LossKind) -> str:
+    if kind.classes is None:
+        return "0 or 1"
+    return "classes" if kind.classes else "numbers (floats)"

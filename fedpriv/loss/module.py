@@ -75,8 +75,8 @@ class ModuleObjective(OfModule):
         leading = query.points[0].shape[:-1]
         rows = [point.reshape(-1, self.dimension) for point in query.points]
         features = records.features.reshape(-1, *records.features.shape[len(leading) :])
-        labels = records.labels.reshape(-1, records.labels.shape[-1])
-        shares = weights.expand(records.labels.shape).reshape(labels.shape)
+        labels = records.labels.reshape(-1, *records.labels.shape[records.axis :])
+        shares = weights.expand(records.features.shape[:-1]).reshape(labels.shape[:2])
         clips = clip.reshape(-1) if isinstance(clip, Tensor) else [clip] * len(rows[0])
         alone = [
             self._increment(

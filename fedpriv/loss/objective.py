@@ -39,10 +39,18 @@ class Slots(NamedTuple):
 
 
 class Records(NamedTuple):
-    """A batch: features (..., B, features) and labels (..., B), integers of classes or floats of a regression."""
+    """A batch: features (..., B, features) and labels (..., B), integers of classes or floats of a regression.
+
+    Several labels of a record lie behind its features (`Layout`); `Labelled` alone makes them (..., B, *shape).
+    """
 
     features: Tensor
     labels: Tensor
+
+    @property
+    def axis(self) -> int:
+        """Axis of the records, of both."""
+        return self.features.dim() - 2
 
 
 class Query(NamedTuple):

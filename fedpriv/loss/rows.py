@@ -8,7 +8,7 @@ modules by their import path.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from numpy.typing import NDArray
@@ -17,11 +17,12 @@ from torch import Tensor
 
 from fedpriv.core.errors import InputError
 from fedpriv.data.encode import MOMENTS_APART, MOMENTS_RADIUS, moments_of
+from fedpriv.data.layout import layout_of
 from fedpriv.loss.features import pixels
-from fedpriv.loss.imported import build, check_outputs, check_shape, reshaped, with_group_norm
-from fedpriv.loss.layered import objective_of
+from fedpriv.loss.imported import build, imported, is_import_path, with_group_norm
+from fedpriv.loss.inputs import objective_over
 from fedpriv.loss.linear import LinearScore
-from fedpriv.loss.losses import AbsoluteError, CrossEntropy, Loss, Reward, SquaredError
+from fedpriv.loss.losses import LOSSES, Choice, Reward
 from fedpriv.loss.objective import Evaluation, Objective, Records
 
 
@@ -45,8 +46,8 @@ class ModelSettings(BaseModel):
 class Model:
     """One row of the table; `settings` is the type of the row's own keys.
 
-    `features` maps images (n, ...) of bytes to (n, f); `objective` takes the shape of one record's features,
-    the number of classes, the dtype and the settings.
+    `features` maps images (n, ...) of bytes to (n, f); `objective` takes the shape of one record's features (a
+    `Layout` where data are at hand), the number of classes, the dtype and the settings.
     """
 
     settings: type[ModelSettings]
@@ -63,6 +64,8 @@ class Model:
     """Whether test records say anything about it; the server of one that they do not needs none."""
     of_cells: bool = False
     """Whether `features` maps the raw cells of a table, (n, columns), in place of what they are encoded to."""
+    several_labels: bool = False
+    """Whether a record may have labels of any shape, which lie behind its features: see `Layout`."""
 
     def check_data(self, name: str, data: str) -> None:
         """InputError if `data` is not what the constants of this row, called `name`, were derived from."""
@@ -157,9 +160,16 @@ class ImportedSettings(ModuleSettings):
     """A torch module by its import path: called with (features, outputs) and `arguments` it gives the module."""
 
     arguments: dict[str, Any] = Field({}, description="further arguments of the class or function, by name")
-    loss: Literal["cross-entropy", "squared-error", "absolute-error"] = Field(
-        "cross-entropy", description="of the outputs: one a class, or one number for a regression"
+    loss: str = Field(
+        "cross-entropy",
+        description='of the outputs: "cross-entropy" (one a class); "binary", "squared-error", "absolute-error", '
+        '"huber", "poisson" (one a label); or "package.module:function" of one record\'s output and label',
     )
+    real: bool | None = Field(None, description="whether labels are real numbers; by default what the loss is for")
+    class_weights: tuple[float, ...] = Field(
+        (), strict=False, description="what a label's loss is multiplied with, by its class"
+    )
+    label_smoothing: float = Field(0.0, description="share of a label that is spread evenly over all classes")
     shape: tuple[int, ...] = Field(
         (), strict=False, description="how the module sees a record, such as [1, 28, 28]; flat otherwise"
     )
@@ -167,14 +177,18 @@ class ImportedSettings(ModuleSettings):
 
     @property
     def regression(self) -> bool:
-        return self.loss != "cross-entropy"
+        if self.real is not None:
+            return self.real
+        return self.loss in LOSSES and LOSSES[self.loss].classes is False
 
+    @property
+    def code(self) -> tuple[str, ...]:
+        return (self.loss,) if is_import_path(self.loss) else ()
 
-_LOSSES: dict[str, Loss] = {
-    "cross-entropy": CrossEntropy(),
-    "squared-error": SquaredError(),
-    "absolute-error": AbsoluteError(),
-}
+    def choice(self) -> Choice:
+        """The loss; InputError if there is none such."""
+        function = imported(self.loss, "model.loss") if self.code else None
+        return Choice(self.loss, function, self.class_weights, self.label_smoothing)
 
 
 def model_at(path: str) -> Model:
@@ -183,15 +197,13 @@ def model_at(path: str) -> Model:
     def objective(
         shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: ImportedSettings
     ) -> Objective:
-        (features,) = shape
-        outputs = 1 if settings.regression else classes
-        module = build(path, "model.name", (features, outputs), settings.arguments)
+        layout, choice = layout_of(shape), settings.choice()
+        _, needed = choice.of(layout.labels, classes)
+        outputs = (needed or (classes or math.prod(layout.labels),))[-1]
+        module = build(path, "model.name", (layout.width, outputs), settings.arguments)
         if settings.group_norm:
             module = with_group_norm(module)
-        record = settings.shape or shape
-        check_shape(record, shape, path)
-        module = reshaped(module, record)
-        check_outputs(module, features, outputs, path)
-        return objective_of(module, features, _LOSSES[settings.loss], settings.initial_seed, dtype)
+        record = settings.shape or (layout.width,)
+        return objective_over(module, layout, record, choice, classes, settings.initial_seed, dtype, path)[0]
 
-    return Model(ImportedSettings, flat_pixels, objective)
+    return Model(ImportedSettings, flat_pixels, objective, several_labels=True)

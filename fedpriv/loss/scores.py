@@ -6,7 +6,8 @@
   silo.
 * `SummedScores`: scores as sums over test records, which silos send of records that nobody else sees:
 
-      record b gives   (right_b - 1/2,  loss_b / bound - 1/2)     of a classification, loss_b held to [0, bound]
+      record b gives   (right_b - 1/2,  loss_b / bound - 1/2)     of a classification, loss_b held to [0, bound];
+                                                                  right_b is a share where it has several labels
                        (loss_b / bound - 1/2)                     of a regression
 
   Every coordinate lies in ±1/2, so that one record has norm √2/2, or 1/2, whatever the model is.
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import Scalar
+from fedpriv.loss.inputs import labelled_of
 from fedpriv.loss.losses import CrossEntropy
 from fedpriv.loss.objective import (
     Batch,
@@ -245,6 +247,9 @@ class SummedScores(View):
         """(..., B, `dimension`), float64, of `model` (..., d)."""
         if not self.classes:
             return self._held(self.base.losses(model, records)).unsqueeze(-1)
+        if (several := labelled_of(self.base)) is not None:
+            shares, losses = several.told(model, records)
+            return torch.stack([shares.double() - 0.5, self._held(losses)], -1)
         logits = logits_of(self.base.outputs(model, records))
         right = (logits.argmax(-1) == records.labels).double() - 0.5
         return torch.stack([right, self._held(CrossEntropy().value(logits, records.labels.long()))], -1)
@@ -272,4 +277,6 @@ def summed_scores(base: Objective, loss_bound: float, *, classes: bool) -> Summe
             f"evaluation: {type(base).__name__} gives no {name} record by record; take another model, or "
             "leave the section out"
         )
+    if classes and (several := labelled_of(base)) is not None and not several.judges:
+        raise InputError("evaluation: a loss of your own does not say what is right; leave the section out")
     return SummedScores(base, loss_bound, classes)

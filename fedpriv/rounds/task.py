@@ -16,11 +16,13 @@ from torch import Tensor
 from fedpriv.core.errors import InputError
 from fedpriv.core.extensions import revision
 from fedpriv.data.encode import Scaling
+from fedpriv.data.layout import Layout, inputs_of
 from fedpriv.data.named import called, load, load_test, schema_of
 from fedpriv.data.own import Sites
 from fedpriv.data.partition import (
     Shares,
     Table,
+    blanked,
     by_site,
     counted,
     dirichlet,
@@ -84,6 +86,8 @@ class PublicTask:
     """The sites of the test records in that order: (name, records)."""
     unit: float = field(default=1.0, kw_only=True)
     """How much of a real target's own unit 1 of a label is."""
+    labels: tuple[int, ...] = field(default=(), kw_only=True)
+    """Shape of a record's labels; () of one."""
 
 
 @dataclass(frozen=True)
@@ -129,15 +133,35 @@ class ModelInputs:
         return self.model.row.features(given, DTYPES[self.dtype], self.model.settings)
 
     def records(self, images: NDArray[Any], labels: NDArray[Any]) -> Records:
-        """Labels are classes as they are, or numbers of a regression in the type of the features."""
+        """Labels are classes as they are, or numbers of a regression in the type of the features.
+
+        Several labels of a record lie behind its features, and say beside them only whether the record counts.
+        """
+        features, counts = self.features(images), counted(labels)
+        if labels.ndim > 1:
+            behind = torch.from_numpy(np.where(counts[:, None], labels.reshape(len(labels), -1), 0))
+            features = torch.cat([features, behind.to(features.dtype)], dim=1)
+            labels = blanked(np.zeros(len(labels), labels.dtype), counts)
         of_records = torch.from_numpy(labels)
         dtype = DTYPES[self.dtype] if of_records.is_floating_point() else of_records.dtype
-        return Records(self.features(images), of_records.to(dtype))
+        return Records(features, of_records.to(dtype))
 
-    def objective(self, records: Records, classes: int) -> Objective:
-        """The model's loss over records of this shape."""
-        shape = tuple(records.features.shape[1:])
-        return self.model.row.objective(shape, classes, DTYPES[self.dtype], self.model.settings)
+    def layout(self, images: NDArray[Any], labels: NDArray[Any], classes: int) -> Layout:
+        """What lies where in a row of `records`; no value is looked at."""
+        one = self.records(
+            np.zeros_like(images[:1], shape=(1, *images.shape[1:])), np.zeros((1, *labels.shape[1:]))
+        )
+        return Layout(one.features.shape[1], inputs_of(images), labels.shape[1:], classes=classes > 0)
+
+    def objective(self, layout: Layout, classes: int) -> Objective:
+        """The model's loss over records of this layout; InputError for several labels where it takes one."""
+        row = self.model.row
+        if layout.labels and not row.several_labels:
+            raise InputError(
+                f"model.name = {self.model.name!r}: takes one label a record, and here labels are of shape "
+                f"{layout.labels}; a module of your own takes several, with a loss such as 'binary'"
+            )
+        return row.objective(layout, classes, DTYPES[self.dtype], self.model.settings)
 
 
 @lru_cache(maxsize=2)
@@ -147,7 +171,10 @@ def _public_task_of(inputs: ModelInputs) -> PublicTask:
     part = load_test(inputs.data, table=inputs.table)
     records = inputs.records(part.images, part.labels)
     test, silos = silo_by_silo(records, part.sites)
-    return PublicTask(inputs.objective(records, part.classes), test, silos=silos, unit=part.unit)
+    layout = inputs.layout(part.images, part.labels, part.classes)
+    return PublicTask(
+        inputs.objective(layout, part.classes), test, silos=silos, unit=part.unit, labels=layout.labels
+    )
 
 
 def public_task_of_cell(cell: Cell) -> PublicTask:
@@ -169,9 +196,10 @@ def task_of_schema(cell: Cell, schema: TableSchema) -> PublicTask:
     """The task of a server that has no table: silos evaluate, the rest follows from what is public about it."""
     inputs = ModelInputs.of(cell)
     width = len(schema.raw) if cell.model.row.of_cells else schema.width
-    one = inputs.records(np.zeros((1, width)), np.zeros(1, np.int64))
+    image, label = np.zeros((1, width)), np.zeros(1, np.int64)
+    one, layout = inputs.records(image, label), inputs.layout(image, label, schema.class_count)
     nothing = Records(one.features[:0], one.labels[:0])
-    return PublicTask(inputs.objective(one, schema.class_count), nothing, unit=schema.unit)
+    return PublicTask(inputs.objective(layout, schema.class_count), nothing, unit=schema.unit)
 
 
 @lru_cache(maxsize=2)
@@ -195,6 +223,7 @@ def task_of(inputs: ModelInputs, validation: int | None = None) -> Task:
         if dataset.cells is None:
             raise InputError(f"model.name = {model.name!r}: is of a table, and {called(data)} is none")
         train_images, test_images = dataset.cells, np.zeros((len(test_images), dataset.cells.shape[1]))
+    layout = inputs.layout(train_images, dataset.train_labels, dataset.classes)
     train = inputs.records(train_images, dataset.train_labels)
     test = inputs.records(test_images, dataset.test_labels)
     sites = dataset.sites
@@ -213,11 +242,12 @@ def task_of(inputs: ModelInputs, validation: int | None = None) -> Task:
     )
     both = (schema := schema_of(data, inputs.table)) is not None and schema.by_content and validation is None
     return Task(
-        inputs.objective(train, dataset.classes),
+        inputs.objective(layout, dataset.classes),
         scored,
         train,
         silos=silos,
         unit=dataset.unit,
+        labels=layout.labels,
         sites=None if sites is None else sites.train,
         persons=None if dataset.persons is None else dataset.persons[: len(train.labels)],
         tests=test,
@@ -266,6 +296,11 @@ def _measured(task: PublicTask, cell: Cell) -> Objective:
     objective, run = task.objective, cell.run
     if cell.evaluation is not None:  # silos send sums
         return objective
+    if run.metrics and task.labels:
+        raise InputError(
+            f"run.metrics: {', '.join(run.metrics)} are of one label a record, and here labels are of shape "
+            f"{task.labels}; leave them out"
+        )
     if run.metrics or run.per_silo:
         silos = task.silos if run.per_silo else ()
         if run.per_silo and (empty := [name for name, count in silos if not count]):
@@ -317,6 +352,11 @@ def spread(cell: Cell) -> list[Tensor]:
     check_records(cell)
     task = task_of_cell(cell)
     labels, batches = labels_of_rows(task), cell.schedule.batches_held
+    if task.labels and cell.data.partition in ("dirichlet", "shards"):
+        raise InputError(
+            f"data.partition = {cell.data.partition!r}: skews one label a record, and records here have labels of "
+            f"shape {task.labels}; take 'iid'"
+        )
     sizes = [batches * batch for batch in cell.batch_sizes]
     if cell.federation.clients is not None:  # whose records are skewed, not they among silos
         shares = iid(labels, sizes, cell.seed)

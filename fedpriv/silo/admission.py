@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from fedpriv.accounting.budget import ApproximateGDP, LifetimeBudget, Price, composed, price, slack_of
@@ -43,7 +42,7 @@ from fedpriv.participation.registry import PARTICIPATIONS as SHIPPED_SAMPLINGS
 from fedpriv.participation.secret import SecretOrder
 from fedpriv.rounds.ledger import ReleaseStream
 from fedpriv.rounds.plan import Plan, plan_of
-from fedpriv.rounds.task import DTYPES
+from fedpriv.rounds.task import ModelInputs
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.counted import uncounted
@@ -374,15 +373,15 @@ class Admission:
 
     def _objective(self, cell: Cell) -> tuple[int, Objective]:
         """How many features a record has, and the model's loss, built once without memory to see its size."""
-        model, settings, dtype = cell.model.row, cell.model.settings, DTYPES[cell.run.dtype]
-        shape = tuple(model.features(np.zeros_like(self.shard.given(cell)[:1]), dtype, settings).shape[1:])
+        inputs, classes = ModelInputs.of(cell), self.policy.class_count
+        layout = inputs.layout(self.shard.given(cell), self.shard.labels, classes)
         with torch.device("meta"):
-            dimension = model.objective(shape, self.policy.class_count, dtype, settings).dimension
+            dimension = inputs.objective(layout, classes).dimension
         if dimension > self.policy.allow.dimension:
             raise self.refusal(
                 f"the scenario's model has {dimension} parameters, allowed are {self.policy.allow.dimension}"
             )
-        return math.prod(shape), model.objective(shape, self.policy.class_count, dtype, settings)
+        return math.prod(layout), inputs.objective(layout, classes)
 
     def _memory(self, cell: Cell, plan: Plan, features: int) -> int:
         """Bytes that a round takes; RunError for more than the policy allows, or a row of the ledger holds."""

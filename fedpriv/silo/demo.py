@@ -201,7 +201,9 @@ def write_shard(
 def _arrays(part: str, images: NDArray[Any], labels: NDArray[Any]) -> dict[str, Any]:
     """The arrays of a part of a shard; `counts` where some records only keep a place."""
     kind, counts = "images" if images.dtype == np.uint8 else "features", counted(labels)
-    arrays: dict[str, Any] = {f"{part}{kind}": images, f"{part}labels": np.where(counts, labels, 0)}
+    known = labels.copy()
+    known[~counts] = 0
+    arrays: dict[str, Any] = {f"{part}{kind}": images, f"{part}labels": known}
     return arrays if counts.all() else {**arrays, f"{part}counts": counts}
 
 

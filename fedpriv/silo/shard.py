@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError
 from fedpriv.data.encode import Encoded
-from fedpriv.data.own import check_records
+from fedpriv.data.layout import inputs_of
+from fedpriv.data.own import check_records, with_inputs
 from fedpriv.data.partition import Part, Table, counted, of_persons, roster
 from fedpriv.data.schema import TableSchema
 from fedpriv.data.tables import load_silo
@@ -33,9 +34,9 @@ class Shard:
     """Records in the order in which they are read."""
 
     images: NDArray[Any]
-    """Images as bytes, or features as floats: (n, ...)."""
+    """Images as bytes, features as floats, or tokens: (n, ...); (n,) of several inputs (`layout`)."""
     labels: NDArray[Any]
-    """(n,): classes, or floats of a regression; -1, or no number, of a record that does not count (`placing`)."""
+    """(n, ...): classes, or floats of a regression; -1, or no number, of a record that does not count."""
     persons: NDArray[Any] | None = field(default=None, kw_only=True)
     """Whose each record is, (n,), if the silo says so."""
     test: "Shard | None" = None
@@ -58,7 +59,8 @@ class Shard:
         """SHA-256 of the arrays: which records, in which order."""
         digest = hashlib.sha256()
         for values in (self.images, self.labels, *(() if self.persons is None else (self.persons,))):
-            digest.update(f"{values.dtype.str} {values.shape} ".encode())
+            kind = values.dtype.str if values.dtype.names is None else values.dtype.descr
+            digest.update(f"{kind} {values.shape} ".encode())
             digest.update(np.ascontiguousarray(values).data)
         return digest.digest()
 
@@ -99,7 +101,7 @@ class Shard:
                 "unit = 'user': this silo's records do not say whose they are; give `persons` in the .npz file, "
                 "or table.person"
             )
-        values = self.people * unit.records * int(np.prod(self.images.shape[1:]))
+        values = self.people * unit.records * sum(each.size for each in inputs_of(self.images))
         if unit.records > _MOST_FILLED and values > _MOST_VALUES:
             raise InputError(
                 f"privacy.records = {unit.records}: {self.people} persons filled up to so many records each are "
@@ -142,6 +144,7 @@ def _placed(encoded: Encoded, part: Part) -> Shard:
 def _part(
     arrays: Mapping[str, NDArray[Any]], prefix: str, classes: int, path: Path, test: Shard | None = None
 ) -> Shard:
+    arrays = with_inputs(arrays, f"{prefix}features", str(path))
     found = [name for name in (f"{prefix}images", f"{prefix}features") if name in arrays]
     if len(found) != 1 or f"{prefix}labels" not in arrays:
         raise InputError(
@@ -151,11 +154,11 @@ def _part(
     values, labels = arrays[found[0]], arrays[f"{prefix}labels"]
     check_records(values, labels, classes, str(path))
     persons = arrays.get(f"{prefix}persons")
-    if persons is not None and (persons.shape != labels.shape or persons.dtype.kind not in "iuUS"):
+    if persons is not None and (persons.shape != labels.shape[:1] or persons.dtype.kind not in "iuUS"):
         raise InputError(f"{path}: `{prefix}persons` needs one number or text for each of {len(labels)} records")
     labels = labels.astype(np.int64 if classes else np.float64)
     counts = arrays.get(f"{prefix}counts", np.ones(len(labels), np.bool_))
-    if counts.shape != labels.shape or counts.dtype != np.bool_:
+    if counts.shape != labels.shape[:1] or counts.dtype != np.bool_:
         raise InputError(f"{path}: `{prefix}counts` needs true or false for each of {len(labels)} records")
     features, labels = Part(np.arange(len(labels)), counts).taken(values, labels)
     return _fixed(Shard(features, labels, test, persons=persons))

@@ -98,7 +98,8 @@ def home_of(policy: Policy, cell: Cell, held_out: Path | None) -> Home:
     if len(train.labels) < _LEAST or not len(test.labels):
         sizes = f"{len(train.labels)} training and {len(test.labels)} test records"
         raise InputError(f"{policy.shard}: {sizes} are too few to fit and to judge a model")
-    objective = _inputs(cell).objective(train, classes)
+    inputs, first = _inputs(cell), shards[0]
+    objective = inputs.objective(inputs.layout(first.images, first.labels, classes), classes)
     if fast_paths(objective).linear is None:
         raise InputError(f"model.name = {cell.model.name!r}: refines models of linear scores alone so far")
     return Home(objective, Held(policy.silo, f"silo {policy.silo}", train, units, test), read, cell.seed)

@@ -33,6 +33,7 @@ from torch import Tensor
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import public_generator
 from fedpriv.core.replicates import one_thread
+from fedpriv.data.named import called
 from fedpriv.data.partition import alike, counted
 from fedpriv.loss.objective import Objective, Records, View, fast_paths
 from fedpriv.noise.trust import CLIENT
@@ -97,6 +98,8 @@ def held_of(cell: Cell, most: int = MOST_SILOS) -> tuple[int, list[Held]]:
     if cell.privacy.protected.name == CLIENT.name:
         raise InputError("privacy.unit = client: a client alone has too few records; worth is for silos")
     task, shares = task_of_cell(cell), spread(cell)
+    if task.labels:
+        raise InputError(f"{called(cell.data.name)}: has labels of shape {task.labels} a record; worth is of one")
     tests = _tests(cell, task, [share.numpy() for share in shares])
     usable = [silo for silo in range(len(shares)) if len(tests[silo])]
     if not usable:

@@ -158,7 +158,7 @@ def test_other_records_are_another_run(tmp_path: Path) -> None:
         ({"model": nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 2))}, "mixes the records of a batch"),
         ({"model": nn.Linear(8, 2).requires_grad_(False)}, "requires_grad = False"),
         ({"engine": "ray"}, "no arrays and modules of this program"),
-        ({"loss": "cubic"}, "accepted are 'squared', 'absolute'"),
+        ({"loss": "cubic"}, "accepted are 'cross-entropy', 'binary', 'squared-error'"),
     ],
 )
 def test_what_cannot_be_used_is_refused(tmp_path: Path, given: dict[str, Any], part: str) -> None:

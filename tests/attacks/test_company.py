@@ -28,13 +28,13 @@ MOST = 22
 """Right guesses: a rate of 59.9 % gives more in 8e-5 of all runs of a test."""
 
 
-def guard_over(folder: Path, evaluating: bool, code: str, **arrays: Any) -> Guard:
+def guard_over(folder: Path, evaluating: bool, code: str, classes: int = 2, **arrays: Any) -> Guard:
     """One that trains on these records, or evaluates on these test records."""
     folder.mkdir()
     np.savez(folder / "own.npz", **arrays)
     (folder / "own.npz").chmod(0o600)
     whole = MU * GUESSES  # of all guesses, each of which is a run of its own
-    keys = {"silo": 0, "classes": 2, "shard": "own.npz", "ledger": "l.sqlite", "socket": "s.sock"}
+    keys = {"silo": 0, "classes": classes, "shard": "own.npz", "ledger": "l.sqlite", "socket": "s.sock"}
     allow = {"relation": "replace-one", "clip": 1.0, "rounds": 10, "budget": whole, "models": [code]}
     section = f"[evaluation]\nbudget = {whole}\n" if evaluating else ""
     (folder / "policy.toml").write_text(policy_text(keys, allow) + section)

@@ -150,3 +150,55 @@ class Drawing(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         return nn.functional.dropout(values, 0.5)
+
+
+class Sentences(nn.Module):
+    """Outputs of a record's tokens, of 20 words; raises on a word beyond them."""
+
+    def __init__(self, _features: int, outputs: int, words: int = 20) -> None:
+        super().__init__()
+        self.table, self.last = nn.Embedding(words, 4), nn.Linear(4, outputs)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        out: Tensor = self.last(torch.tanh(self.table(tokens)).mean(1))
+        return out
+
+
+class Tags(Sentences):
+    """A class for each token, of tokens and a mask."""
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        out: Tensor = self.last(torch.tanh(self.table(tokens)) * mask.unsqueeze(-1))
+        return out
+
+
+class Beside(nn.Module):
+    """Flags of an image and a row of numbers."""
+
+    def __init__(self, features: int, outputs: int) -> None:
+        super().__init__()
+        self.images, self.rows = nn.Conv2d(1, 2, 2), nn.Linear(features - 9, 8)
+        self.last = nn.Linear(8, outputs)
+
+    def forward(self, images: Tensor, rows: Tensor) -> Tensor:
+        out: Tensor = self.last(torch.tanh(self.images(images)).flatten(1) + self.rows(rows))
+        return out
+
+
+def flags(features: int, outputs: int) -> nn.Module:
+    """Layers of known form, for several labels."""
+    return nn.Sequential(nn.Linear(features, 5), nn.Tanh(), nn.Linear(5, outputs))
+
+
+def apart(output: Tensor, label: Tensor) -> Tensor:
+    """A loss of one's own, steep where the two are far apart; raises on a label above 1e6."""
+    return (output - label).pow(4).sum()
+
+
+def spying(output: Tensor, label: Tensor) -> Tensor:
+    """Writes down that it was called."""
+    calls.append(1)
+    return (output - label).sum()
+
+
+calls: list[int] = []

@@ -1,0 +1,247 @@
+"""Records as they are: tokens, several inputs, several labels, and losses by name or as a function."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+import fedpriv
+from tests.api.test_own import TREE
+
+WORDS, LENGTH, TRAIN = 50, 6, 800
+_draw = np.random.default_rng(0)
+TOKENS = _draw.integers(0, WORDS, (900, LENGTH))
+MASK = _draw.random((900, LENGTH)) < 0.8
+LOW = ((TOKENS < WORDS // 2).mean(1) > 0.5).astype(int)
+FAST = {"algorithm.step": 10.0, "privacy.epsilon": 50.0}
+NUMBERS = _draw.standard_normal((900, 4)).astype("float32")
+
+
+def run(out: Path, records: Any, labels: NDArray[Any], model: nn.Module, **more: Any) -> Any:
+    cut = [
+        tuple(each[part] for each in records) if isinstance(records, tuple) else records[part]
+        for part in (slice(None, TRAIN), slice(TRAIN, None))
+    ]
+    parts = (cut[0], labels[:TRAIN]), (cut[1], labels[TRAIN:])
+    (cell,) = fedpriv.run(TREE, train=parts[0], test=parts[1], model=model, out=out, **{"set": FAST, **more})
+    return cell
+
+
+class Bag(nn.Module):
+    """A mean of the embeddings of a record's tokens; refuses what is no int64."""
+
+    def __init__(self, outputs: int = 2) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.last = nn.Embedding(WORDS, 4), nn.Linear(4, outputs)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        assert tokens.dtype == torch.int64
+        outputs: Tensor = self.last(self.table(tokens).mean(1))
+        return outputs
+
+
+class Tagging(nn.Module):
+    """A class for each token, of tokens and a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.last = nn.Embedding(WORDS, 4), nn.Linear(4, 3)
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        assert (tokens.dtype, mask.dtype) == (torch.int64, torch.bool)
+        assert tokens.shape[1:] == mask.shape[1:] == (LENGTH,)
+        outputs: Tensor = self.last(self.table(tokens) * mask.unsqueeze(-1))
+        return outputs
+
+
+class Beside(nn.Module):
+    """An image and a row of a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.images, self.last = nn.Conv2d(1, 2, 3), nn.Linear(2 * 4 + 4, 2)
+
+    def forward(self, images: Tensor, row: Tensor) -> Tensor:
+        assert images.shape[1:] == (1, 4, 4)
+        outputs: Tensor = self.last(torch.cat([torch.tanh(self.images(images)).flatten(1), row], 1))
+        return outputs
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint16])
+def test_whole_numbers_reach_an_embedding_as_they_are(tmp_path: Path, kind: Any) -> None:
+    labels = LOW
+    cell = run(tmp_path / "run", TOKENS.astype(kind), labels, Bag())
+    assert cell.test_accuracy > 0.6
+    assert cell.predict(TOKENS[TRAIN:]).shape == (100,)
+    module = cell.to_module()
+    again = module(torch.from_numpy(TOKENS[TRAIN:])).argmax(-1).numpy()
+    assert (again == labels[TRAIN:]).mean() == pytest.approx(cell.test_accuracy)
+
+
+class Lookups(nn.Module):
+    """Every usual way to look up tokens."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind, self.last = kind, nn.Linear(4, 2)
+        if kind == "bag":
+            self.table: nn.Module = nn.EmbeddingBag(WORDS, 4, mode="mean")
+        else:
+            self.table = nn.Embedding(WORDS, 4, padding_idx=0 if kind == "padding" else None)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        seen = self.table(tokens)
+        outputs: Tensor = self.last(seen if self.kind == "bag" else seen.mean(1))
+        return outputs
+
+
+@pytest.mark.parametrize("kind", ["plain", "padding", "bag"])
+def test_probes_are_made_of_the_words_that_a_module_knows(tmp_path: Path, kind: str) -> None:
+    labels = LOW
+    assert run(tmp_path / "run", TOKENS, labels, Lookups(kind)).test_accuracy > 0.5
+
+
+def test_a_module_that_looks_at_neighbours_is_found_with_tokens_too(tmp_path: Path) -> None:
+    class Looking(Bag):
+        def forward(self, tokens: Tensor) -> Tensor:
+            return super().forward(tokens) + self.table(tokens).mean()
+
+    with pytest.raises(fedpriv.InputError, match="change with the other records of its batch"):
+        run(tmp_path / "run", TOKENS, LOW, Looking())
+
+
+def test_a_token_beyond_the_vocabulary_harms_its_own_record_alone(tmp_path: Path) -> None:
+    labels = LOW
+    strange = TOKENS.copy()
+    strange[0] = WORDS + 7
+    finite = run(tmp_path / "run", strange, labels, Bag())
+    assert np.isfinite(finite.model()).all()
+    assert finite.test_accuracy > 0.6
+
+
+@pytest.mark.parametrize("given", ["arrays", "tensors", "items"])
+def test_several_inputs_and_a_label_for_each_token(tmp_path: Path, given: str) -> None:
+    tags = np.where(MASK, TOKENS % 3, -100)
+    parts = [tuple(each[part] for each in (TOKENS, MASK, tags)) for part in (slice(TRAIN), slice(TRAIN, None))]
+    made: list[Any] = []
+    for tokens, mask, labels in parts:
+        if given == "arrays":
+            made.append(((tokens, mask), labels))
+        else:
+            tensors = TensorDataset(*map(torch.from_numpy, (tokens, mask, labels)))
+            made.append(tensors if given == "tensors" else Items(tensors))
+    (cell,) = fedpriv.run(TREE, train=made[0], test=made[1], model=Tagging(), out=tmp_path / "run", set=FAST)
+    outputs = cell.to_module()(*map(torch.from_numpy, parts[1][:2])).argmax(-1).numpy()
+    right = (outputs == parts[1][2])[parts[1][1]]
+    assert right.mean() == pytest.approx(cell.test_accuracy, abs=1e-6)
+    assert cell.test_accuracy > 0.5
+    assert np.array_equal(cell.predict((parts[1][0], parts[1][1])), outputs)
+
+
+class Items(Dataset[Any]):
+    """((tokens, mask), labels) one by one."""
+
+    def __init__(self, whole: TensorDataset) -> None:
+        self.whole = whole
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    def __getitem__(self, place: int) -> Any:
+        tokens, mask, labels = self.whole[place]
+        return (tokens, mask), labels
+
+
+def test_images_beside_a_row_of_numbers(tmp_path: Path) -> None:
+    images = _draw.integers(0, 256, (900, 1, 4, 4), dtype=np.uint8)
+    cell = run(tmp_path / "run", (images, NUMBERS), (NUMBERS[:, 0] > 0).astype(int), Beside())
+    assert cell.test_accuracy > 0.7
+    shown = torch.from_numpy(images[TRAIN:]).float() / 255.0, torch.from_numpy(NUMBERS[TRAIN:])
+    assert np.array_equal(cell.predict((images[TRAIN:], NUMBERS[TRAIN:])), cell.to_module()(*shown).argmax(-1))
+
+
+@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
+def test_several_binary_labels(tmp_path: Path, engine: str) -> None:
+    labels = (NUMBERS[:, :3] > 0).astype(int)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    cell = run(tmp_path / "run", NUMBERS, labels, model, loss="binary", engine=engine)
+    assert cell.test_accuracy > 0.8
+    predicted = cell.predict(NUMBERS[TRAIN:])
+    assert (predicted == labels[TRAIN:]).mean() == pytest.approx(cell.test_accuracy, abs=1e-6)
+
+
+@pytest.mark.parametrize("loss", ["squared", "absolute", "huber", "poisson"])
+def test_several_real_labels(tmp_path: Path, loss: str) -> None:
+    labels = np.abs(NUMBERS[:, :2])
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 2))
+    cell = run(tmp_path / "run", NUMBERS, labels, module, loss=loss)
+    assert cell.predict(NUMBERS[TRAIN:]).shape == (100, 2)
+    assert "test_accuracy" not in cell.metrics
+    assert np.isfinite(cell.test_loss)
+
+
+def test_a_function_of_one_records_output_and_label(tmp_path: Path) -> None:
+    labels = np.abs(NUMBERS[:, :2])
+    torch.manual_seed(0)
+    modules = [nn.Sequential(nn.Linear(4, 2)) for _ in range(2)]
+    modules[1].load_state_dict(modules[0].state_dict())
+
+    def mine(output: Tensor, label: Tensor) -> Tensor:
+        return (output - label).square().mean() / 2.0
+
+    own = run(tmp_path / "own", NUMBERS, labels, modules[0], loss=mine)
+    named = run(tmp_path / "named", NUMBERS, labels, modules[1], loss="squared")
+    assert own.test_loss == pytest.approx(named.test_loss, rel=1e-5)
+    with pytest.raises(fedpriv.InputError, match="holds another run"):
+        run(tmp_path / "own", NUMBERS, labels, modules[0], loss="squared", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("labels", "more", "line"),
+    [
+        (np.arange(900) % 2 + 1, {}, "labels are 0 … 2 .labels that begin with 1 are labels - 1 here."),
+        ((NUMBERS[:, 0] > 0).astype(float), {}, "classes are whole numbers: labels.astype.int."),
+        (np.array(["a", "b"] * 450), {}, r"np.unique\(labels, return_inverse=True\)\[1\]"),
+        ((NUMBERS[:, 0] > 0).astype(float), {"classes": 2}, "classes are labels.astype.int."),
+        (
+            np.arange(900) % 2,
+            {"classes": 1},
+            "labels are whole numbers from 0 to 0, found 0 … 1; classes that begin",
+        ),
+        (np.arange(900) % 2, {"loss": lambda output, label: output}, "must give one number, a tensor of shape"),
+        (np.arange(900) % 2, {"loss": lambda output, label: 1 / 0}, "loss: the function fails on outputs .2,."),
+        (np.arange(900) % 2, {"loss": {"label": 3}}, "accepted keys are name, class_weights and label_smoothing"),
+        ((NUMBERS > 0).astype(int), {"set": {"run.metrics": [["auc"]]}}, "auc are of one label a record"),
+        ((NUMBERS > 0).astype(int), {"set": {"data.partition": "shards", "data.shards": 2}}, "take 'iid'"),
+    ],
+)
+def test_what_does_not_fit_is_named_with_its_remedy(
+    tmp_path: Path, labels: NDArray[Any], more: dict[str, Any], line: str
+) -> None:
+    module = nn.Sequential(nn.Linear(4, 2 if labels.ndim == 1 else 4))
+    more = {"loss": "binary", **more} if labels.ndim > 1 else more
+    with pytest.raises(fedpriv.InputError, match=line):
+        run(tmp_path / "run", NUMBERS, labels, module, **more)
+
+
+def test_numbers_that_were_given_as_tokens_are_named(tmp_path: Path) -> None:
+    with pytest.raises(fedpriv.InputError, match=r"cannot be given a record of 6 tokens \(floats are numbers\)"):
+        run(tmp_path / "run", TOKENS, TOKENS[:, 0] % 2, nn.Linear(LENGTH, 2))
+
+
+def test_a_model_of_one_label_refuses_several(tmp_path: Path) -> None:
+    tree = {**TREE, "model": {"name": "softmax-regression", "feature_norm": 4.0}}
+    parts = [(NUMBERS[part], (NUMBERS[part] > 0).astype(int)) for part in (slice(TRAIN), slice(TRAIN, None))]
+    with pytest.raises(fedpriv.InputError, match="takes one label a record, and here labels are of shape"):
+        fedpriv.run(tree, train=parts[0], test=parts[1], out=tmp_path / "run")
