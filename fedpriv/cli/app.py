@@ -19,7 +19,7 @@ from fedpriv.cli.options import (
 )
 from fedpriv.cli.privacy import app as privacy_app
 from fedpriv.cli.silo import app as silo_app
-from fedpriv.cli.silo import certificates, superlink, supernode
+from fedpriv.cli.silo import certificates, certify, superlink, supernode
 from fedpriv.core.errors import InputError, suggestion
 
 app = typer.Typer(
@@ -415,6 +415,7 @@ def export(
     typer.echo(write(run_dir, form))
 
 
+app.command()(certify)
 app.command()(superlink)
 app.command()(supernode)
 app.command()(certificates)

@@ -37,6 +37,9 @@ _WORDS = {
     "report.html": "The run in words, tables and charts",
     "audit.json": "The outcome of an audit by canaries",
     "dp-events.json": "What was released, as events of dp-accounting",
+    "certificate.json": "The claim of the released model with its releases, signed; fedpriv certify --verify",
+    "certificate.html": "The certificate as a page for an information-governance board",
+    "model-card.md": "The certificate as a model card",
 }
 
 

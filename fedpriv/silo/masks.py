@@ -23,21 +23,20 @@ where the server may deviate).  What travels is a *card*: the public key, 32 byt
 zeros from a silo that has no identity.
 """
 
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import derive_key
+from fedpriv.core.signed import bytes_of, private_key, public_key
 from fedpriv.rounds.arithmetic import Words
 
 KEY_BYTES = 32
@@ -157,11 +156,11 @@ def identity_of(number: int, own: Path | None, peers: Path | None) -> Identity:
 
     Guarantee: no silo stands for two, and `own` is what the others know this silo by.
     """
-    lines = [] if peers is None else [line for line in _bytes_of(peers).splitlines() if line.strip()]
+    lines = [] if peers is None else [line for line in bytes_of(peers).splitlines() if line.strip()]
     if peers is not None and not lines:
         raise InputError(f"{peers}: expected a public key for each silo, silo 0 first")
-    key = None if own is None else _private(own)
-    known = [_public(line, f"{peers}, line {place}") for place, line in enumerate(lines, start=1)]
+    key = None if own is None else private_key(own)
+    known = [public_key(line, f"{peers}, line {place}") for place, line in enumerate(lines, start=1)]
     raw = [each.public_bytes_raw() for each in known]
     for silo, content in enumerate(raw):
         if (first := raw.index(content)) < silo:
@@ -169,36 +168,6 @@ def identity_of(number: int, own: Path | None, peers: Path | None) -> Identity:
     if key is not None and known and raw[number : number + 1] != [key.public_key().public_bytes_raw()]:
         raise InputError(f"{own}: its public half is not the one that {peers} has for silo {number}")
     return Identity(number, key, tuple(known))
-
-
-def _private(path: Path) -> Ed25519PrivateKey:
-    content = _bytes_of(path)
-    if stat.S_IMODE(path.stat().st_mode) & 0o077:
-        raise InputError(f"{path}: others can read this key; chmod 600 it")
-    try:
-        key = load_ssh_private_key(content, password=None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise InputError(f"{path}: cannot be used as an Ed25519 private key: {error}") from None
-    if not isinstance(key, Ed25519PrivateKey):
-        raise InputError(f"{path}: expected an Ed25519 private key, as `ssh-keygen -t ed25519` makes")
-    return key
-
-
-def _public(line: bytes, where: str) -> Ed25519PublicKey:
-    try:
-        key = load_ssh_public_key(line)
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise InputError(f"{where}: cannot be used as an Ed25519 public key: {error}") from None
-    if not isinstance(key, Ed25519PublicKey):
-        raise InputError(f"{where}: expected an Ed25519 public key, as `ssh-keygen -t ed25519` makes")
-    return key
-
-
-def _bytes_of(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
 
 
 def _statement(run: str, scenario: bytes, silo: int, public: bytes) -> bytes:

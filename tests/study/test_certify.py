@@ -1,0 +1,365 @@
+"""`fedpriv certify`: what is signed recomputes without the data, and nothing else passes."""
+
+import json
+import math
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedpriv
+from fedpriv.core.errors import FedprivError, InputError, RunError
+from fedpriv.core.signed import made_key, public_line, read_spelled, sha256, signature, signers_of, spelled
+from fedpriv.study.certify import COORDINATOR, SAYS, verified
+from tests.cli.command import fedpriv as command
+from tests.conftest import small_tree
+from tests.silo.guarded import ZERO, guard_of, write_silo
+
+Edit = Callable[[dict[str, Any]], None]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certified simulation, with the coordinator's key and the file of whom to trust beside it."""
+    folder = fedpriv.run(small_tree(), out=tmp_path_factory.mktemp("runs") / "small").folder
+    certify(folder)
+    return folder
+
+
+def certify(folder: Path, *options: object) -> str:
+    """Certify, and write down whom to trust: the coordinator; what was printed."""
+    done = command("certify", folder, "--key", folder / "coordinator.key", *options, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    (folder / "trusted").write_text(done.stdout.splitlines()[0] + "\n")
+    return done.stdout
+
+
+def check(path: Path, folder: Path) -> None:
+    verified(path, signers_of(folder / "trusted"))
+
+
+def rewritten(folder: Path, edit: Edit, *, by: str = "coordinator.key") -> Path:
+    """The certificate after an edit of its data, signed anew by a key of the folder."""
+    tree = json.loads((folder / "certificate.json").read_text())
+    edit(tree)
+    document = {name: tree[name] for name in ("format", "body", "silos")}
+    path = folder / "rewritten.json"
+    path.write_bytes(spelled({**document, "coordinator": signature(made_key(folder / by), SAYS, document)}))
+    return path
+
+
+@pytest.mark.slow
+def test_a_certificate_recomputes_in_another_process_without_the_run(run: Path, tmp_path: Path) -> None:
+    for name in ("certificate.json", "trusted", "models/0000.npy"):
+        (tmp_path / Path(name).name).write_bytes((run / name).read_bytes())
+    code = (
+        "import sys; from fedpriv.cli import main; sys.argv[1:] = ['certify', '--verify', 'certificate.json', "
+        "'--keys', 'trusted', '--model', '0000.npy']\ntry: main()\n"
+        "finally: print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    claim, who, model, torch = done.stdout.splitlines()
+    assert "one record of a silo, replace-one neighbours: μ-GDP exactly with μ = 4" in claim
+    assert who == "a simulation: no silo's guard had a part in it, and none signed"
+    assert (model, torch) == ("the model is the one that was certified", "False")
+
+
+@pytest.mark.parametrize("flips", [20, pytest.param(2000, marks=pytest.mark.slow)])
+def test_every_byte_counts(run: Path, tmp_path: Path, flips: int) -> None:
+    """Guarantee: a certificate with one byte changed is refused, whichever."""
+    content = (run / "certificate.json").read_bytes()
+    signers, path, draw = signers_of(run / "trusted"), tmp_path / "certificate.json", random.Random(flips)
+    signed = content.index(b'"coordinator": {')
+    places = draw.sample(range(len(content)), flips) + (
+        draw.sample(range(signed, signed + 260), 40 if flips < 100 else 260)
+    )
+    for place in places:
+        flipped = bytearray(content)
+        flipped[place] ^= draw.randrange(1, 256) if place % 2 else 32  # 32: the other case of a letter
+        path.write_bytes(flipped)
+        with pytest.raises(FedprivError) as refused:
+            verified(path, signers)
+        assert "\n" not in str(refused.value)
+
+
+def smaller(tree: dict[str, Any]) -> None:
+    """Twice the noise in the releases, and every figure that follows from it."""
+    from fedpriv.rounds.entries import entry_of
+
+    record = tree["body"]["record"]
+    record["releases"][0]["std"] *= 2.0
+    record.update(json.loads(json.dumps(entry_of(record).recomputed)))
+
+
+def test_rows_that_were_edited_consistently_are_refused_by_the_signature(run: Path) -> None:
+    """Guarantee: an attacker who recomputes every figure and digest lacks the key, whatever key the file names."""
+    path = rewritten(run, smaller)
+    check(path, run)  # the coordinator itself can: it is its word, of a simulation
+    tree = json.loads(path.read_text())
+    tree["coordinator"] = json.loads((run / "certificate.json").read_text())["coordinator"]
+    path.write_bytes(spelled(tree))
+    with pytest.raises(RunError, match="the signature of the coordinator is not of this content: it was edited"):
+        check(path, run)
+    with pytest.raises(RunError, match="signed for the coordinator by another key than the one that you trust"):
+        check(rewritten(run, smaller, by="mallory.key"), run)
+    tree["coordinator"]["key"] = public_line(made_key(run / "mallory.key").public_key())
+    path.write_bytes(spelled(tree))
+    with pytest.raises(RunError, match="by another key"):
+        check(path, run)
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (
+            lambda tree: tree["body"]["record"].update(epsilon=1.0),
+            r"record\.epsilon is 1\.0, and the recorded rel",
+        ),
+        (lambda tree: tree["body"]["record"].update(mu=3.9), r"record\.mu is 3\.9"),
+        (lambda tree: tree["body"]["record"].update(relation="zero-out"), r"record\.relation is 'zero-out'"),
+        (lambda tree: tree["body"]["record"].update(noise="release"), "drawn by a deployment only"),
+        (lambda tree: tree["body"]["record"].update(rounds=9), "not those of all rounds, silos"),
+        (lambda tree: tree["body"]["record"].update(silos=4), "not those of all rounds, silos"),
+        (lambda tree: tree["body"]["record"].update(engine="deployment"), "silo 0, 1, 2: has not signed"),
+        (lambda tree: tree["body"]["record"].update(silos=10**18), "more rounds or silos than any run"),
+        (lambda tree: tree["body"]["record"]["releases"][0].update(clips=[[1.0, 10**15]]), "more rounds or silos"),
+        (lambda tree: tree["body"]["record"]["releases"][0].update(std=1e-320), "mu = inf"),
+        (lambda tree: tree["body"]["record"]["releases"][0].update(decay="1"), "certificate|record"),
+        (lambda tree: tree["body"]["record"].update(releases=[]), r"record\.guarantee"),
+        (lambda tree: tree["body"]["record"].pop("zcdp"), "not a whole certificate"),
+        (lambda tree: tree["body"].update(record=[]), "not a whole certificate"),
+        (lambda tree: tree.update(silos={}), "silos"),
+        (lambda tree: tree.update(silos=[{"silo": 0}]), "have none of silo-0"),
+    ],
+)
+def test_what_the_releases_do_not_give_is_named_even_if_it_is_signed(run: Path, edit: Edit, said: str) -> None:
+    with pytest.raises(RunError, match=said) as refused:
+        check(rewritten(run, edit), run)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{}",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"format": ' * 5000,
+        b'{\n "format": NaN\n}\n',
+        b'{\n "format": 1e400\n}\n',
+        b'{\n "format": ' + b"9" * 5000 + b"\n}\n",
+        b'{\n "format": 99999999999999999999\n}\n',
+        b'{\n "format": "fedpriv certificate 1",\n "format": "fedpriv certificate 1"\n}\n',
+        b'{\n "format": "\\ud800"\n}\n',
+        b'{"format":1}',
+        b"x" * (2**24 + 1),
+    ],
+)
+def test_a_hostile_file_ends_in_one_line(run: Path, tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "hostile.json"
+    path.write_bytes(content)
+    for words in (("certify", "--verify", path, "--keys", run / "trusted"), ("silo", "sign", "none.toml", path)):
+        done = command(*words, cwd=tmp_path)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+        assert done.stderr.startswith(f"fedpriv: {path}: ")
+
+
+def test_nobody_is_trusted_because_a_file_says_so(run: Path, tmp_path: Path) -> None:
+    """Guarantee: without keys from elsewhere there is no verdict, and no key stands for two."""
+    done = command("certify", "--verify", run / "certificate.json", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--keys FILE: say whom you trust" in done.stderr
+    line = (run / "trusted").read_text()
+    for text, said in (
+        (line.replace("coordinator", "silo-0"), "have none of the coordinator"),
+        (line + line.replace("coordinator", "silo-0"), "its key is there already"),
+        ("", "expected lines such as"),
+        ("coordinator\n", "cannot be used as an Ed25519 public key"),
+    ):
+        (tmp_path / "keys").write_text(text)
+        with pytest.raises(FedprivError, match=said):
+            verified(run / "certificate.json", signers_of(tmp_path / "keys"))
+
+
+def test_another_model_is_refused(run: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "model.npy", np.zeros(7850))
+    with pytest.raises(RunError, match="is not the model that was certified"):
+        verified(run / "certificate.json", signers_of(run / "trusted"), tmp_path / "model.npy")
+
+
+def test_scores_on_the_silos_own_records_are_not_in_it(tmp_path: Path) -> None:
+    """Guarantee: exact metrics of test records stay with the server, whoever gets the certificate."""
+    tree = small_tree(evaluation={"records": 4}, algorithm__trust="trusted", algorithm__name="dp-mu2-fl")
+    folder = fedpriv.run(tree, out=tmp_path / "run").folder
+    told = json.loads((folder / "results.json").read_text())["cells"][0]
+    assert told["evaluation"]["published"] == "without noise"
+    certify(folder)
+    body = json.loads((folder / "certificate.json").read_text())["body"]
+    assert not [name for name in body["record"] if name.startswith("test_")]
+    assert "this document has no score" in (folder / "model-card.md").read_text()
+
+
+def test_a_folder_that_lies_or_has_several_models_is_not_certified(tmp_path: Path) -> None:
+    folder = fedpriv.run({**small_tree(), "sweep": {"seeds": [1, 2]}}, out=tmp_path / "run").folder
+    done = command("certify", folder, "--key", "k", cwd=tmp_path)
+    assert "has 2 finished cells; say which model is released by --cell NUMBER" in done.stderr
+    assert "Choosing it among them" in certify(folder, "--cell", 1) + (folder / "model-card.md").read_text()
+    tree = json.loads((folder / "results.json").read_text())
+    tree["cells"][0]["epsilon"] = 1.0
+    (folder / "results.json").write_text(json.dumps(tree))
+    done = command("certify", folder, "--cell", 0, "--key", "k", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "cell 0 claims something else than its releases give" in done.stderr
+
+
+def test_people_answer_what_no_program_knows(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "people.toml").write_text('purpose = "A <script>course</script>"\nretention = "[two](years)"\n')
+    folder = tmp_path / "run"
+    fedpriv.run(small_tree(), out=folder)
+    certify(folder, "--people", tmp_path / "people.toml", "--say", "contact=a@b.c")
+    page, card = (folder / "certificate.html").read_text(), (folder / "model-card.md").read_text()
+    assert "A &lt;script&gt;course" in page
+    assert "<script" not in page
+    assert "\\[two\\](years)" in card
+    assert "to be filled in by the information-governance board" in page
+    assert "A SIMULATION" in page
+    assert "A SIMULATION" in card
+    assert "certificate.json" in (folder / "ro-crate-metadata.json").read_text()
+    for option, said in (("colour=red", "colour: expected one of purpose"), ("purpose", "expected KEY=TEXT")):
+        assert said in command("certify", folder, "--key", "k", "--say", option, cwd=tmp_path).stderr
+
+
+@pytest.fixture
+def deployed(tmp_path: Path) -> tuple[Path, list[Path]]:
+    """A draft of a run whose silos are guards: its folder as a deployment leaves it, and the silos' policies."""
+    folder = fedpriv.run(small_tree(), out=tmp_path / "run").folder
+    tree = json.loads((folder / "results.json").read_text())
+    tree["cells"][0].update(engine="deployment", noise="release")
+    (folder / "results.json").write_text(json.dumps(tree))
+    cell = json.dumps(tree["cells"][0]["scenario"], sort_keys=True)
+    policies = [write_silo(tmp_path / f"silo-{silo}", silo, budget=6.0) for silo in range(3)]
+    for policy in policies:
+        guard = guard_of(policy)
+        for t in range(1, 3):
+            guard.answer("run", cell, t, ZERO)
+    assert "a draft: let each silo call" in certify(folder)
+    return folder, policies
+
+
+def trust_all(folder: Path, policies: list[Path]) -> None:
+    lines = [command("silo", "key", policy, cwd=folder).stdout for policy in policies]
+    with (folder / "trusted").open("a") as file:
+        file.writelines(lines)
+
+
+def signed_by(folder: Path, policies: list[Path]) -> list[Any]:
+    for policy in policies:
+        done = command("silo", "sign", policy, folder / "certificate.json", cwd=folder)
+        assert done.returncode == 0, done.stderr
+    return [word for path in sorted(folder.glob("silo-*.json")) for word in ("--signed", path)]
+
+
+def test_a_deployments_silos_sign_what_their_ledgers_say(deployed: tuple[Path, list[Path]]) -> None:
+    folder, policies = deployed
+    printed = certify(folder, *signed_by(folder, policies))
+    assert "signed by the coordinator and by 3 of 3 silos" in printed
+    trust_all(folder, policies)
+    check(folder / "certificate.json", folder)
+    facts = json.loads((folder / "certificate.json").read_text())["silos"][0]
+    assert facts["training"]["rounds_answered"] == 2
+    assert facts["training"]["charged"]["mu"] == pytest.approx(4.0)
+    assert facts["training"]["before"] == {"runs": 0, "mu": 0.0, "slack": 0.0}
+    assert facts["training"]["left"]["mu"] == pytest.approx(math.sqrt(6.0**2 - 4.0**2))
+    assert facts["policy"]["sha256"] == sha256(policies[0].read_bytes())
+    key = policies[0].parent / "ledger-0.sqlite.key"
+    assert key.stat().st_mode & 0o777 == 0o600
+    page = (folder / "certificate.html").read_text()
+    assert "A SIMULATION" not in page
+    assert "μ = 4 of a lifetime budget of 6, left for one more run 4.472" in page
+
+
+@pytest.mark.slow
+def test_a_deployment_needs_every_silo_by_itself(deployed: tuple[Path, list[Path]]) -> None:
+    """Guarantee: a silo that has not signed, twice the same, another's key and another body are refused."""
+    folder, policies = deployed
+    options = signed_by(folder, policies)
+    draft = json.loads((folder / "certificate.json").read_text())
+    certify(folder, *options)
+    trust_all(folder, policies)
+
+    def missing(tree: dict[str, Any]) -> None:
+        tree["silos"].pop()
+
+    def twice(tree: dict[str, Any]) -> None:
+        tree["silos"][2] = tree["silos"][1]
+
+    def another(tree: dict[str, Any]) -> None:
+        tree["silos"][2]["silo"], tree["silos"][1]["silo"] = 1, 2
+
+    def budget(tree: dict[str, Any]) -> None:
+        tree["silos"][0]["training"]["left"]["mu"] = 5.9
+
+    def run_name(tree: dict[str, Any]) -> None:
+        tree["body"]["run"]["name"] = "other"
+
+    for edit, said in (
+        (missing, "silo 2: has not signed"),
+        (twice, "1 is no silo's number, or is there twice"),
+        (another, "by another key than the one that you trust as silo-"),
+        (budget, "the signature of silo-0 is not of this content"),
+        (run_name, "silo-0 signed another certificate than this"),
+    ):
+        with pytest.raises(RunError, match=said):
+            check(rewritten(folder, edit), folder)
+    assert draft["silos"] == []
+    done = command(
+        "certify", folder, "--key", folder / "coordinator.key", "--say", "purpose=x", *options, cwd=folder
+    )
+    assert "signed another certificate than this: run, answers or audit were changed" in done.stderr
+
+
+def test_a_silo_signs_no_run_that_it_has_not_and_no_claim_below_its_charge(
+    deployed: tuple[Path, list[Path]], tmp_path: Path
+) -> None:
+    """Guarantee: whatever a coordinator writes, a silo's word is its own ledger's."""
+    folder, policies = deployed
+    other = write_silo(tmp_path / "other", 1, budget=6.0)
+    guard_of(other)
+    done = command("silo", "sign", other, folder / "certificate.json", cwd=folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "has no run of the scenario that is certified" in done.stderr
+    path = rewritten(folder, smaller)
+    done = command("silo", "sign", policies[0], path, cwd=folder)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "silo 0 charged mu = 4" in done.stderr
+    assert "claims mu = 2, so nothing is signed" in done.stderr
+    path = rewritten(folder, lambda tree: tree["body"]["record"].update(mu=1.0))
+    assert "record.mu is 1.0" in command("silo", "sign", policies[0], path, cwd=folder).stderr
+
+
+def test_a_key_is_its_owners_alone(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    line = public_line(made_key(key).public_key())
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert public_line(made_key(key).public_key()) == line
+    key.chmod(0o644)
+    with pytest.raises(InputError, match="others can read this key"):
+        made_key(key)
+    with pytest.raises(InputError, match="no key can be made there"):
+        made_key(key / "below")
+
+
+def test_a_document_has_one_spelling() -> None:
+    value = {"b": [1, 1.0, -0.0, 1e-320, True, None, "é"], "a": {}}
+    assert read_spelled(spelled(value), "here") == value
+    for other in (b'{"b": 1}\n', b'{\n "b": 1.00\n}\n', b'{\n "b": 1\n}', b'{\n "b": "\xc3\xa9"\n}\n'):
+        with pytest.raises(InputError, match="here: cannot be read as a signed document"):
+            read_spelled(other, "here")
+    assert COORDINATOR == "coordinator"
