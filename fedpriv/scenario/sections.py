@@ -18,6 +18,7 @@ from fedpriv.accounting.gaussian import mu_of
 from fedpriv.accounting.renyi import mu_of_zcdp
 from fedpriv.core.random import SERVER
 from fedpriv.data.partition import silo_sizes
+from fedpriv.loss.curves import CurveSettings
 from fedpriv.loss.scores import Score
 from fedpriv.noise.trust import RECORD, USER, Trust, Unit, UnitName, unit_named
 from fedpriv.papers.base import Count, Positive
@@ -359,6 +360,14 @@ class EvaluationSection(Section):
     loss_bound: Annotated[float, Field(ge=2.0**-40, le=2.0**40)] = Field(
         10.0, description="a test record's loss counts as this where it is larger: no one record is a mean's"
     )
+    curves: CurveSettings | None = Field(
+        None, description="AUC, sensitivity, specificity and calibration of two classes, with intervals, by groups"
+    )
+
+    @property
+    def norm(self) -> float:
+        """Of what one test record adds to an evaluation of classes, at most."""
+        return 0.5 * math.sqrt(2.0) if self.curves is None else self.curves.norm
 
     def of_silos(self, silos: int) -> tuple[int, ...]:
         """Test records of silo 0, 1, …"""
