@@ -31,6 +31,7 @@ from fedpriv.loss.linear import (
 )
 from fedpriv.loss.losses import AbsoluteError, CrossEntropy, Loss, SquaredError
 from fedpriv.loss.objective import Objective
+from fedpriv.loss.ridge import MOST_FEATURES, RIDGE_STATISTICS, RidgeStatistics
 from fedpriv.loss.rows import (
     COLUMN_MOMENTS,
     Model,
@@ -196,6 +197,29 @@ def least_squares_of_scores(
     return LeastSquares(shape[0], norm, dtype=dtype, penalty=settings.penalty, radius=math.inf)
 
 
+class RidgeStatisticsSettings(SoftmaxSettings):
+    penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        description="λ of the second moments + λ I, in the unit of features squared: about the noise's largest "
+        "eigenvalue, 2 √features of its deviation"
+    )
+    real: bool = Field(False, description="whether labels are real numbers; otherwise there are two classes")
+
+    @property
+    def regression(self) -> bool:
+        return self.real
+
+
+def ridge_statistics(
+    shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: RidgeStatisticsSettings
+) -> RidgeStatistics:
+    if not settings.real:
+        _check_two(RIDGE_STATISTICS, classes)
+    if shape[0] > MOST_FEATURES:
+        raise InputError(f"model.name = {RIDGE_STATISTICS!r}: {shape[0]} features, at most {MOST_FEATURES}")
+    bound = math.hypot(_norm_of(shape, settings), 1.0)
+    return RidgeStatistics(shape[0], bound, not settings.real, settings.penalty, dtype)
+
+
 class PerceptronSettings(ModuleSettings):
     hidden: Annotated[int, Field(ge=1)] = Field(64, description="width of the hidden layer")
 
@@ -290,6 +314,7 @@ MODELS = {
     "sigmoid-regression": Model(SoftmaxSettings, features_and_bias, sigmoid_regression),
     "linear-regression": Model(LinearSettings, features_and_bias, least_squares_of_scores, regression=True),
     "ridge-regression": Model(RidgeSettings, features_and_bias, least_squares_of_scores, regression=True),
+    RIDGE_STATISTICS: Model(RidgeStatisticsSettings, features_and_bias, ridge_statistics),
     "mlp-regression": perceptron(nn.Tanh, SquaredError()),
     "mlp": perceptron(nn.Tanh),
     "mlp-relu": perceptron(nn.ReLU),

@@ -13,6 +13,7 @@ from fedpriv.core.random import SERVER, seed_key
 from fedpriv.loss.imported import is_import_path
 from fedpriv.loss.indicators import STATISTICS
 from fedpriv.loss.models import model_named
+from fedpriv.loss.ridge import RIDGE_STATISTICS, check_one_release
 from fedpriv.loss.rows import Model, ModelSettings
 from fedpriv.noise.trust import CLIENT, USER, Trust, Unit, trust_named
 from fedpriv.papers.base import Algorithm, Settings
@@ -189,6 +190,9 @@ class Cell(Section):
         self.data.check_table(federation.silos, private=private, per_silo=per_silo)
         if self.data.scale is not None:
             check_first_step(federation, unit, self.without_silos)
+        if self.model.name == RIDGE_STATISTICS:
+            keys = self.algorithm.settings.model_dump()
+            check_one_release(federation.total_rounds, self.algorithm.name, keys.get("step"), keys.get("clip"))
         if self.model.name == STATISTICS:
             self.data.check_counted()
             if self.evaluation is not None:

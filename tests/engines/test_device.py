@@ -23,6 +23,7 @@ from fedpriv.engines.vectorized.noise import DeviceNormal
 from fedpriv.loss.indicators import STATISTICS
 from fedpriv.loss.models import MODELS
 from fedpriv.loss.objective import Batch, Query, Records
+from fedpriv.loss.ridge import RIDGE_STATISTICS
 from fedpriv.noise.registry import CHOSEN
 from fedpriv.rounds.fitted import fitted
 from fedpriv.rounds.outcome import RunObserver
@@ -156,7 +157,9 @@ def test_a_copy_in_a_round_would_be_seen() -> None:
 _REQUIRED: dict[str, dict[str, Any]] = {"ridge-regression": {"penalty": 0.1}, "column-moments": {"columns": [0]}}
 
 
-@pytest.mark.parametrize("name", [*(name for name in MODELS if name != STATISTICS), "torch.nn:Linear"])
+@pytest.mark.parametrize(
+    "name", [*(name for name in MODELS if name not in (STATISTICS, RIDGE_STATISTICS)), "torch.nn:Linear"]
+)
 def test_no_increment_of_an_objective_copies_anything(name: str) -> None:
     dtype = torch.float32
     section = ModelSection.model_validate({"name": name, **_REQUIRED.get(name, {})})
