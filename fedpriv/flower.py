@@ -171,7 +171,7 @@ def _evaluated(cell: Cell) -> EvaluationTerms | None:
     if asked.curves is not None:
         raise InputError("evaluation.curves: an app's evaluations are a loss and an accuracy; leave it out")
     records = asked.of_silos(cell.federation.silos)
-    return EvaluationTerms(evaluations_of(cell), records, asked.loss_bound, not cell.model.regression)
+    return EvaluationTerms(evaluations_of(cell), records, asked.loss_bound, cell.model.classifies)
 
 
 Answer = TypeVar("Answer")

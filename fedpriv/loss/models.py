@@ -44,6 +44,7 @@ from fedpriv.loss.rows import (
     moments,
 )
 from fedpriv.loss.softmax import SoftmaxRegression
+from fedpriv.loss.survival import Hazard, bins_of
 
 
 class SoftmaxSettings(ModelSettings):
@@ -236,11 +237,22 @@ def perceptron(
         shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: PerceptronSettings
     ) -> Objective:
         (width,) = shape
-        outputs = classes if loss is None else 1
+        outputs = classes if loss is None else bins_of(classes) if isinstance(loss, Hazard) else 1
         net = nn.Sequential(nn.Linear(width, settings.hidden), activation(), nn.Linear(settings.hidden, outputs))
         return objective_of(net, width, loss or CrossEntropy(), settings.initial_seed, dtype)
 
-    return Model(PerceptronSettings, features, objective, regression=loss is not None)
+    survival = isinstance(loss, Hazard)
+    return Model(
+        PerceptronSettings, features, objective, regression=loss is not None and not survival, survival=survival
+    )
+
+
+def hazard_regression(
+    shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: SoftmaxSettings
+) -> Objective:
+    net = nn.Linear(shape[0], bins_of(classes), bias=False)  # a constant is among the features
+    nn.init.zeros_(net.weight)
+    return objective_of(net, shape[0], Hazard(), 0, dtype)
 
 
 def convolutional_net(classes: int) -> nn.Sequential:
@@ -318,6 +330,8 @@ MODELS = {
     "mlp-regression": perceptron(nn.Tanh, SquaredError()),
     "mlp": perceptron(nn.Tanh),
     "mlp-relu": perceptron(nn.ReLU),
+    "hazard-regression": Model(SoftmaxSettings, features_and_bias, hazard_regression, survival=True),
+    "hazard-mlp": perceptron(nn.Tanh, Hazard()),
     "cnn": Model(ModuleSettings, flat_pixels, convolutional),
     "relu-regression": perceptron(nn.ReLU, AbsoluteError(), numbers),
     "least-squares": Model(

@@ -23,6 +23,7 @@ from fedpriv.loss.layered import objective_of
 from fedpriv.loss.linear import LinearScore
 from fedpriv.loss.losses import AbsoluteError, CrossEntropy, Loss, Reward, SquaredError
 from fedpriv.loss.objective import Evaluation, Objective, Records
+from fedpriv.loss.survival import Hazard, bins_of
 
 
 class ModelSettings(BaseModel):
@@ -34,6 +35,11 @@ class ModelSettings(BaseModel):
     def regression(self) -> bool | None:
         """Whether labels are real numbers; None where the row of the table says it."""
         return None
+
+    @property
+    def survival(self) -> bool:
+        """Whether labels are times and events, where the row of the table does not say it."""
+        return False
 
     @property
     def code(self) -> tuple[str, ...]:
@@ -61,6 +67,8 @@ class Model:
     """
     evaluated: bool = True
     """Whether test records say anything about it; the server of one that they do not needs none."""
+    survival: bool = False
+    """Whether labels are bins survived and events, of a table with `survival`, and outputs hazards."""
     of_cells: bool = False
     """Whether `features` maps the raw cells of a table, (n, columns), in place of what they are encoded to."""
 
@@ -157,8 +165,9 @@ class ImportedSettings(ModuleSettings):
     """A torch module by its import path: called with (features, outputs) and `arguments` it gives the module."""
 
     arguments: dict[str, Any] = Field({}, description="further arguments of the class or function, by name")
-    loss: Literal["cross-entropy", "squared-error", "absolute-error"] = Field(
-        "cross-entropy", description="of the outputs: one a class, or one number for a regression"
+    loss: Literal["cross-entropy", "squared-error", "absolute-error", "hazard"] = Field(
+        "cross-entropy",
+        description="of the outputs: one a class, one number for a regression, or a hazard for each bin of time",
     )
     shape: tuple[int, ...] = Field(
         (), strict=False, description="how the module sees a record, such as [1, 28, 28]; flat otherwise"
@@ -167,13 +176,18 @@ class ImportedSettings(ModuleSettings):
 
     @property
     def regression(self) -> bool:
-        return self.loss != "cross-entropy"
+        return self.loss in ("squared-error", "absolute-error")
+
+    @property
+    def survival(self) -> bool:
+        return self.loss == "hazard"
 
 
 _LOSSES: dict[str, Loss] = {
     "cross-entropy": CrossEntropy(),
     "squared-error": SquaredError(),
     "absolute-error": AbsoluteError(),
+    "hazard": Hazard(),
 }
 
 
@@ -184,7 +198,7 @@ def model_at(path: str) -> Model:
         shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: ImportedSettings
     ) -> Objective:
         (features,) = shape
-        outputs = 1 if settings.regression else classes
+        outputs = 1 if settings.regression else bins_of(classes) if settings.survival else classes
         module = build(path, "model.name", (features, outputs), settings.arguments)
         if settings.group_norm:
             module = with_group_norm(module)

@@ -313,7 +313,7 @@ def evaluation_cell(cell: Cell) -> Cell:
             {
                 "name": "dp-sgd",
                 "trust": trust.name,
-                "clip": 0.5 if cell.model.regression else asked.norm,
+                "clip": asked.norm if cell.model.classifies else 0.5,
                 "step": 1.0,
             }
         ),
@@ -330,7 +330,7 @@ def evaluation_plan_of(cell: Cell, objective: Objective, *, released: bool = Fal
         return None
     check_scaled(cell)
     schema, tests = cell.data.table_schema, cell.data.validation is None
-    scores = summed_scores(objective, cell.evaluation.loss_bound, classes=not cell.model.regression)
+    scores = summed_scores(objective, cell.evaluation.loss_bound, classes=cell.model.classifies)
     if (curves := cell.evaluation.curves) is not None:
         groupings = groupings_of(curves, schema, cell.model.settings, scaled=cell.data.scaling is not None)
         scores = CurveScores(objective, scores.loss_bound, scores.classes, curves, groupings)

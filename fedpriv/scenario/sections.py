@@ -307,7 +307,7 @@ class RunSection(Section):
     metrics: Annotated[tuple[Score, ...], Field(strict=False)] = Field(
         (),
         description='scores of the test records beside loss and accuracy: "auc", "balanced_accuracy", '
-        '"calibration_error" of classes, "r2", "mae" of real numbers',
+        '"calibration_error" of classes, "r2", "mae" of real numbers, "concordance", "integrated_brier" of times',
     )
     per_silo: bool = Field(
         False, description="every metric also on each site's own test records, with their mean and the worst"
@@ -338,6 +338,8 @@ _NO_SUM = {
     "calibration_error": "it needs sums over the records of every bin of confidence",
     "r2": "it divides by how much the labels spread, which is not public",
     "mae": "an error has no bound",
+    "concordance": "it ranks every record against all others",
+    "integrated_brier": "its weights are of all records",
 }
 """Why a score of test records is no sum of bounded vectors, one a record."""
 

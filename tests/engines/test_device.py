@@ -163,7 +163,9 @@ _REQUIRED: dict[str, dict[str, Any]] = {"ridge-regression": {"penalty": 0.1}, "c
 def test_no_increment_of_an_objective_copies_anything(name: str) -> None:
     dtype = torch.float32
     section = ModelSection.model_validate({"name": name, **_REQUIRED.get(name, {})})
-    features, classes = (784, 10) if name == "cnn" else (20, 0 if section.regression else 2)
+    features, classes = (
+        (784, 10) if name == "cnn" else (20, 0 if section.regression else 3 if section.survival else 2)
+    )
     objective = section.row.objective((features,), classes, dtype, section.settings)
     points = [torch.zeros(2, objective.dimension, dtype=dtype, device=META) for _ in range(2)]
     labels = torch.zeros(2, 5, dtype=torch.int64 if classes else dtype, device=META)
