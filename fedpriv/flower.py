@@ -168,8 +168,10 @@ def terms_of(cell: Cell, source: str) -> AppTerms:
 def _evaluated(cell: Cell) -> EvaluationTerms | None:
     if (asked := cell.evaluation) is None:
         return None
+    if asked.curves is not None:
+        raise InputError("evaluation.curves: an app's evaluations are a loss and an accuracy; leave it out")
     records = asked.of_silos(cell.federation.silos)
-    return EvaluationTerms(evaluations_of(cell), records, asked.loss_bound, not cell.model.regression)
+    return EvaluationTerms(evaluations_of(cell), records, asked.loss_bound, cell.model.classifies)
 
 
 Answer = TypeVar("Answer")

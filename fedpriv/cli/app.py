@@ -349,6 +349,19 @@ def table(
 
 
 @app.command()
+def coefficients(
+    run_dir: RunDir, as_json: Annotated[bool, typer.Option("--json", help="Plain data in one line.")] = False
+) -> None:
+    """Print a ridge-statistics model's weights, with intervals that have sampling and noise in them.
+
+    Example: fedpriv coefficients runs/ridge
+    """
+    from fedpriv.cli.coefficients import coefficients as show_coefficients
+
+    show_coefficients(run_dir, as_json=as_json)
+
+
+@app.command()
 def plot(run_dir: RunDir) -> None:
     """Draw the report's charts into RUN_DIR/plots: curves, privacy, clipping, noise by mechanism, trade-offs.
 

@@ -22,8 +22,8 @@ def data_fetch(
         str,
         typer.Argument(
             metavar="NAME",
-            help="mnist, fashion-mnist, emnist, cifar10, heart-hospitals, dialysis, dialysis-survival, adult or "
-            "visits.",
+            help="mnist, fashion-mnist, emnist, cifar10, heart-hospitals, dialysis, dialysis-survival, "
+            "dialysis-times, adult or visits.",
         ),
     ],
     root: Annotated[

@@ -162,7 +162,11 @@ def _labels(
     assert schema.classes is not None
     codes = _words(table, schema.target, schema.classes, "classes", may_lack=True)
     absent = codes == _GONE
-    return codes, absent, np.where(absent, np.nan, codes)
+    cells = np.where(absent, np.nan, codes)
+    if schema.survival is not None:
+        times, lacking = _numbers(table, schema.survival.time)
+        codes, absent = schema.survival.labels(times, codes == 1), absent | lacking
+    return codes, absent, cells
 
 
 def _scaled(numbers: NDArray[np.float64], bounds: tuple[float, float]) -> NDArray[np.float64]:
@@ -218,9 +222,10 @@ def _persons(table: RawTable, name: str) -> NDArray[np.str_]:
 
 def _refuse_missing(table: RawTable, schema: TableSchema, row: int) -> None:
     open_to_gaps = [(name, column.values or ()) for name, column in schema.features if column.missing is None]
+    times: list[tuple[str, Sequence[str]]] = [] if schema.survival is None else [(schema.survival.time, ())]
     name = next(
         name
-        for name, words in [*open_to_gaps, (schema.target, schema.classes or ())]
+        for name, words in [*open_to_gaps, (schema.target, schema.classes or ()), *times]
         if (cell := table.columns[name][row]).lower() in MISSING and cell not in words
     )
     raise InputError(

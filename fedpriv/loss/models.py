@@ -31,6 +31,7 @@ from fedpriv.loss.linear import (
 )
 from fedpriv.loss.losses import AbsoluteError, CrossEntropy, Loss, SquaredError
 from fedpriv.loss.objective import Objective
+from fedpriv.loss.ridge import MOST_FEATURES, RIDGE_STATISTICS, RidgeStatistics
 from fedpriv.loss.rows import (
     COLUMN_MOMENTS,
     Model,
@@ -43,6 +44,7 @@ from fedpriv.loss.rows import (
     moments,
 )
 from fedpriv.loss.softmax import SoftmaxRegression
+from fedpriv.loss.survival import Hazard, bins_of
 
 
 class SoftmaxSettings(ModelSettings):
@@ -196,6 +198,29 @@ def least_squares_of_scores(
     return LeastSquares(shape[0], norm, dtype=dtype, penalty=settings.penalty, radius=math.inf)
 
 
+class RidgeStatisticsSettings(SoftmaxSettings):
+    penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        description="λ of the second moments + λ I, in the unit of features squared: about the noise's largest "
+        "eigenvalue, 2 √features of its deviation"
+    )
+    real: bool = Field(False, description="whether labels are real numbers; otherwise there are two classes")
+
+    @property
+    def regression(self) -> bool:
+        return self.real
+
+
+def ridge_statistics(
+    shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: RidgeStatisticsSettings
+) -> RidgeStatistics:
+    if not settings.real:
+        _check_two(RIDGE_STATISTICS, classes)
+    if shape[0] > MOST_FEATURES:
+        raise InputError(f"model.name = {RIDGE_STATISTICS!r}: {shape[0]} features, at most {MOST_FEATURES}")
+    bound = math.hypot(_norm_of(shape, settings), 1.0)
+    return RidgeStatistics(shape[0], bound, not settings.real, settings.penalty, dtype)
+
+
 class PerceptronSettings(ModuleSettings):
     hidden: Annotated[int, Field(ge=1)] = Field(64, description="width of the hidden layer")
 
@@ -212,11 +237,22 @@ def perceptron(
         shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: PerceptronSettings
     ) -> Objective:
         (width,) = shape
-        outputs = classes if loss is None else 1
+        outputs = classes if loss is None else bins_of(classes) if isinstance(loss, Hazard) else 1
         net = nn.Sequential(nn.Linear(width, settings.hidden), activation(), nn.Linear(settings.hidden, outputs))
         return objective_of(net, width, loss or CrossEntropy(), settings.initial_seed, dtype)
 
-    return Model(PerceptronSettings, features, objective, regression=loss is not None)
+    survival = isinstance(loss, Hazard)
+    return Model(
+        PerceptronSettings, features, objective, regression=loss is not None and not survival, survival=survival
+    )
+
+
+def hazard_regression(
+    shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: SoftmaxSettings
+) -> Objective:
+    net = nn.Linear(shape[0], bins_of(classes), bias=False)  # a constant is among the features
+    nn.init.zeros_(net.weight)
+    return objective_of(net, shape[0], Hazard(), 0, dtype)
 
 
 def convolutional_net(classes: int) -> nn.Sequential:
@@ -290,9 +326,12 @@ MODELS = {
     "sigmoid-regression": Model(SoftmaxSettings, features_and_bias, sigmoid_regression),
     "linear-regression": Model(LinearSettings, features_and_bias, least_squares_of_scores, regression=True),
     "ridge-regression": Model(RidgeSettings, features_and_bias, least_squares_of_scores, regression=True),
+    RIDGE_STATISTICS: Model(RidgeStatisticsSettings, features_and_bias, ridge_statistics),
     "mlp-regression": perceptron(nn.Tanh, SquaredError()),
     "mlp": perceptron(nn.Tanh),
     "mlp-relu": perceptron(nn.ReLU),
+    "hazard-regression": Model(SoftmaxSettings, features_and_bias, hazard_regression, survival=True),
+    "hazard-mlp": perceptron(nn.Tanh, Hazard()),
     "cnn": Model(ModuleSettings, flat_pixels, convolutional),
     "relu-regression": perceptron(nn.ReLU, AbsoluteError(), numbers),
     "least-squares": Model(

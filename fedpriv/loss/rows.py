@@ -37,6 +37,11 @@ class ModelSettings(BaseModel):
         return None
 
     @property
+    def survival(self) -> bool:
+        """Whether labels are times and events, where the row of the table does not say it."""
+        return False
+
+    @property
     def code(self) -> tuple[str, ...]:
         """Import paths of code that is none of fedpriv's: a guard runs it only if its policy names it."""
         return ()
@@ -62,6 +67,8 @@ class Model:
     """
     evaluated: bool = True
     """Whether test records say anything about it; the server of one that they do not needs none."""
+    survival: bool = False
+    """Whether labels are bins survived and events, of a table with `survival`, and outputs hazards."""
     of_cells: bool = False
     """Whether `features` maps the raw cells of a table, (n, columns), in place of what they are encoded to."""
     several_labels: bool = False
@@ -163,7 +170,8 @@ class ImportedSettings(ModuleSettings):
     loss: str = Field(
         "cross-entropy",
         description='of the outputs: "cross-entropy" (one a class); "binary", "squared-error", "absolute-error", '
-        '"huber", "poisson" (one a label); or "package.module:function" of one record\'s output and label',
+        '"huber", "poisson" (one a label); "hazard" (one a bin of time); or "package.module:function" of one '
+        "record's output and label",
     )
     real: bool | None = Field(None, description="whether labels are real numbers; by default what the loss is for")
     class_weights: tuple[float, ...] = Field(
@@ -180,6 +188,10 @@ class ImportedSettings(ModuleSettings):
         if self.real is not None:
             return self.real
         return self.loss in LOSSES and LOSSES[self.loss].classes is False
+
+    @property
+    def survival(self) -> bool:
+        return self.loss == "hazard"
 
     @property
     def code(self) -> tuple[str, ...]:

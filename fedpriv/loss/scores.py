@@ -37,8 +37,9 @@ from fedpriv.loss.objective import (
     Slots,
     View,
 )
+from fedpriv.loss.survival import concordance, integrated_brier, no_pairs
 
-Score = Literal["auc", "balanced_accuracy", "calibration_error", "r2", "mae"]
+Score = Literal["auc", "balanced_accuracy", "calibration_error", "r2", "mae", "concordance", "integrated_brier"]
 BINS = 15
 
 
@@ -50,6 +51,8 @@ class ScoreKind:
     undefined: Callable[[Tensor], str | None]
     """Why these labels (n,) have no such score; None if they have one.  No model's outputs enter."""
     of: Callable[[Tensor, Tensor], Tensor]
+    survival: bool = False
+    """Whether labels are bins survived and events."""
 
 
 def auc(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -130,12 +133,14 @@ SCORES: Mapping[Score, ScoreKind] = {
     "calibration_error": ScoreKind(False, _never, calibration_error),
     "r2": ScoreKind(True, _one_value, r2),
     "mae": ScoreKind(True, _never, mae),
+    "concordance": ScoreKind(False, no_pairs, concordance, survival=True),
+    "integrated_brier": ScoreKind(False, _never, integrated_brier, survival=True),
 }
 
 
 MEAN, WORST = "mean_of_silos", "worst_silo"
 """Behind a metric's name: over the silos' own test records, every silo counting the same."""
-LOWER_IS_BETTER = frozenset({"test_loss", "test_mae", "test_calibration_error"})
+LOWER_IS_BETTER = frozenset({"test_loss", "test_mae", "test_calibration_error", "test_integrated_brier"})
 
 
 @dataclass(frozen=True)
@@ -181,14 +186,20 @@ class Scored(EvaluationView):
 
 
 def check_scores(
-    scores: Sequence[Score], labels: Tensor, silos: Sequence[tuple[str, int]], *, regression: bool
+    scores: Sequence[Score],
+    labels: Tensor,
+    silos: Sequence[tuple[str, int]],
+    *,
+    regression: bool,
+    survival: bool = False,
 ) -> None:
     """InputError unless all test records, and those of each silo, have these scores."""
     for name in scores:
         kind = SCORES[name]
-        if kind.regression != regression:
-            known = ", ".join(each for each, other in SCORES.items() if other.regression == regression)
-            labelled = "real numbers" if regression else "classes"
+        if (kind.regression, kind.survival) != (regression, survival):
+            asked = (regression, survival)
+            known = ", ".join(each for each, it in SCORES.items() if (it.regression, it.survival) == asked)
+            labelled = "real numbers" if regression else "times and events" if survival else "classes"
             raise InputError(f"run.metrics: {name} is not for labels that are {labelled}; there are {known}")
         whose = [("all", len(labels)), *silos]
         parts = [labels, *torch.split(labels, [count for _, count in silos])] if silos else [labels]

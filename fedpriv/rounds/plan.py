@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import get_args
 
 import numpy as np
 import torch
@@ -17,9 +18,11 @@ import torch
 from fedpriv.accounting.gaussian import APART, Relation, epsilon_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER
+from fedpriv.loss.curves import CurveScores
 from fedpriv.loss.estimators import Estimator, RaisedClips, Round, rounds_of
 from fedpriv.loss.indicators import Indicators
 from fedpriv.loss.objective import Objective, Slots
+from fedpriv.loss.ridge import RidgeStatistics
 from fedpriv.loss.rows import ColumnMoments
 from fedpriv.loss.views import PerUnit
 from fedpriv.noise.diagonal import IndependentGaussian
@@ -351,6 +354,10 @@ ALLOWANCE = 2.0**-20
 """Relative, of `apart`: above every rounding of increments, on a lattice too."""
 
 
+_Close = Indicators | ColumnMoments | CurveScores | RidgeStatistics
+"""Classes whose `diameter` is proved."""
+
+
 def apart_of(objective: Objective, estimator: Estimator, mechanism: Mechanism, order: Participation) -> float:
     """The largest distance of two increments in clips, 2 unless a smaller one is proved.
 
@@ -361,7 +368,7 @@ def apart_of(objective: Objective, estimator: Estimator, mechanism: Mechanism, o
     base = objective.base if type(objective) is PerUnit else objective
     first, fresh = estimator.round(1), type(mechanism) is IndependentGaussian
     plain = first.split is None and first.local is None and tuple(first.coefficients) == (1.0,)
-    if not isinstance(base, Indicators | ColumnMoments) or type(base) not in (Indicators, ColumnMoments):
+    if not isinstance(base, _Close) or type(base) not in get_args(_Close):
         return APART
     if not plain or not fresh or order.secret or order.rounds != 1:
         return APART

@@ -305,7 +305,8 @@ def _measured(task: PublicTask, cell: Cell) -> Objective:
         silos = task.silos if run.per_silo else ()
         if run.per_silo and (empty := [name for name, count in silos if not count]):
             raise InputError(f"run.per_silo: {empty[0]!r} has no test records; leave it out, or give it some")
-        check_scores(run.metrics, task.test.labels, silos, regression=cell.model.regression)
+        model = cell.model
+        check_scores(run.metrics, task.test.labels, silos, regression=model.regression, survival=model.survival)
         objective = Scored(objective, run.metrics, silos, task.unit)
     return objective if run.goldstein_radius is None else Measured(objective, run.goldstein_radius)
 

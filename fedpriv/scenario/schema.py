@@ -13,6 +13,7 @@ from fedpriv.core.random import SERVER, seed_key
 from fedpriv.loss.imported import is_import_path
 from fedpriv.loss.indicators import STATISTICS
 from fedpriv.loss.models import model_named
+from fedpriv.loss.ridge import RIDGE_STATISTICS, check_one_release
 from fedpriv.loss.rows import Model, ModelSettings
 from fedpriv.noise.trust import CLIENT, USER, Trust, Unit, trust_named
 from fedpriv.papers.base import Algorithm, Settings
@@ -145,9 +146,30 @@ class ModelSection(BaseModel):
         return self.row.regression if own is None else own
 
     @property
+    def survival(self) -> bool:
+        """Whether its labels are bins survived and events, and its outputs hazards."""
+        return self.row.survival or (is_import_path(self.name) and self.settings.survival)
+
+    @property
+    def classifies(self) -> bool:
+        """Whether its predictions are right or wrong."""
+        return not self.regression and not self.survival
+
+    @property
     def code(self) -> tuple[str, ...]:
         """Import paths of code that is none of fedpriv's."""
         return (*((self.name,) if is_import_path(self.name) else ()), *self.settings.code)
+
+
+def check_survival(model: ModelSection, data: DataSection) -> None:
+    """ValueError for hazards of data without times, and for times with a model of classes."""
+    schema = data.table_schema
+    times = schema is not None and schema.survival is not None
+    if model.row.evaluated and model.survival != times:
+        raise ValueError(
+            f'model.name = "{model.name}": '
+            + ("the table has survival; take hazard-regression" if times else "needs a table with survival")
+        )
 
 
 class AlgorithmSection(BaseModel):
@@ -213,6 +235,10 @@ class Cell(Section):
         self.data.check_table(federation.silos, private=private, per_silo=per_silo)
         if self.data.scale is not None:
             check_first_step(federation, unit, self.without_silos)
+        check_survival(self.model, self.data)
+        if self.model.name == RIDGE_STATISTICS:
+            keys = self.algorithm.settings.model_dump()
+            check_one_release(federation.total_rounds, self.algorithm.name, keys.get("step"), keys.get("clip"))
         if self.model.name == STATISTICS:
             self.data.check_counted()
             if privacy.shares:

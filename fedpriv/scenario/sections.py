@@ -18,6 +18,7 @@ from fedpriv.accounting.gaussian import mu_of
 from fedpriv.accounting.renyi import mu_of_zcdp
 from fedpriv.core.random import SERVER
 from fedpriv.data.partition import silo_sizes
+from fedpriv.loss.curves import CurveSettings
 from fedpriv.loss.scores import Score
 from fedpriv.noise.trust import RECORD, USER, Trust, Unit, UnitName, unit_named
 from fedpriv.papers.base import Count, Positive
@@ -334,7 +335,7 @@ class RunSection(Section):
     metrics: Annotated[tuple[Score, ...], Field(strict=False)] = Field(
         (),
         description='scores of the test records beside loss and accuracy: "auc", "balanced_accuracy", '
-        '"calibration_error" of classes, "r2", "mae" of real numbers',
+        '"calibration_error" of classes, "r2", "mae" of real numbers, "concordance", "integrated_brier" of times',
     )
     per_silo: bool = Field(
         False, description="every metric also on each site's own test records, with their mean and the worst"
@@ -365,6 +366,8 @@ _NO_SUM = {
     "calibration_error": "it needs sums over the records of every bin of confidence",
     "r2": "it divides by how much the labels spread, which is not public",
     "mae": "an error has no bound",
+    "concordance": "it ranks every record against all others",
+    "integrated_brier": "its weights are of all records",
 }
 """Why a score of test records is no sum of bounded vectors, one a record."""
 
@@ -387,6 +390,14 @@ class EvaluationSection(Section):
     loss_bound: Annotated[float, Field(ge=2.0**-40, le=2.0**40)] = Field(
         10.0, description="a test record's loss counts as this where it is larger: no one record is a mean's"
     )
+    curves: CurveSettings | None = Field(
+        None, description="AUC, sensitivity, specificity and calibration of two classes, with intervals, by groups"
+    )
+
+    @property
+    def norm(self) -> float:
+        """Of what one test record adds to an evaluation of classes, at most."""
+        return 0.5 * math.sqrt(2.0) if self.curves is None else self.curves.norm
 
     def of_silos(self, silos: int) -> tuple[int, ...]:
         """Test records of silo 0, 1, …"""

@@ -47,6 +47,11 @@ METRICS = (
     Metric("excess_risk", "excess risk", 1.0, 6, 6),
     Metric("gradient_norm", "gradient norm", 1.0, 4, 4),
     Metric("goldstein", "Goldstein measure", 1.0, 4, 4),
+    Metric("test_concordance", "concordance", 1.0, 4, 3),
+    Metric("test_integrated_brier", "integrated Brier score", 1.0, 4, 3),
+    Metric("test_sensitivity", "sensitivity (%)", 100.0, 1, 1),
+    Metric("test_specificity", "specificity (%)", 100.0, 1, 1),
+    Metric("test_calibration_error_squared", "calibration error squared", 1.0, 4, 4),
 )
 """Losses as they are; accuracies are stored as shares and printed, as papers do, in percent."""
 

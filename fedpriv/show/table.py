@@ -14,6 +14,7 @@ from fedpriv.core.files import write_text
 from fedpriv.loss.scores import MEAN
 from fedpriv.scenario.published import Growth, Paper
 from fedpriv.show.growth import scaling_lines
+from fedpriv.show.intervals import intervals_of
 from fedpriv.show.summary import (
     Metric,
     cells_at,
@@ -79,11 +80,11 @@ def tables_of(results: Results) -> list[Table]:
     shown = published_metrics(results)
     known = alone_of(cell["scenario"] for cell in results.cells)
     if results.published is None or not shown:
-        return [_list(results, known), *_by_silo(results)]
+        return [_list(results, known), *_by_silo(results), *_intervals(results)]
     paper = results.published.table
     others = {key: values for key, values in results.axes.items() if key not in (paper.rows, paper.columns)}
     grids = [_grid(results, paper, metric, fixed, known) for metric in shown for fixed in product(others)]
-    return [*grids, *_by_silo(results)]
+    return [*grids, *_by_silo(results), *_intervals(results)]
 
 
 def _by_silo(results: Results) -> list[Table]:
@@ -99,6 +100,10 @@ def _by_silo(results: Results) -> list[Table]:
         caption = f"{metrics[0].title.rpartition(', ')[0]} by silo, on its own test records"
         tables.append(Table(caption, [*names, *titles], body, labels=len(names)))
     return tables
+
+
+def _intervals(results: Results) -> list[Table]:
+    return [Table(*each) for each in intervals_of(results)]
 
 
 def _scaling(results: Results, scaling: Growth) -> Table:

@@ -20,7 +20,7 @@ from fedpriv.core.errors import InputError, suggestion
 from fedpriv.data.named import load, schema_of
 from fedpriv.data.partition import roster
 from fedpriv.data.schema import TableSchema
-from fedpriv.loss.indicators import PRESENT, STATISTICS, Cells, StatisticsSettings, square_root
+from fedpriv.loss.indicators import PRESENT, STATISTICS, Cells, StatisticsSettings, summing
 from fedpriv.noise.trust import USER
 from fedpriv.rounds.plan import Plan, plan_of
 from fedpriv.rounds.task import task_of_schema
@@ -263,12 +263,6 @@ def _crossed(names: list[list[str]]) -> list[tuple[str, ...]]:
     for labels in names:
         found = [(*before, label) for before in found for label in labels]
     return found
-
-
-def summing(size: int) -> Floats:
-    """The square root of prefix sums as a matrix, (size, size): row k of its square adds up cells 0 … k."""
-    values, lag = square_root(size), np.subtract.outer(np.arange(size), np.arange(size))
-    return np.where(lag >= 0, values[lag.clip(0)], 0.0)
 
 
 def monotone(values: Floats) -> Floats:

@@ -77,7 +77,7 @@ def test_a_misspelt_name_gets_a_suggestion(name: str, suggestion: str) -> None:
 def test_an_unknown_name_gets_the_known_ones() -> None:
     with pytest.raises(
         InputError,
-        match=r"mnist, fashion-mnist, emnist, cifar10, heart-hospitals, dialysis, dialysis-survival, adult, ",
+        match=r"cifar10, heart-hospitals, dialysis, dialysis-survival, dialysis-times, adult, ",
     ):
         fetch("weather")
 

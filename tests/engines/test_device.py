@@ -23,6 +23,7 @@ from fedpriv.engines.vectorized.noise import DeviceNormal
 from fedpriv.loss.indicators import STATISTICS
 from fedpriv.loss.models import MODELS
 from fedpriv.loss.objective import Batch, Query, Records
+from fedpriv.loss.ridge import RIDGE_STATISTICS
 from fedpriv.noise.registry import CHOSEN
 from fedpriv.rounds.fitted import fitted
 from fedpriv.rounds.outcome import RunObserver
@@ -156,11 +157,15 @@ def test_a_copy_in_a_round_would_be_seen() -> None:
 _REQUIRED: dict[str, dict[str, Any]] = {"ridge-regression": {"penalty": 0.1}, "column-moments": {"columns": [0]}}
 
 
-@pytest.mark.parametrize("name", [*(name for name in MODELS if name != STATISTICS), "torch.nn:Linear"])
+@pytest.mark.parametrize(
+    "name", [*(name for name in MODELS if name not in (STATISTICS, RIDGE_STATISTICS)), "torch.nn:Linear"]
+)
 def test_no_increment_of_an_objective_copies_anything(name: str) -> None:
     dtype = torch.float32
     section = ModelSection.model_validate({"name": name, **_REQUIRED.get(name, {})})
-    features, classes = (784, 10) if name == "cnn" else (20, 0 if section.regression else 2)
+    features, classes = (
+        (784, 10) if name == "cnn" else (20, 0 if section.regression else 3 if section.survival else 2)
+    )
     objective = section.row.objective((features,), classes, dtype, section.settings)
     points = [torch.zeros(2, objective.dimension, dtype=dtype, device=META) for _ in range(2)]
     labels = torch.zeros(2, 5, dtype=torch.int64 if classes else dtype, device=META)

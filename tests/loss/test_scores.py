@@ -125,4 +125,5 @@ def test_scores_that_the_labels_do_not_have_are_refused(
 
 
 def test_every_score_is_tested_here() -> None:
-    assert set(SCORES) == {"auc", "balanced_accuracy", "calibration_error", "r2", "mae"}
+    of_times = {"concordance", "integrated_brier"}  # in test_survival.py
+    assert set(SCORES) - of_times == {"auc", "balanced_accuracy", "calibration_error", "r2", "mae"}

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from fedpriv.core.errors import InputError
 from fedpriv.data.schema import TableSchema
 from fedpriv.engines.table import engine_named
-from fedpriv.loss.indicators import PRESENT, Cells, extent_of, square_root
+from fedpriv.loss.indicators import PRESENT, Cells, extent_of, square_root, summing
 from fedpriv.rounds.outcome import RunObserver
 from fedpriv.scenario.statistics import Asked, read_plan
-from fedpriv.study.statistics import TRUSTS, Statistics, TableResult, monotone, result_of, summing
+from fedpriv.study.statistics import TRUSTS, Statistics, TableResult, monotone, result_of
 from tests.data.tables import SCHEMA, rows, write_csv
 from tests.silo.test_statistics import FILLED, TABLES
 

@@ -1,0 +1,250 @@
+"""AUC and its companions of test records: distances of increments, groups, and what intervals cover."""
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from fedpriv.core.errors import InputError
+from fedpriv.data.schema import TableSchema
+from fedpriv.loss.curves import CurveScores, CurveSettings, Grouping, groupings_of
+from fedpriv.loss.indicators import Block, extent_of, summing
+from fedpriv.loss.linear import LogisticRegression
+from fedpriv.loss.models import LinearSettings
+from fedpriv.loss.objective import Query, Records
+from fedpriv.loss.roc import Figure, TwoClasses, together
+from fedpriv.loss.scores import auc
+from fedpriv.noise.integers.increments import integer_sum
+from fedpriv.rounds.plan import ALLOWANCE
+
+NORM = 2**36
+GROUPS = (Grouping("sex", ("f", "m"), 0), Grouping("age", ("young", "old"), 2, (0.0,)))
+MODEL = torch.tensor([1.0, -1.0, 5.0], dtype=torch.float64)
+SCHEMA = TableSchema.model_validate(
+    {
+        "public": True,
+        "target": "ill",
+        "classes": ["no", "yes"],
+        "columns": {"age": {"range": [0, 100]}, "sex": {"values": ["f", "m"]}},
+    }
+)
+
+
+def scores(bins: int = 16, groups: tuple[Grouping, ...] = GROUPS, **settings: Any) -> CurveScores:
+    base = LogisticRegression(3, 10.0, dtype=torch.float64)
+    return CurveScores(base, 5.0, True, CurveSettings(bins=bins, **settings), groups)
+
+
+def every_cell() -> Records:
+    """Records of both sexes, classes and ages, with logits in every bin, and hostile ones."""
+    logits = [*np.linspace(-9.0, 9.0, 37).tolist(), math.inf, -math.inf, math.nan, 1e38, 5e-324]
+    rows = []
+    for sex, logit, label in itertools.product((0, 1), logits, (0, 1)):
+        rows.append(([1.0 - sex, float(sex), (logit - (1.0 - 2.0 * sex)) / 5.0], label))
+    features, labels = zip(*rows, strict=True)
+    return Records(torch.tensor(features, dtype=torch.float64), torch.tensor(labels))
+
+
+@pytest.mark.parametrize("weight", [0.5, 2.0, 40.0])
+@pytest.mark.parametrize("groups", [GROUPS[:1], GROUPS])
+def test_no_two_records_are_further_apart_than_is_charged(groups: tuple[Grouping, ...], weight: float) -> None:
+    """Guarantee: in integers, norm and distance of all records' increments; of two it is attained."""
+    asked = scores(groups=groups, weight=weight)
+    factor, records = NORM / asked.norm, every_cell()
+    vectors = []
+    for place in range(len(records.labels)):
+        one = Records(*(column[place : place + 1] for column in records))
+        query = Query((MODEL * (1.0 + place % 2),))  # of a loss at either of its ends
+        vectors.append(integer_sum(asked, query, asked.norm, one, NORM, factor, 0).astype(float) / NORM)
+    vectors.append(np.zeros(asked.dimension))
+    array = np.array(vectors)
+    lengths = np.linalg.norm(array, axis=1)
+    assert lengths.max() <= 1.0
+    apart = max(float(np.linalg.norm(array - each, axis=1).max()) for each in array)
+    certified = asked.diameter / asked.norm
+    assert 0.9 * certified < apart <= certified * (1.0 + ALLOWANCE)
+    assert certified == pytest.approx(math.sqrt((4.0 + 2.0 * weight) / (1.0 + weight)), rel=1e-12)
+
+
+def test_the_distance_is_attained_by_a_right_and_a_wrong_record_of_two_classes() -> None:
+    asked = scores(groups=GROUPS[:1])
+    ends = torch.tensor([[0.0, 0.0, -2.0], [0.0, 0.0, -2.0]], dtype=torch.float64)
+    first, second = asked.contributions(MODEL, Records(ends, torch.tensor([0, 1])))
+    assert float(torch.linalg.vector_norm(first)) == pytest.approx(asked.norm, rel=1e-5)
+    assert float(torch.linalg.vector_norm(first - second)) == pytest.approx(asked.diameter, rel=1e-5)
+
+
+def test_a_record_is_in_the_cell_of_its_own_group_class_and_bin_alone() -> None:
+    asked = scores(threshold=0.3)
+    records = every_cell()
+    means = asked.contributions(MODEL, records)
+    for place, row in enumerate(means):
+        one = Records(*(column[place : place + 1] for column in records))
+        assert torch.equal(asked.contributions(MODEL, one)[0], row)
+        logit = float((one.features @ MODEL).nan_to_num(nan=0.0, posinf=9.0, neginf=-9.0))
+        bin_of = int(np.sum(logit >= asked.settings.logits))
+        for table, group in zip(asked.tables(row, 1), (one.features[0, 1], one.features[0, 2] >= 0), strict=True):
+            counts = np.linalg.solve(summing(asked.settings.size), table.reshape(-1, asked.settings.size).T).T
+            expected = np.zeros_like(counts)
+            expected[2 * int(group) + int(one.labels), bin_of] = 1.0
+            np.testing.assert_allclose(counts, expected, atol=1e-9)
+
+
+def table(
+    logits: NDArray[np.float64], labels: NDArray[np.bool_], mu: float, draw: Any, asked: CurveSettings
+) -> TwoClasses:
+    """Of one table under replace-one at μ, if it were all that is released."""
+    block = Block(size=asked.size, kind="prefix")
+    std = extent_of((block, block))[1] / mu if mu < math.inf else 0.0
+    place = np.searchsorted(asked.logits, logits, side="right")
+    ones, zeros = (
+        summing(asked.size) @ np.bincount(place[labels == each], minlength=asked.size)
+        + std * draw.normal(size=asked.size)
+        for each in (True, False)
+    )
+    return TwoClasses(ones, zeros, std, asked.logits, asked.cut)
+
+
+def drawn(
+    count: int, draw: np.random.Generator, share: float = 0.3, apart: float = 1.2
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Calibrated logits: two normal densities, and their likelihood's ratio."""
+    labels = draw.random(count) < share
+    own = draw.normal(size=count) + apart * labels
+    return apart * own - apart**2 / 2.0 + math.log(share / (1.0 - share)), labels
+
+
+def test_without_noise_the_figures_are_those_of_the_records() -> None:
+    draw, asked = np.random.default_rng(1), CurveSettings(threshold=0.4)
+    logits, labels = drawn(2000, draw)
+    found = table(logits, labels, math.inf, draw, asked).figures()
+    area = float(auc(torch.from_numpy(logits)[:, None], torch.from_numpy(labels).long()))
+    assert abs(found["auc"].value - area) < 0.002
+    assert found["auc"].low < area < found["auc"].high
+    positive = logits >= math.log(0.4 / 0.6)
+    assert found["sensitivity"].value == pytest.approx(float(positive[labels].mean()), abs=1e-9)
+    assert found["specificity"].value == pytest.approx(float((~positive)[~labels].mean()), abs=1e-9)
+
+
+def hit(figure: Figure, true: float) -> bool:
+    return figure.low <= true <= figure.high
+
+
+@pytest.mark.parametrize(
+    ("federations", "count", "mu"),
+    [
+        (1000, 300, 1.0),
+        *(pytest.param(2000, n, mu, marks=pytest.mark.slow) for n in (300, 3000) for mu in (1.0, 3.0)),
+    ],
+)
+def test_intervals_cover_the_population(federations: int, count: int, mu: float) -> None:
+    """Guarantee: sampling and noise are in an interval; 92 to 99 % where there is one."""
+    draw, asked = np.random.default_rng(2), CurveSettings()
+    logits, labels = drawn(1_000_000, draw)
+    predicted = logits >= 0.0
+    true = {
+        "auc": 0.5 * (1.0 + math.erf(1.2 / 2.0)),
+        "sensitivity": float(predicted[labels].mean()),
+        "specificity": float((~predicted)[~labels].mean()),
+        "calibration_error_squared": 0.0,
+    }
+    true["balanced_accuracy"] = (true["sensitivity"] + true["specificity"]) / 2.0
+    covered: dict[str, list[bool]] = {name: [] for name in true}
+    values: dict[str, list[float]] = {name: [] for name in true}
+    for _ in range(federations):
+        for name, figure in table(*drawn(count, draw), mu, draw, asked).figures().items():
+            covered[name].append(hit(figure, true[name]))
+            values[name].append(figure.value)
+    shares = {name: float(np.mean(each)) for name, each in covered.items()}
+    print({name: (round(share, 3), round(float(np.std(values[name])), 4)) for name, share in shares.items()})
+    slack = 4.5 * math.sqrt(0.08 * 0.92 / federations)
+    for name, share in shares.items():
+        assert len(covered[name]) > 0.9 * federations
+        assert 0.92 - slack < share, name
+        error = float(np.std(values[name])) / math.sqrt(len(values[name]))
+        bias = 0.0005 if name == "calibration_error_squared" else 0.004
+        assert abs(float(np.mean(values[name])) - true[name]) < bias + 4.5 * error, name
+    assert shares["auc"] < 0.99 + slack
+
+
+def test_a_model_that_is_off_is_told_from_a_calibrated_one() -> None:
+    draw, asked = np.random.default_rng(3), CurveSettings()
+    logits, labels = drawn(3000, draw)
+    good = table(logits, labels, 1.0, draw, asked).calibration_error_squared()
+    off = table(1.5 * logits + 1.0, labels, 1.0, draw, asked).calibration_error_squared()
+    assert good is not None
+    assert off is not None
+    assert good.low == 0.0 < good.high < off.low < off.value
+    curve = table(1.5 * logits + 1.0, labels, 1.0, draw, asked).reliability()
+    assert sum(each.share.high < each.predicted for each in curve) >= 2
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_too_few_records_of_a_class_get_no_figure(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    for count, mu in ((40, 10.0), (300, 0.05)):
+        assert table(*drawn(count, draw), mu, draw, CurveSettings()).figures() == {}
+
+
+def test_everybody_is_put_together_from_all_tables_by_their_noise() -> None:
+    sex, age = np.ones((2, 2, 16)), np.full((3, 2, 16), 2.0 / 3.0)
+    both, std = together([sex, age], [1.0, 1.0])
+    np.testing.assert_allclose(both, 2.0)
+    assert std == pytest.approx(1.0 / math.sqrt(1.0 / 2.0 + 1.0 / 3.0))
+    assert together([sex, age], [0.0, 0.0])[1] == 0.0
+
+
+def grouped(model: LinearSettings | None = None, *, scaled: bool = False, **settings: Any) -> tuple[Grouping, ...]:
+    model = model or LinearSettings(feature_norm=2.0)
+    return groupings_of(CurveSettings(**settings), SCHEMA, model, scaled=scaled)
+
+
+def test_groups_are_read_off_what_a_model_sees() -> None:
+    sex, age = grouped(by=("sex", "age"), edges={"age": (50.0, 75.0)})
+    features = torch.tensor([[-1.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.4999, 0.0, 1.0], [0.5, 1.0, 0.0]])
+    assert sex.codes(features).tolist() == [0, 1, 1, 0]
+    assert age.codes(features).tolist() == [0, 1, 1, 2]
+    assert age.labels == ("below 50", "50 – 75", "from 75")
+    assert grouped()[0].codes(features).tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes", "words"),
+    [
+        ({"by": ("height",)}, {}, "'height' is no feature"),
+        ({"by": ("age",)}, {}, "'age' needs edges"),
+        ({"by": ("sex",), "edges": {"sex": (1.0,)}}, {}, "a column of words"),
+        ({"by": ("age",), "edges": {"age": (150.0,)}}, {}, "not within its range"),
+        ({"by": ("age",), "edges": {"age": (50.0,)}}, {"scaled": True}, "scaled once more"),
+        ({"by": ("age",), "edges": {"age": (50.0,)}}, {"model": LinearSettings(feature_norm=1.0)}, "scaled once"),
+    ],
+)
+def test_groups_that_a_model_does_not_see_are_refused(
+    settings: dict[str, Any], changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        grouped(**settings, **changes)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"bins": 20},
+        {"bins": 2**20},
+        {"threshold": 0.0},
+        {"threshold": math.nan},
+        {"weight": math.inf},
+        {"by": ("sex", "sex")},
+        {"edges": {"age": (1.0,)}},
+        {"by": ("age",), "edges": {"age": (2.0, 1.0)}},
+        {"by": ("age",), "edges": {"age": (1.0, math.nan)}},
+    ],
+)
+def test_hostile_settings_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        CurveSettings.model_validate(settings)

@@ -1,0 +1,175 @@
+"""One release of second moments: distances in integers, what is solved, and what intervals cover."""
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedpriv.core.errors import InputError
+from fedpriv.loss.models import MODELS, RidgeStatisticsSettings
+from fedpriv.loss.objective import Batch, Query, Records
+from fedpriv.loss.ridge import RidgeStatistics
+from fedpriv.noise.integers.increments import integer_sum
+from fedpriv.rounds.plan import ALLOWANCE, apart_of, plan_of
+from fedpriv.rounds.task import task_of_schema
+from fedpriv.scenario.load import resolve_cell
+from tests.data.tables import rows, table_tree, write_csv
+
+NORM = 2**36
+
+
+def objective(
+    features: int = 3, *, classes: bool = True, penalty: float = 0.1, bound: float = 2.0
+) -> RidgeStatistics:
+    return RidgeStatistics(features, bound, classes, penalty, torch.float64)
+
+
+def integers(
+    asked: RidgeStatistics, features: list[float], label: float, query: float = 1.0
+) -> np.ndarray[Any, Any]:
+    point = torch.full((asked.dimension,), query, dtype=torch.float64)
+    labels = torch.tensor([label], dtype=torch.float64) if not asked.classes else torch.tensor([int(label)])
+    record = Records(torch.tensor([features], dtype=torch.float64), labels)
+    return integer_sum(asked, Query((point,)), 1.0, record, NORM, float(NORM), 0).astype(float) / NORM
+
+
+@pytest.mark.parametrize("classes", [True, False])
+def test_no_two_records_are_further_apart_than_is_charged(classes: bool) -> None:
+    """Guarantee: norm 1 and `diameter` in integers, for records within the bound, beyond it, and hostile ones."""
+    asked = objective(classes=classes)
+    values = [-1.0, 0.0, 1.0, 1e3, 1e38, 5e-324, math.inf, math.nan]
+    labels = [0, 1] if classes else [-1.0, 0.0, 1.0, 1e300, math.nan]
+    vectors = [np.zeros(asked.dimension)]
+    vectors += [integers(asked, [a, b, 1.0], y) for a, b, y in itertools.product(values, values, labels)]
+    array = np.array(vectors)
+    assert np.linalg.norm(array, axis=1).max() <= 1.0
+    apart = max(float(np.linalg.norm(array - each, axis=1).max()) for each in array)
+    assert apart <= asked.diameter * (1.0 + ALLOWANCE)
+
+
+def test_the_distance_is_attained_by_records_at_right_angles() -> None:
+    asked = objective(bound=math.sqrt(2.0))
+    one, other = integers(asked, [1.0, 0.0, 0.0], 1), integers(asked, [1.0, 0.0, 0.0], 0)
+    assert float(np.linalg.norm(one - other)) == pytest.approx(asked.diameter, rel=1e-6)
+    assert float(np.linalg.norm(one)) == pytest.approx(1.0, rel=1e-6)
+
+
+def test_what_is_asked_changes_nothing() -> None:
+    asked = objective()
+    for query in (0.0, -7.0, 1e30):
+        np.testing.assert_array_equal(
+            integers(asked, [0.3, -0.2, 1.0], 1, query), integers(asked, [0.3, -0.2, 1.0], 1)
+        )
+
+
+def drawn(count: int, draw: np.random.Generator, *, classes: bool) -> Records:
+    features = np.hstack([draw.uniform(-1.0, 1.0, (count, 2)), np.ones((count, 1))])
+    score = features @ np.array([0.4, -0.3, 0.1])
+    if classes:
+        labels = torch.from_numpy((draw.random(count) < 1.0 / (1.0 + np.exp(-2.0 * score))).astype(np.int64))
+    else:
+        labels = torch.from_numpy(np.clip(score + draw.normal(0.0, 0.1, count), -1.0, 1.0))
+    return Records(torch.from_numpy(features), labels)
+
+
+def mean_of(asked: RidgeStatistics, records: Records) -> torch.Tensor:
+    count = len(records.labels)
+    weights = torch.full((count,), 1.0 / count, dtype=torch.float64)
+    return -asked.increment(Query((asked.initial(),)), Batch(records, weights), 1.0).total
+
+
+@pytest.mark.parametrize("classes", [True, False])
+def test_without_noise_the_weights_are_those_of_ridge_regression(classes: bool) -> None:
+    asked, records = objective(classes=classes, bound=2.0), drawn(500, np.random.default_rng(0), classes=classes)
+    z, y = records.features.numpy(), records.labels.numpy().astype(float)
+    target = 2.0 * y - 1.0 if classes else y
+    solved = np.linalg.solve(z.T @ z / 500 + 0.1 * np.eye(3), z.T @ target / 500) * (2.0 if classes else 1.0)
+    np.testing.assert_allclose(asked.weights(mean_of(asked, records)).numpy(), solved, atol=1e-9)
+    found = asked.evaluate(mean_of(asked, records), records)
+    assert (found.accuracy is not None) == classes
+    many = torch.stack([mean_of(asked, records), mean_of(asked, records) * 0.5])
+    np.testing.assert_allclose(asked.weights(many)[0].numpy(), solved, atol=1e-9)
+
+
+def test_negative_eigenvalues_of_noise_make_no_weight_large() -> None:
+    asked = objective(penalty=0.5)
+    noisy = 100.0 * torch.randn(asked.dimension, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    both = asked.matrix(noisy)[:3, 3]
+    assert float(asked.weights(noisy).norm()) <= 2.0 * float(both.norm()) / 0.5 + 1e-9
+
+
+@pytest.mark.parametrize("std", [0.0, 0.004])
+@pytest.mark.parametrize("classes", [True, False])
+def test_intervals_cover_the_weights_of_the_population(classes: bool, std: float) -> None:
+    """Guarantee: sampling and noise are in an interval."""
+    draw = np.random.default_rng(4)
+    asked = objective(classes=classes)
+    true = asked.weights(mean_of(asked, drawn(1_000_000, draw, classes=classes))).tolist()
+    hits = list[bool]()
+    for _ in range(400):
+        point = mean_of(asked, drawn(1000, draw, classes=classes))
+        noise = torch.from_numpy(std * draw.normal(size=asked.dimension))
+        found = asked.coefficients(point + noise, std, 1000)
+        hits += [each.low <= value <= each.high for each, value in zip(found, true, strict=True)]
+    assert 0.95 - 4.5 * math.sqrt(0.0475 / 400) < float(np.mean(hits)) < 0.99
+
+
+@dataclass(frozen=True)
+class Liar(RidgeStatistics):
+    """Moments that say of themselves that they lie close together."""
+
+    @property
+    def diameter(self) -> float:
+        return 0.5
+
+
+def tree_of(path: Any, **changes: Any) -> dict[str, Any]:
+    tree = table_tree(write_csv(path / "t.csv", rows(300)))
+    tree |= {
+        "model": {"name": "ridge-statistics", "feature_norm": 2.0, "penalty": 0.1},
+        "federation": {"silos": 2, "rounds": 1, "batches": [180, 120]},
+        "privacy": {"relation": "replace-one", "mu": 1.0},
+        "run": {"dtype": "float64", "evaluations": 1},
+    }
+    for section, keys in changes.items():
+        tree[section] = {**tree[section], **keys}
+    return tree
+
+
+def test_one_release_is_charged_for_the_distance_that_is_proved_and_no_liar_is_believed(tmp_path: Any) -> None:
+    cell = resolve_cell(tree_of(tmp_path), "test")
+    assert cell.data.table_schema is not None
+    honest = task_of_schema(cell, cell.data.table_schema).objective
+    assert isinstance(honest, RidgeStatistics)
+    for released in (False, True):
+        plan = plan_of(cell, honest, released=released)
+        assert plan.apart == pytest.approx(math.sqrt(2.0), rel=1e-5)
+        assert plan.releases(1)[0].mu == pytest.approx(1.0, rel=1e-6)
+    liar = Liar(honest.features, honest.bound, honest.classes, honest.penalty, honest.dtype)
+    assert apart_of(liar, plan.estimator, plan.mechanism, plan.schedule) == 2.0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"federation": {"rounds": 2, "epochs": 2}},
+        {"algorithm": {"step": 0.5}},
+        {"algorithm": {"clip": 0.5}},
+        {"algorithm": {"name": "dp-ftrl", "mechanism": "tree"}},
+    ],
+)
+def test_a_run_that_is_no_single_release_is_refused(tmp_path: Any, changes: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="is one release"):
+        resolve_cell(tree_of(tmp_path, **changes), "test")
+
+
+def test_several_classes_and_too_many_features_are_refused() -> None:
+    settings = RidgeStatisticsSettings(feature_norm=1.0, penalty=1.0)
+    row = MODELS["ridge-statistics"]
+    for shape, classes in (((5,), 3), ((513,), 2)):
+        with pytest.raises(InputError):
+            row.objective(shape, classes, torch.float32, settings)

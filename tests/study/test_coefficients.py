@@ -1,0 +1,50 @@
+"""Coefficients of a run: named by feature, with the noise of its ledger."""
+
+from pathlib import Path
+
+import pytest
+
+from fedpriv.core.errors import InputError
+from fedpriv.loss.ridge import RidgeStatistics
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import task_of_schema
+from fedpriv.scenario.load import resolve_cell, scenario_of
+from fedpriv.study import coefficients
+from fedpriv.study.results import read_results
+from fedpriv.study.sweep import RunOptions, run_sweep
+from tests.data.tables import rows, table_tree, write_csv
+from tests.loss.test_ridge import tree_of
+
+
+@pytest.mark.parametrize("trust", ["untrusted", "secure-aggregation", "trusted"])
+def test_features_are_named_and_the_noise_is_that_of_the_mean(
+    tmp_path: Path, trust: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = tree_of(tmp_path, algorithm={"trust": trust})
+    del tree["seed"]
+    folder = run_sweep(scenario_of(tree, "test"), RunOptions(out=tmp_path / "run"))
+    given, before = list[float](), RidgeStatistics.coefficients
+
+    def noted(self: RidgeStatistics, point: object, std: float, records: int) -> object:
+        given.append(std)
+        assert records == 200  # of 300 places, two thirds count
+        return before(self, point, std, records)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RidgeStatistics, "coefficients", noted)
+    (record,) = read_results(folder).cells
+    found = coefficients.coefficients_of(record, folder)
+    assert [name for name, _ in found] == [
+        "age", "pain = none", "pain = some", "pain = *", "sex = f", "sex = m", "constant",
+    ]  # fmt: skip
+    cell = resolve_cell(record["scenario"], "test")
+    assert cell.data.table_schema is not None
+    plan = plan_of(cell, task_of_schema(cell, cell.data.table_schema).objective)
+    assert given[0] * 2.0 / 3.0 == pytest.approx(float(plan.noise.std_in_mean), rel=1e-6)
+
+
+def test_coefficients_of_another_model_are_refused(tmp_path: Path) -> None:
+    tree = table_tree(write_csv(tmp_path / "t.csv", rows(300)))
+    del tree["seed"]
+    folder = run_sweep(scenario_of(tree, "test"), RunOptions(out=tmp_path / "run"))
+    with pytest.raises(InputError, match="'softmax-regression': coefficients have intervals where"):
+        coefficients.coefficients_of(read_results(folder).cells[0], folder)
