@@ -11,8 +11,7 @@ picture, or of calls one after another) of what the function saw there and the s
 | any bias | Σ_t δ_t |
 
 `weight_terms` makes the terms of the sum of several of them: over calls, and over the points of an increment as
-layered.py writes them.  Products of places with each other give a norm without the gradient where they are the
-smaller ones; an embedding's gradient is kept as its rows.
+layered.py writes them.  Outer products are not kept as gradients, and an embedding's gradient is kept as its rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,8 +26,10 @@ from torch.nn import functional
 from fedpriv.loss.clipping import Size, formed, upper_norm
 from fedpriv.loss.layers import DenseTerms, FormedTerms, Terms, sum_of
 
-_FEWER = 0.2
-"""Values of places against values of gradients: with a smaller share, products of places are faster."""
+_FEWER = 0.4
+"""Values of places against values of a gradient: with a smaller share, products of places are faster."""
+_FORMED_VALUES = 2**18
+"""Values of gradients that are formed at a time for their norms alone: they stay in a cache."""
 _PIECE = 128
 
 
@@ -49,6 +50,10 @@ class Known(Protocol):
 
     def bias(self, slope: Tensor) -> Tensor:
         """The gradients by the bias, (B, size)."""
+        ...
+
+    def working_values(self, slope: Tensor, shape: Sequence[int]) -> int:
+        """How many values `weight` takes beside its arguments, about."""
         ...
 
 
@@ -76,6 +81,9 @@ class Linear:
 
     def bias(self, slope: Tensor) -> Tensor:
         return _places(slope).sum(1)
+
+    def working_values(self, slope: Tensor, shape: Sequence[int]) -> int:
+        return 0
 
 
 @dataclass(frozen=True)
@@ -116,6 +124,9 @@ class Convolution:
         sums = slope.flatten(-self.axes).sum(-1)
         return sums.flatten(1, -2).sum(1) if sums.dim() > 2 else sums
 
+    def working_values(self, slope: Tensor, shape: Sequence[int]) -> int:
+        return slope.numel() // shape[0] * prod(shape[1:]) + prod(shape)
+
 
 @dataclass(frozen=True)
 class Embedding:
@@ -141,6 +152,9 @@ class Embedding:
     def bias(self, slope: Tensor) -> Tensor:
         raise NotImplementedError("an embedding has no bias")
 
+    def working_values(self, slope: Tensor, shape: Sequence[int]) -> int:
+        return slope[..., 0].numel() ** 2
+
 
 @dataclass(frozen=True)
 class LayerNorm:
@@ -160,6 +174,9 @@ class LayerNorm:
 
     def bias(self, slope: Tensor) -> Tensor:
         return _places(slope.flatten(-len(self.shape))).sum(1)
+
+    def working_values(self, slope: Tensor, shape: Sequence[int]) -> int:
+        return slope.numel()
 
 
 @dataclass(frozen=True)
@@ -181,6 +198,9 @@ class GroupNorm:
     def bias(self, slope: Tensor) -> Tensor:
         return (slope.flatten(3).sum(-1) if slope.dim() > 3 else slope).sum(1)
 
+    def working_values(self, slope: Tensor, shape: Sequence[int]) -> int:
+        return slope.numel()
+
 
 def _places(values: Tensor) -> Tensor:
     """(B, …, size) as (B, T, size)."""
@@ -196,15 +216,9 @@ def weight_terms(uses: Sequence[Use], shape: Sequence[int]) -> Terms:
             return DenseTerms(
                 [slope.squeeze(1) for slope, _ in places], [seen.squeeze(1) for _, seen in places], False
             )
-        if count * sum(shape) <= _FEWER * prod(shape):
-            slopes, seen = (
-                torch.cat(parts, 1) if len(uses) > 1 else parts[0] for parts in zip(*places, strict=True)
-            )
-            return PlacedTerms(slopes, seen)
-        if count == len(uses):
-            slopes, seen = (torch.cat(parts, 1) for parts in zip(*places, strict=True))
-            return LongTerms([(slopes.mT @ seen).flatten(1)])
-    elif all(isinstance(use.known, Embedding) for use in uses):
+        slopes, seen = (torch.cat(parts, 1) if len(uses) > 1 else parts[0] for parts in zip(*places, strict=True))
+        return PlacedTerms(slopes, seen)
+    if all(isinstance(use.known, Embedding) for use in uses):
         rows = torch.cat([use.seen.flatten(1) for use in uses], 1)
         kept = [use.known.kept(use.seen, use.slope) for use in uses if isinstance(use.known, Embedding)]
         return RowTerms.of(rows, torch.cat([_places(slope) for slope in kept], 1), shape[0])
@@ -227,7 +241,7 @@ def long_norm(vectors: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class PlacedTerms:
-    """Σ_t δ_t ⊗ a_t with its norm from ⟨δ_s, δ_t⟩ ⟨a_s, a_t⟩ in float64: in float32 their rounding would show."""
+    """Σ_t δ_t ⊗ a_t, whose gradients are never kept: the sum over records is one product."""
 
     slopes: Tensor
     """(B, T, outputs)"""
@@ -239,14 +253,26 @@ class PlacedTerms:
 
     def size(self) -> Size:
         """Rounding is relative to Σ_t ‖δ_t‖ ‖a_t‖: terms that cancel leave theirs behind."""
-        slopes, seen = self.slopes.double(), self.seen.double()
-        slope, values = upper_norm(slopes), upper_norm(seen)
+        slope, values = upper_norm(self.slopes), upper_norm(self.seen)
         spread = (slope * values).sum(-1)
-        products = ((slopes @ slopes.mT) * (seen @ seen.mT)).sum((-2, -1))
+        (places, outputs), inputs = self.slopes.shape[1:], self.seen.shape[-1]
+        few = places * (inputs + outputs) <= _FEWER * inputs * outputs
+        norm = self._norm_of_products(spread) if few else self._norm_of_gradients(spread)
+        return Size(norm, spread, places + 4.0, spread + slope.sum(-1) + values.sum(-1))
+
+    def _norm_of_products(self, spread: Tensor) -> Tensor:
+        """From ⟨δ_s, δ_t⟩ ⟨a_s, a_t⟩ in float64: in float32 their rounding would show."""
+        slopes, seen = self.slopes.double(), self.seen.double()
+        squared = ((slopes @ slopes.mT) * (seen @ seen.mT)).sum((-2, -1)).clamp_(min=0.0)
         roundings = slopes.shape[-1] + seen.shape[-1] + slopes.shape[1] ** 2 + 8.0
-        squared = products.clamp(min=0.0) + roundings * 2.0**-52 * spread.square()
-        places = float(slopes.shape[1])
-        return Size(squared.sqrt(), spread, places + 4.0, spread + slope.sum(-1) + values.sum(-1))
+        return squared.add_(spread.square(), alpha=roundings * 2.0**-52).sqrt_()
+
+    def _norm_of_gradients(self, spread: Tensor) -> Tensor:
+        """From the gradients, a few records' at a time, and what their rounding can be."""
+        rows = max(1, _FORMED_VALUES // (self.slopes.shape[-1] * self.seen.shape[-1]))
+        parts = zip(self.slopes.split(rows), self.seen.split(rows), strict=True)
+        norm = torch.cat([long_norm((slopes.mT @ seen).flatten(1)) for slopes, seen in parts])
+        return norm.add_(spread, alpha=(self.slopes.shape[1] + 2.0) * torch.finfo(self.slopes.dtype).eps)
 
     def weighted_sum(self, factor: Tensor) -> list[Tensor]:
         slopes = (self.slopes * factor[:, None, None]).flatten(0, 1)

@@ -23,8 +23,9 @@ from fedpriv.loss.module import ModuleObjective, parameters_of
 from fedpriv.loss.objective import Batch, Increment, Query, Records
 from fedpriv.loss.watch import Call, Watch, Watched
 
-_CHUNK_VALUES = 2**22
-"""Values of what functions saw, slopes and gradients that exist at a time, about."""
+_CHUNK_VALUES = 2**24
+"""Values that exist at a time, about: 64 MB in float32."""
+_VALUES_PER_PARAMETER = 8  # of a chunk: adding its sum to the others' goes through all parameters once
 
 
 class _Plan(NamedTuple):
@@ -43,7 +44,7 @@ class _Pass(NamedTuple):
     formed: dict[str, Tensor]
     """(B, size) by parameter."""
     past: set[str]
-    """Parameters that are used otherwise than the plan says."""
+    """Parameters that the calls do not tell all of."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,13 @@ class GhostObjective(ModuleObjective):
         return {}
 
     def _increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """See `ModuleObjective`; about `_CHUNK_VALUES` values exist at a time, or one record's if that is more."""
+        """See `ModuleObjective`; about `_CHUNK_VALUES` values exist at a time, or 8 d, or what one record takes."""
         records, weights = batch
         plan = self._plan(query.points[0], records) if len(weights) > 1 else None
         if plan is None:
             return super()._increment(query, batch, clip)
-        rows = max(1, _CHUNK_VALUES // (plan.record_values * len(query.points)))
+        least = _VALUES_PER_PARAMETER * self.dimension // plan.record_values
+        rows = max(1, least, _CHUNK_VALUES // (plan.record_values * len(query.points)))
         total = torch.zeros_like(query.points[0], dtype=weights.dtype)
         clipped = torch.zeros((), dtype=torch.int64, device=weights.device)
         for *parts, weight in zip(*(torch.split(part, rows) for part in (*records, weights)), strict=True):
@@ -101,10 +103,12 @@ class GhostObjective(ModuleObjective):
         formed: frozenset[str] = frozenset()
         while (one := self._pass(point, zeros, 1.0, formed)).past:
             formed |= one.past
-        values = sum(
-            2 * call.seen.numel() + 2 * (0 if call.slope is None else call.slope.numel()) for call in one.calls
-        )
-        values += self.dimension + zeros.features.numel()
+        shapes = {name: parameter.shape for name, parameter in self.module.named_parameters()}
+        values = zeros.features.numel() + sum(shapes[name].numel() for name in formed)
+        for call in one.calls:
+            values += 3 * (call.seen.numel() + call.slope.numel())
+            if call.names[0] is not None:
+                values += call.known.working_values(call.slope, shapes[call.names[0]])
         return _Plan(formed, values) if one.calls else None
 
     def _pass(self, point: Tensor, records: Records, coefficient: float, formed: frozenset[str]) -> _Pass:
@@ -163,11 +167,10 @@ class GhostObjective(ModuleObjective):
         uses: dict[str, list[Use]] = {}
         shifts: dict[str, list[Tensor]] = {}
         for calls in zip(*(one.calls for one in passes), strict=True):
-            weight, bias = calls[0].names
-            slopes = [call.slope for call in calls if call.slope is not None]
-            if slopes and bias is not None:
+            (weight, bias), slopes = calls[0].names, [call.slope for call in calls]
+            if bias is not None:
                 shifts.setdefault(bias, []).append(calls[0].known.bias(sum_of(slopes)))
-            if slopes and weight is not None:
+            if weight is not None:
                 uses.setdefault(weight, []).extend(_uses(calls[0].known, [call.seen for call in calls], slopes))
         for name, parameter in self.module.named_parameters():
             formed = [one.formed[name] for one in passes if name in one.formed]

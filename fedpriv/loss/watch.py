@@ -6,7 +6,7 @@ records at once, as vmap would do, and noted as a `Call`.  One pass of autograd 
 of every call, and no gradient by any parameter.
 
 Guarantee: a parameter's way into a loss is through the noted calls, or autograd finds it: `Watched.slopes` names
-the parameters that have another way, in every pass anew.
+the parameters that have another way, in every pass anew.  Changes in place after a call do not touch its slope.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
+from torch._C import _functorch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -32,8 +33,11 @@ class Call:
     """Of its weight and its bias."""
     seen: Tensor
     """Its input, (B, …)."""
-    slope: Tensor | None = None
-    """Of each record's loss at its outputs, (B, …); None where the loss does not depend on them."""
+    version: int
+    """Of what it saw, to tell a change in place."""
+    outputs: GradientEdge
+    slope: Tensor = field(default_factory=lambda: torch.zeros(0))
+    """Of each record's loss at its outputs, (B, …)."""
 
 
 @dataclass
@@ -42,18 +46,33 @@ class Watched:
 
     parameters: Mapping[str, Tensor]
     calls: list[Call] = field(default_factory=list)
-    token: Tensor = field(default_factory=lambda: torch.zeros(0, requires_grad=True))
-    """What every call's outputs depend on, so that autograd passes all of them."""
 
-    def name_of(self, tensor: Tensor | None) -> str | None:
-        return next((name for name, one in self.parameters.items() if one is tensor), None)
+    def __post_init__(self) -> None:
+        self._twins = {id(one): (name, one.detach().requires_grad_()) for name, one in self.parameters.items()}
+
+    def twin(self, parameter: Tensor | None) -> tuple[str | None, Tensor | None]:
+        """The name of a parameter and what stands for it in calls, to tell these from its other ways."""
+        return self._twins.get(id(parameter), (None, None))
 
     def slopes(self, loss: Tensor, leaves: Sequence[Tensor]) -> tuple[set[str], Sequence[Tensor | None]]:
-        """Give every call its slope; the parameters that reach `loss` past all calls, and slopes by `leaves`."""
-        wanted = [self.token, *leaves, *self.parameters.values()]
+        """Give every call its slope; the parameters that `calls` does not tell all of, and slopes by `leaves`.
+
+        RuntimeError if what a call saw is changed afterwards.
+        """
+        if any(call.seen._version != call.version for call in self.calls):
+            raise RuntimeError("a change in place of what a function of parameters saw")
+        edges = [call.outputs for call in self.calls]
+        wanted = [*edges, *leaves, *self.parameters.values()]
         found: Sequence[Tensor | None] = torch.autograd.grad(loss, wanted, allow_unused=True)
-        past = zip(self.parameters, found[1 + len(leaves) :], strict=True)
-        return {name for name, slope in past if slope is not None}, found[1 : 1 + len(leaves)]
+        untold = set()
+        for call, slope in zip(self.calls, found, strict=False):
+            if slope is None:
+                untold |= {name for name in call.names if name is not None}
+            else:
+                call.slope = slope
+        past = zip(self.parameters, found[len(edges) + len(leaves) :], strict=True)
+        untold |= {name for name, slope in past if slope is not None}
+        return untold, found[len(edges) : len(edges) + len(leaves)]
 
 
 class Watch(TorchFunctionMode):
@@ -69,75 +88,41 @@ class Watch(TorchFunctionMode):
         settings = kwargs or {}
         if func in KNOWN and (call := KNOWN[func](*args, **settings)) is not None:
             values, weight, bias, known = call
-            names = self.watched.name_of(weight), self.watched.name_of(bias)
-            if any(names) and all(name or one is None for name, one in zip(names, (weight, bias), strict=True)):
-                return _applied(_Noted, self.watched, known, names, values, weight, bias)
+            (name, own), (other, shift) = self.watched.twin(weight), self.watched.twin(bias)
+            if (name or other) and (own is None) == (weight is None) and (shift is None) == (bias is None):
+                seen, level = _records(values)
+                outputs = known.outputs(seen, own, shift)
+                if outputs._is_view():  # changed in place, a view would be another node of autograd's
+                    outputs = torch.ops.aten._unsafe_view(outputs, outputs.shape)
+                edge = get_gradient_edge(outputs)
+                self.watched.calls.append(Call(known, (name, other), seen.detach(), seen._version, edge))
+                return _functorch._add_batch_dim(outputs, 0, level)
         elif func is functional.multi_head_attention_forward:
             with self:
                 return _attention_forward(*args, **settings)
         elif func is functional.scaled_dot_product_attention and (plain := _plain(*args, **settings)) is not None:
-            return _applied(_Attention, plain, *args[:3])
+            return _attention(args[:3], plain)
         return func(*args, **settings)
 
 
-def _applied(function: Any, *given: Any) -> Any:
-    """What torch leaves without types."""
-    return function.apply(*given)
+def _records(values: Tensor) -> tuple[Tensor, int]:
+    """One record's values as those of all records, (B, …), and vmap's name for their axis.
+
+    RuntimeError for values that no record decides, or in a vmap of the module's own.
+    """
+    if not _functorch.is_batchedtensor(values):
+        raise RuntimeError("a function of parameters alone")
+    every = _functorch.get_unwrapped(values)
+    if _functorch.is_batchedtensor(every):
+        raise RuntimeError("a vmap inside of another")
+    return every.movedim(_functorch.maybe_get_bdim(values), 0), _functorch.maybe_get_level(values)
 
 
-class _Noted(Function):
-    """A known function of one record's input, of which vmap makes that of all records' inputs."""
-
-    @staticmethod
-    def forward(*_: Any) -> Tensor:
-        raise NotImplementedError("a function of parameters alone")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, watched: Watched, known: Known, names: Any, *given: Any) -> Any:
-        values, *parameters = given
-        seen = values.movedim(in_dims[3], 0)
-        outputs = known.outputs(seen, *(None if one is None else one.detach() for one in parameters))
-        call = Call(known, names, seen.detach())
-        watched.calls.append(call)
-        return _applied(_Tapped, outputs, watched.token, call), 0
-
-
-class _Tapped(Function):
-    """Passes values on as they are, and notes their slope; changes in place after it do not touch that."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, token: Tensor, call: Call) -> Tensor:
-        ctx.call = call
-        ctx.mark_dirty(values)
-        return values
-
-    @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> Any:
-        ctx.call.slope = slopes[0]
-        return slopes[0], None, None
-
-
-class _Attention(Function):
-    """Attention of one record, of which vmap makes that of a batch: torch's own takes the parts of it apart."""
-
-    @staticmethod
-    def forward(*_: Any) -> Tensor:
-        raise NotImplementedError("attention to parameters alone")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, settings: Any, *given: Any) -> Any:
-        parts = [
-            part.expand(info.batch_size, *part.shape) if place is None else part.movedim(place, 0)
-            for part, place in zip(given, in_dims[1:], strict=True)
-        ]
-        outputs = functional.scaled_dot_product_attention(*(part.flatten(0, -4) for part in parts), **settings)
-        return outputs.view(*parts[0].shape[:-3], *outputs.shape[1:]), 0
+def _attention(parts: Sequence[Tensor], settings: dict[str, Any]) -> Tensor:
+    """Attention of one record as that of a batch: torch's own takes the parts of it apart."""
+    every, levels = zip(*map(_records, parts), strict=True)
+    outputs = functional.scaled_dot_product_attention(*(part.flatten(0, -4) for part in every), **settings)
+    return _functorch._add_batch_dim(outputs.view(*every[0].shape[:-3], *outputs.shape[1:]), 0, levels[0])
 
 
 def _plain(
