@@ -270,7 +270,7 @@ class PlacedTerms:
     def _norm_of_gradients(self, spread: Tensor) -> Tensor:
         """From the gradients, a few records' at a time, and what their rounding can be."""
         rows = max(1, _FORMED_VALUES // (self.slopes.shape[-1] * self.seen.shape[-1]))
-        parts = zip(self.slopes.split(rows), self.seen.split(rows), strict=True)
+        parts = zip(torch.split(self.slopes, rows), torch.split(self.seen, rows), strict=True)
         norm = torch.cat([long_norm((slopes.mT @ seen).flatten(1)) for slopes, seen in parts])
         return norm.add_(spread, alpha=(self.slopes.shape[1] + 2.0) * torch.finfo(self.slopes.dtype).eps)
 

@@ -61,7 +61,7 @@ class GhostObjective(ModuleObjective):
         return {}
 
     def _increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """See `ModuleObjective`; about `_CHUNK_VALUES` values exist at a time, or 8 d, or what one record takes."""
+        """See `ModuleObjective`; about `_CHUNK_VALUES` values exist at a time, or 8 d, or one record's."""
         records, weights = batch
         plan = self._plan(query.points[0], records) if len(weights) > 1 else None
         if plan is None:
@@ -124,7 +124,7 @@ class GhostObjective(ModuleObjective):
             }
 
             def loss(batched: dict[str, Tensor], *one: Tensor) -> Tensor:
-                with Watch(watched):
+                with Watch(watched, one[0], count):
                     return self._loss_of_one({**named, **batched}, *one)
 
             losses = vmap(loss)(leaves, *records)

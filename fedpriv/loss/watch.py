@@ -22,6 +22,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from fedpriv.loss.functions import KNOWN, Known
+from fedpriv.loss.recurrent import STEP_BY_STEP
 
 
 @dataclass
@@ -62,7 +63,7 @@ class Watched:
         if any(call.seen._version != call.version for call in self.calls):
             raise RuntimeError("a change in place of what a function of parameters saw")
         edges = [call.outputs for call in self.calls]
-        wanted = [*edges, *leaves, *self.parameters.values()]
+        wanted: Any = [*edges, *leaves, *self.parameters.values()]
         found: Sequence[Tensor | None] = torch.autograd.grad(loss, wanted, allow_unused=True)
         untold = set()
         for call, slope in zip(self.calls, found, strict=False):
@@ -78,9 +79,11 @@ class Watched:
 class Watch(TorchFunctionMode):
     """While it is entered, calls of known functions of parameters are noted in `watched`."""
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, watched: Watched, one: Tensor, count: int) -> None:
+        """In a vmap over `count` records, of which `one` is a part of a record."""
         super().__init__()
         self.watched = watched
+        self._count, self._level = count, _functorch.maybe_get_level(one)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -90,39 +93,36 @@ class Watch(TorchFunctionMode):
             values, weight, bias, known = call
             (name, own), (other, shift) = self.watched.twin(weight), self.watched.twin(bias)
             if (name or other) and (own is None) == (weight is None) and (shift is None) == (bias is None):
-                seen, level = _records(values)
+                seen = self._of_all(values)
                 outputs = known.outputs(seen, own, shift)
                 if outputs._is_view():  # changed in place, a view would be another node of autograd's
                     outputs = torch.ops.aten._unsafe_view(outputs, outputs.shape)
                 edge = get_gradient_edge(outputs)
                 self.watched.calls.append(Call(known, (name, other), seen.detach(), seen._version, edge))
-                return _functorch._add_batch_dim(outputs, 0, level)
+                return self._of_one(outputs)
+        elif func in STEP_BY_STEP:
+            with self:
+                return STEP_BY_STEP[func](*args, **settings)
         elif func is functional.multi_head_attention_forward:
             with self:
                 return _attention_forward(*args, **settings)
         elif func is functional.scaled_dot_product_attention and (plain := _plain(*args, **settings)) is not None:
-            return _attention(args[:3], plain)
+            query, *others = (self._of_all(part) for part in args[:3])  # torch takes the parts of a batch apart
+            outputs = func(query.flatten(0, -4), *(part.flatten(0, -4) for part in others), **plain)
+            return self._of_one(outputs.view(*query.shape[:-3], *outputs.shape[1:]))
         return func(*args, **settings)
 
+    def _of_all(self, values: Tensor) -> Tensor:
+        """One record's values as those of all records, (B, …); RuntimeError in a vmap of the module's own."""
+        if not _functorch.is_batchedtensor(values):
+            return values.expand(self._count, *values.shape)
+        every = _functorch.get_unwrapped(values)
+        if _functorch.maybe_get_level(values) != self._level or _functorch.is_batchedtensor(every):
+            raise RuntimeError("a vmap inside of another")
+        return every.movedim(_functorch.maybe_get_bdim(values), 0)
 
-def _records(values: Tensor) -> tuple[Tensor, int]:
-    """One record's values as those of all records, (B, …), and vmap's name for their axis.
-
-    RuntimeError for values that no record decides, or in a vmap of the module's own.
-    """
-    if not _functorch.is_batchedtensor(values):
-        raise RuntimeError("a function of parameters alone")
-    every = _functorch.get_unwrapped(values)
-    if _functorch.is_batchedtensor(every):
-        raise RuntimeError("a vmap inside of another")
-    return every.movedim(_functorch.maybe_get_bdim(values), 0), _functorch.maybe_get_level(values)
-
-
-def _attention(parts: Sequence[Tensor], settings: dict[str, Any]) -> Tensor:
-    """Attention of one record as that of a batch: torch's own takes the parts of it apart."""
-    every, levels = zip(*map(_records, parts), strict=True)
-    outputs = functional.scaled_dot_product_attention(*(part.flatten(0, -4) for part in every), **settings)
-    return _functorch._add_batch_dim(outputs.view(*every[0].shape[:-3], *outputs.shape[1:]), 0, levels[0])
+    def _of_one(self, every: Tensor) -> Tensor:
+        return _functorch._add_batch_dim(every, 0, self._level)
 
 
 def _plain(

@@ -50,6 +50,23 @@ def attention(own: Any, values: Tensor) -> Tensor:
     return own.out((seen + mixed).mean(-2))
 
 
+def recurrent(own: Any, values: Tensor) -> Tensor:
+    steps = values.unflatten(-1, (4, 3))
+    state = steps.new_zeros(len(values), 4), steps.new_zeros(len(values), 4)
+    for step in range(4):
+        state = own.cell(steps[:, step], state)
+    return own.out(state[0])
+
+
+def layer_of(make: Callable[..., nn.Module], **settings: Any) -> nn.Module:
+    def call(own: Any, values: Tensor) -> Tensor:
+        out: Tensor = own.out(own.cells(values.unflatten(-1, (4, 3)))[0].sum(1))
+        return out
+
+    width = 2 * (1 + settings.get("bidirectional", False))
+    return Of(call, cells=make(3, 2, batch_first=True, **settings), out=nn.Linear(width, 3))
+
+
 def changed(own: Any, values: Tensor) -> Tensor:
     inner = own.one(values)
     before = inner * 2.0
@@ -132,6 +149,16 @@ CASES: dict[str, Callable[[], nn.Module]] = {
         nn.Conv2d(4, 2, 1, bias=False, padding_mode="circular", padding=1),
         nn.Flatten(),
         nn.LazyLinear(3),
+    ),
+    "steps of one's own": lambda: Of(recurrent, cell=nn.LSTMCell(3, 4), out=nn.Linear(4, 3)),
+    "lstm": lambda: layer_of(nn.LSTM, num_layers=2, bidirectional=True),
+    "gru": lambda: layer_of(nn.GRU),
+    "rnn": lambda: layer_of(nn.RNN, bias=False, nonlinearity="relu"),
+    "places of words": lambda: Of(
+        lambda own, x: own.out((own.table(words(x)) + own.places(torch.arange(6))).flatten(1).tanh()),
+        table=nn.Embedding(5, 3),
+        places=nn.Embedding(6, 3),
+        out=nn.Linear(18, 3),
     ),
     "looks at others": lambda: zoo.Centred(FEATURES, CLASSES),
     "asks all": lambda: zoo.Finite(FEATURES, CLASSES),
