@@ -107,8 +107,8 @@ class Watch(TorchFunctionMode):
             with self:
                 return _attention_forward(*args, **settings)
         elif func is functional.scaled_dot_product_attention and (plain := _plain(*args, **settings)) is not None:
-            query, *others = (self._of_all(part) for part in args[:3])  # torch takes the parts of a batch apart
-            outputs = func(query.flatten(0, -4), *(part.flatten(0, -4) for part in others), **plain)
+            query, key, value = (self._of_all(part) for part in args[:3])  # torch takes a batch apart
+            outputs = func(query.flatten(0, -4), key.flatten(0, -4), value.flatten(0, -4), **plain)
             return self._of_one(outputs.view(*query.shape[:-3], *outputs.shape[1:]))
         return func(*args, **settings)
 
