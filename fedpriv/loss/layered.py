@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.clipping import Clipping, clipping, together
+from fedpriv.loss.ghost import GhostObjective
 from fedpriv.loss.layers import Linked, Stateless, Terms, linked_of, stateless_of, sum_of
 from fedpriv.loss.losses import Loss
 from fedpriv.loss.module import ModuleObjective, OfModule, check_module, parameters_of
@@ -247,4 +248,4 @@ def objective_of(
     buffers.
     """
     layered = LayeredObjective.of(module, features, loss, seed, dtype)
-    return ModuleObjective(module, loss, seed, dtype) if layered is None else layered
+    return GhostObjective(module, loss, seed, dtype) if layered is None else layered

@@ -11,7 +11,7 @@ Values have shape (..., B, *shape) with any leading axes, as in layered.py.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -276,8 +276,8 @@ class FormedTerms:
 
     gradients: list[Tensor]
 
-    def to(self, dtype: torch.dtype) -> "FormedTerms":
-        return FormedTerms([part.to(dtype) for part in self.gradients])
+    def to(self, dtype: torch.dtype) -> Self:
+        return type(self)([part.to(dtype) for part in self.gradients])
 
     def size(self) -> Size:
         return formed(sum_of([upper_norm(part).square() for part in self.gradients]).sqrt())
@@ -288,8 +288,8 @@ class FormedTerms:
     def rows(self, factor: Tensor) -> list[Tensor]:
         return [factor.unsqueeze(-1) * part for part in self.gradients]
 
-    def only(self, kept: Tensor) -> "FormedTerms":
-        return FormedTerms([part.where(kept.unsqueeze(-1), 0.0) for part in self.gradients])
+    def only(self, kept: Tensor) -> Self:
+        return type(self)([part.where(kept.unsqueeze(-1), 0.0) for part in self.gradients])
 
 
 def linked_of(layer: nn.Module, inward: Shape, outward: Shape) -> Linked | None:

@@ -1,0 +1,440 @@
+"""Closed forms of any module's increments, against automatic differentiation record by record."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn import functional
+
+from fedpriv.loss import functions, ghost
+from fedpriv.loss.clipping import clipping
+from fedpriv.loss.functions import Linear, PlacedTerms, RowTerms, Use, weight_terms
+from fedpriv.loss.ghost import GhostObjective
+from fedpriv.loss.layered import objective_of
+from fedpriv.loss.losses import CrossEntropy
+from fedpriv.loss.module import ModuleObjective, parameters_of
+from fedpriv.loss.objective import Batch, Query, Records
+from tests.loss import test_hostile_queries as hostile
+from tests.loss import zoo
+
+F32, F64 = torch.float32, torch.float64
+FEATURES, CLASSES, RECORDS = 12, 3, 5
+
+
+class Of(nn.Module):
+    """A module by a function of its layers and one input (B, 12)."""
+
+    def __init__(self, call: Callable[..., Tensor], **layers: nn.Module | nn.Parameter) -> None:
+        super().__init__()
+        self.call = call
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.call(self, values)
+
+
+def words(values: Tensor) -> Tensor:
+    """Six numbers of words, 0 to 4, some of them the same."""
+    return (values[..., :6] * 3.0).long().abs() % 5
+
+
+def attention(own: Any, values: Tensor) -> Tensor:
+    seen = own.norm(own.wide(values.unflatten(-1, (6, 2))) + own.places)
+    parts = [layer(seen).unflatten(-1, (2, 2)).transpose(-3, -2) for layer in (own.query, own.key, own.value)]
+    mixed = functional.scaled_dot_product_attention(*parts, is_causal=True).transpose(-3, -2).flatten(-2)
+    return own.out((seen + mixed).mean(-2))
+
+
+def recurrent(own: Any, values: Tensor) -> Tensor:
+    steps = values.unflatten(-1, (4, 3))
+    state = steps.new_zeros(len(values), 4), steps.new_zeros(len(values), 4)
+    for step in range(4):
+        state = own.cell(steps[:, step], state)
+    return own.out(state[0])
+
+
+def layer_of(make: Callable[..., nn.Module], **settings: Any) -> nn.Module:
+    def call(own: Any, values: Tensor) -> Tensor:
+        out: Tensor = own.out(own.cells(values.unflatten(-1, (4, 3)))[0].sum(1))
+        return out
+
+    width = 2 * (1 + settings.get("bidirectional", False))
+    return Of(call, cells=make(3, 2, batch_first=True, **settings), out=nn.Linear(width, 3))
+
+
+def changed(own: Any, values: Tensor) -> Tensor:
+    inner = own.one(values)
+    before = inner * 2.0
+    inner[..., :2].mul_(3.0)
+    out: Tensor = own.out(before + inner)
+    return out
+
+
+def transformer() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True)
+    return Of(
+        lambda own, x: own.out(own.mixed(own.wide(x.unflatten(-1, (6, 2)))).mean(1)),
+        wide=nn.Linear(2, 4),
+        mixed=layer,
+        out=nn.Linear(4, 3),
+    )
+
+
+def pictures(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Unflatten(1, (2, 6)), *layers, nn.Flatten(), nn.LazyLinear(CLASSES))
+
+
+CASES: dict[str, Callable[[], nn.Module]] = {
+    "attention": lambda: Of(
+        attention,
+        wide=nn.Linear(2, 4),
+        norm=nn.LayerNorm(4),
+        query=nn.Linear(4, 4),
+        key=nn.Linear(4, 4, bias=False),
+        value=nn.Linear(4, 4),
+        out=nn.Linear(4, 3),
+        places=nn.Parameter(torch.randn(6, 4)),
+    ),
+    "torch's transformer": transformer,
+    "words": lambda: Of(
+        lambda own, x: own.out(own.norm(own.table(words(x))).flatten(1)),
+        table=nn.Embedding(5, 3, padding_idx=1),
+        norm=nn.LayerNorm((6, 3)),
+        out=nn.Linear(18, 3),
+    ),
+    "tied": lambda: Of(
+        lambda own, x: own.out((own.table(words(x)) @ own.table.weight.T).mean(1)),
+        table=nn.Embedding(5, 3),
+        out=nn.Linear(5, 3),
+    ),
+    "tied by linear": lambda: Of(
+        lambda own, x: functional.linear(own.table(words(x)), own.table.weight).mean(1)[:, :3],
+        table=nn.Embedding(5, 3),
+    ),
+    "used twice": lambda: Of(
+        lambda own, x: own.out(own.one(own.one(x).tanh())), one=nn.Linear(12, 12), out=nn.Linear(12, 3)
+    ),
+    "used outside": lambda: Of(
+        lambda own, x: own.out(own.one(x).tanh()) * own.one.weight[0, :3],
+        one=nn.Linear(12, 4),
+        out=nn.Linear(4, 3),
+    ),
+    "a bias used outside": lambda: Of(
+        lambda own, x: own.out(own.one(x).tanh() + own.one.bias), one=nn.Linear(12, 4), out=nn.Linear(4, 3)
+    ),
+    "in place": lambda: nn.Sequential(
+        nn.Linear(12, 6),
+        nn.LayerNorm(6),
+        nn.ReLU(inplace=True),
+        nn.Linear(6, 4),
+        nn.ELU(inplace=True),
+        nn.Linear(4, 3),
+    ),
+    "in place, and before": lambda: Of(changed, one=nn.Linear(12, 4), out=nn.Linear(4, 3)),
+    "unused": lambda: Of(lambda own, x: own.out(x.tanh()), out=nn.Linear(12, 3), other=nn.Linear(3, 3)),
+    "conv1d": lambda: pictures(nn.Conv1d(2, 4, 3, stride=2, padding=1, groups=2), nn.GroupNorm(2, 4), nn.ReLU()),
+    "conv1d, same": lambda: pictures(
+        nn.Conv1d(2, 4, 3, padding="same"), nn.GroupNorm(2, 4, affine=False), nn.ReLU()
+    ),
+    "conv2d": lambda: nn.Sequential(
+        nn.Unflatten(1, (2, 2, 3)),
+        nn.Conv2d(2, 4, (2, 3), padding=(1, 2), dilation=(2, 1), groups=2),
+        nn.GroupNorm(2, 4),
+        nn.Tanh(),
+        nn.Conv2d(4, 2, 1, bias=False, padding_mode="circular", padding=1),
+        nn.Flatten(),
+        nn.LazyLinear(3),
+    ),
+    "steps of one's own": lambda: Of(recurrent, cell=nn.LSTMCell(3, 4), out=nn.Linear(4, 3)),
+    "lstm": lambda: layer_of(nn.LSTM, num_layers=2, bidirectional=True),
+    "gru": lambda: layer_of(nn.GRU),
+    "rnn": lambda: layer_of(nn.RNN, bias=False, nonlinearity="relu"),
+    "places of words": lambda: Of(
+        lambda own, x: own.out((own.table(words(x)) + own.places(torch.arange(6))).flatten(1).tanh()),
+        table=nn.Embedding(5, 3),
+        places=nn.Embedding(6, 3),
+        out=nn.Linear(18, 3),
+    ),
+    "looks at others": lambda: zoo.Centred(FEATURES, CLASSES),
+    "asks all": lambda: zoo.Finite(FEATURES, CLASSES),
+}
+
+
+def objective(name: str, dtype: torch.dtype = F64) -> GhostObjective:
+    torch.manual_seed(3)
+    net = CASES[name]()
+    net(torch.randn(2, FEATURES))
+    found = objective_of(net.to(dtype), FEATURES, CrossEntropy(), 0, dtype)
+    assert isinstance(found, GhostObjective)
+    return found
+
+
+def sample(dimension: int, points: int, dtype: torch.dtype = F64, seed: int = 0) -> tuple[list[Tensor], Records]:
+    generator = torch.Generator().manual_seed(seed)
+    at = [torch.randn(dimension, generator=generator, dtype=F64).mul(0.5).to(dtype) for _ in range(points)]
+    features = torch.randn(RECORDS, FEATURES, generator=generator, dtype=F64).to(dtype)
+    return at, Records(features, torch.randint(0, CLASSES, (RECORDS,), generator=generator))
+
+
+def by_autograd(net: nn.Module, query: Query, records: Records) -> Tensor:
+    """The unclipped increments, (B, d)."""
+    increments = []
+    for feature, label in zip(*records, strict=True):
+        increment = torch.zeros_like(query.points[0])
+        for point, coefficient in zip(query.points, query.coefficients, strict=True):
+            leaf = point.clone().requires_grad_()
+            outputs = functional_call(net, parameters_of(net, leaf), (feature.unsqueeze(0),))
+            loss = functional.cross_entropy(outputs, label.unsqueeze(0))
+            increment += coefficient * torch.autograd.grad(loss, leaf)[0]
+        increments.append(increment)
+    return torch.stack(increments)
+
+
+def closed(measured: GhostObjective, query: Query, batch: Batch, clip: float) -> Any:
+    """An increment, and that no record of it took the way of ModuleObjective."""
+    taken: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ModuleObjective, "_increment", lambda *args: taken.append(args))
+        found = measured.increment(query, batch, clip)
+    assert not taken
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("points", "clip"), [(1, 0.3), (1, 1e9), (2, 1.0), (3, 2.0)])
+@pytest.mark.parametrize("fewer", [0.0, 0.2, 100.0])
+def test_increments_equal_autograd(
+    name: str, points: int, clip: float, fewer: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With gradients formed, with products of places, and with whichever is smaller."""
+    if fewer != 0.2 and name not in ("attention", "used twice"):
+        return
+    monkeypatch.setattr(functions, "_FEWER", fewer)
+    measured = objective(name)
+    at, records = sample(measured.dimension, points)
+    query, weights = Query(at, [3.0, -2.0, 0.5][:points]), torch.linspace(0.1, 1.0, RECORDS, dtype=F64)
+    increments = by_autograd(measured.module, query, records)
+    norms = increments.norm(dim=1)
+    expected = (weights * (clip / norms).clamp(max=1.0)) @ increments
+    found = closed(measured, query, Batch(records, weights), clip)
+    torch.testing.assert_close(found.total, expected, rtol=1e-9, atol=1e-10)
+    assert int(found.clipped) == int((norms > clip).sum())
+
+
+WORDS = Of(
+    lambda own, x: own.out(own.norm(own.wide(own.table(words(x))) + own.places).tanh().mean(1)),
+    table=nn.Embedding(5, 3),
+    wide=nn.Linear(3, 4),
+    places=nn.Parameter(torch.randn(6, 4)),
+    norm=nn.LayerNorm(4),
+    out=nn.Linear(4, 3),
+)
+PICTURES = nn.Sequential(
+    nn.Unflatten(1, (1, 3, 4)), nn.Conv2d(1, 4, 2), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(24, 3)
+)
+
+
+@pytest.mark.parametrize(
+    ("net", "fewer"),
+    [(WORDS, 0.0), (WORDS, 100.0), (PICTURES, 0.0)],
+    ids=["words, formed", "words, products of places", "pictures"],
+)
+@pytest.mark.parametrize("dtype", [F32, pytest.param(F64, marks=pytest.mark.slow)], ids=["float32", "float64"])
+def test_no_contribution_is_beyond_its_clip(
+    net: nn.Module, dtype: torch.dtype, fewer: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a sum loses with a record's weight, for points, records and coefficients of every size."""
+    monkeypatch.setattr(functions, "_FEWER", fewer)
+    measured = objective_of(net.to(dtype), FEATURES, CrossEntropy(), 0, dtype)
+    for seed, pattern in enumerate(hostile.POINTS):
+        generator = np.random.default_rng(seed)
+        kinds = list(generator.choice(hostile.RECORDS, hostile.BATCH))
+        at = hostile.pair_of(pattern, measured, dtype, seed)
+        records = hostile.records_of(hostile.Case(lambda _: measured, FEATURES), kinds, dtype, seed)
+        late = float(generator.integers(2, 10**5))
+        query = (Query(at, (late, 1.0 - late)), Query(at, (1.0, -1.0)), Query(at[:1]))[seed % 3]
+        clip, weights = 2.0 ** generator.uniform(-40.0, 40.0), torch.ones(hostile.BATCH, dtype=F64)
+        whole = measured.increment(query, Batch(records, weights), clip).total
+        assert bool(whole.isfinite().all())
+        for place, kind in enumerate(kinds):
+            weights[place] = 0.0
+            moved = whole - measured.increment(query, Batch(records, weights), clip).total
+            weights[place] = 1.0
+            assert float(moved.norm()) <= clip * hostile.SLACK, (pattern, kinds)
+            assert kind != "not finite" or not moved.any() or net is WORDS
+
+
+@pytest.mark.parametrize("fewer", [0.0, 100.0], ids=["formed", "products of places"])
+@pytest.mark.parametrize("dtype", [F32, F64], ids=["float32", "float64"])
+def test_places_that_cancel_stay_below_the_clip_with_their_rounding(
+    dtype: torch.dtype, fewer: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(functions, "_FEWER", fewer)
+    generator = np.random.default_rng(0)
+    for _ in range(300):
+        scale, apart = 10.0 ** generator.uniform(-3, 9), 10.0 ** generator.uniform(-16, 0)
+        slope, seen, moved, shifted = (torch.from_numpy(generator.standard_normal((1, 3, n))) for n in (6, 9) * 2)
+        slopes = scale * torch.cat([slope, -slope - apart * moved], 1)
+        uses = [Use(Linear(), torch.cat([seen, seen + apart * shifted], 1).to(dtype), slopes.to(dtype))]
+        terms = weight_terms(uses, (6, 9))
+        assert isinstance(terms, PlacedTerms)
+        factor = clipping(terms.size(), torch.ones(1, dtype=dtype), 1e-3).factor
+        assert float(terms.weighted_sum(factor)[0].double().norm()) <= 1e-3
+        assert float(terms.rows(factor)[0].double().norm()) <= 1e-3
+
+
+def test_a_record_that_is_not_finite_adds_nothing() -> None:
+    measured = objective("attention")
+    at, records = sample(measured.dimension, 2)
+    records.features[1, 3] = torch.nan
+    query, weights = Query(at, (2.0, -1.0)), torch.ones(RECORDS, dtype=F64)
+    found = closed(measured, query, Batch(records, weights), 1.0)
+    kept = [0, 2, 3, 4]
+    rest = Batch(Records(*(column[kept] for column in records)), weights[kept])
+    expected = measured.increment(query, rest, 1.0)
+    torch.testing.assert_close(found.total, expected.total)
+    assert int(found.clipped) == int(expected.clipped) + 1
+
+
+def test_a_record_on_which_the_module_raises_adds_nothing() -> None:
+    net = Of(
+        lambda own, x: own.out(own.table((x[..., 0] > 3.0).long())), table=nn.Embedding(1, 4), out=nn.Linear(4, 3)
+    )
+    measured = objective_of(net.double(), FEATURES, CrossEntropy(), 0, F64)
+    at, records = sample(measured.dimension, 1)
+    records.features[2, 0] = 9.0
+    weights = torch.ones(RECORDS, dtype=F64)
+    found = measured.increment(Query(at), Batch(records, weights), 0.5)
+    kept = [0, 1, 3, 4]
+    expected = measured.increment(
+        Query(at), Batch(Records(*(column[kept] for column in records)), weights[kept]), 0.5
+    )
+    torch.testing.assert_close(found.total, expected.total)
+    assert (int(found.clipped), int(expected.clipped)) == (5, 4)
+
+
+@pytest.mark.parametrize("name", ["looks at others", "asks all"])
+def test_a_record_does_not_see_its_company(name: str) -> None:
+    """Modules that the probe refuses are run: the way of the records rests on no probe."""
+    measured = objective(name)
+    at, records = sample(measured.dimension, 1)
+    weights = torch.zeros(RECORDS, dtype=F64)
+    weights[0] = 1.0
+    found = closed(measured, Query(at), Batch(records, weights), 1e9).total
+    records.features[1:] = torch.inf
+    torch.testing.assert_close(closed(measured, Query(at), Batch(records, weights), 1e9).total, found)
+
+
+@pytest.mark.parametrize(
+    ("name", "formed"),
+    [
+        ("attention", {"places"}),
+        ("words", set()),
+        ("tied by linear", set()),
+        ("used twice", set()),
+        ("used outside", {"one.weight", "one.bias"}),
+        ("a bias used outside", {"one.weight", "one.bias"}),
+        ("conv1d, same", {"1.weight", "1.bias"}),
+    ],
+)
+def test_parameters_that_go_elsewhere_are_found(name: str, formed: set[str]) -> None:
+    measured = objective(name)
+    at, records = sample(measured.dimension, 1)
+    measured.increment(Query(at), Batch(records, torch.ones(RECORDS, dtype=F64)), 1.0)
+    (plan,) = measured.plans.values()
+    assert plan is not None
+    assert plan.formed == formed
+
+
+class Turning(nn.Module):
+    """Uses its weight outside of the layer from its second call on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.calls = nn.Linear(FEATURES, CLASSES), 0
+
+    def forward(self, values: Tensor) -> Tensor:
+        self.calls += 1
+        out: Tensor = self.inner(values) + (self.inner.weight.sum() if self.calls > 1 else 0.0)
+        return out
+
+
+def test_another_use_than_planned_takes_the_general_way() -> None:
+    """A gradient that lacks a part would be another one than is trained."""
+    net = Turning().double()
+    measured = GhostObjective(net, CrossEntropy(), 0, F64)
+    at, records = sample(measured.dimension, 1)
+    weights = torch.ones(RECORDS, dtype=F64)
+    found = measured.increment(Query(at), Batch(records, weights), 1e9).total
+    torch.testing.assert_close(found, by_autograd(net, Query(at), records).sum(0))
+
+
+def test_what_a_function_saw_is_not_changed_behind_its_back() -> None:
+    def call(own: Any, values: Tensor) -> Tensor:
+        seen = values * 1.0
+        out = own.out(seen)
+        seen.zero_()
+        return out + seen[..., :3]
+
+    for kind in (GhostObjective, ModuleObjective):
+        measured = kind(Of(call, out=nn.Linear(FEATURES, 3)).double(), CrossEntropy(), 0, F64)
+        at, records = sample(measured.dimension, 1)
+        with pytest.raises(RuntimeError, match="inplace"):
+            measured.increment(Query(at), Batch(records, torch.ones(RECORDS, dtype=F64)), 1e9)
+
+
+def test_a_function_of_parameters_in_a_vmap_of_the_modules_own() -> None:
+    def call(own: Any, values: Tensor) -> Tensor:
+        return vmap(own.out)(values.unflatten(-1, (2, 6))).sum(1)
+
+    measured = objective_of(Of(call, out=nn.Linear(6, 3)).double(), FEATURES, CrossEntropy(), 0, F64)
+    at, records = sample(measured.dimension, 1)
+    found = measured.increment(Query(at), Batch(records, torch.ones(RECORDS, dtype=F64)), 1e9).total
+    torch.testing.assert_close(found, by_autograd(measured.module, Query(at), records).sum(0))
+
+
+@pytest.mark.parametrize("name", ["attention", "words", "conv2d"])
+def test_chunks_and_modes_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = objective(name)
+    at, records = sample(measured.dimension, 2)
+    query, weights = Query(at, (3.0, -2.0)), torch.linspace(0.1, 1.0, RECORDS, dtype=F64)
+    whole = measured.increment(query, Batch(records, weights), 0.7)
+    monkeypatch.setattr(ghost, "_CHUNK_VALUES", 5 * measured.dimension)
+    with torch.inference_mode():
+        inside = Query([point.clone() for point in at], query.coefficients)
+        parts = closed(measured, inside, Batch(Records(*(one.clone() for one in records)), weights), 0.7)
+    torch.testing.assert_close(parts.total, whole.total, rtol=1e-12, atol=1e-12)
+    assert parts.clipped == whole.clipped
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_clip_holds_in_float32_late_in_a_run(seed: int) -> None:
+    """c = (t, -(t-1)) at points 1/t apart: products of the full gradients would leave no digit of the norm."""
+    measured, t, clip = objective("attention", F32), 60_000, 0.02
+    (at, shift), records = sample(measured.dimension, 2, seed=seed)
+    points = [(0.3 * at).float(), (0.3 * at + shift / t).float()]
+    one = Records(records.features.float(), records.labels)
+    weights = torch.zeros(RECORDS)
+    weights[seed] = 1.0
+    increment = closed(measured, Query(points, [float(t), -float(t - 1)]), Batch(one, weights), clip)
+    assert int(increment.clipped) == 1
+    assert float(increment.total.norm()) == pytest.approx(clip, rel=1e-3)
+
+
+def test_rows_of_an_embedding_are_added_up_before_their_norm() -> None:
+    places = torch.tensor([[2, 0, 2, 2], [1, 1, 0, 3]])
+    values = torch.randn(2, 4, 3, dtype=F64)
+    terms = RowTerms.of(places, values, 5)
+    dense = torch.zeros(2, 5, 3, dtype=F64)
+    for record in range(2):
+        for place, value in zip(places[record], values[record], strict=True):
+            dense[record, place] += value
+    torch.testing.assert_close(terms.size().norm, dense.flatten(1).norm(dim=1))
+    factor = torch.tensor([0.5, 2.0], dtype=F64)
+    torch.testing.assert_close(terms.weighted_sum(factor)[0], factor @ dense.flatten(1))
+    torch.testing.assert_close(terms.rows(factor)[0], factor.unsqueeze(1) * dense.flatten(1))
