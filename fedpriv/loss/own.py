@@ -3,18 +3,18 @@
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedpriv.core.errors import InputError
 from fedpriv.loss.imported import check_outputs, check_shape, reshaped
 from fedpriv.loss.layered import objective_of
 from fedpriv.loss.losses import AbsoluteError, CrossEntropy, Loss, SquaredError
 from fedpriv.loss.models import add_model
-from fedpriv.loss.objective import Objective, View
+from fedpriv.loss.objective import Objective
 from fedpriv.loss.rows import Model, ModuleSettings, flat_pixels
+from fedpriv.loss.weights import Started
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]
 """From the shape of one record and the number of classes (0: a regression) to an untrained module."""
@@ -38,7 +38,7 @@ def add_module(
     "absolute".
 
     Each record's gradient is taken alone, so layers that mix records (BatchNorm), draw random numbers (Dropout) or
-    keep buffers are refused when the model is used.  InputError for the name of a shipped model.
+    change buffers are refused when the model is used.  InputError for the name of a shipped model.
     """
     if loss not in REGRESSION_LOSSES:
         raise InputError(f"add_model: loss = {loss!r}: accepted are {', '.join(map(repr, REGRESSION_LOSSES))}")
@@ -54,32 +54,8 @@ def add_module(
     add_model(name, Model(ModuleSettings, flat_pixels, objective, regression=regression))
 
 
-@dataclass(frozen=True)
-class Started(View):
-    """`base`, from the parameters that `module` has."""
-
-    module: nn.Module
-
-    @property
-    def convex_within(self) -> float:
-        return 0.0
-
-    def initial(self) -> Tensor:
-        like = self.base.initial()
-        return torch.cat([each.detach().flatten().to(like.dtype) for each in self.module.parameters()])
-
-
 def add_given(name: str, module: nn.Module, record: tuple[int, ...], *, regression: bool, loss: str) -> None:
-    """As `add_module`, for one module whose parameters are x_1; it is copied.
-
-    InputError for a parameter that is not to be trained: all of them are.
-    """
-    for parameter, values in module.named_parameters():
-        if not values.requires_grad:
-            raise InputError(
-                f"model: {parameter} has requires_grad = False, and every parameter is trained here; compute what "
-                "comes before it once, and give that as the records"
-            )
+    """As `add_module`, for one module whose parameters are x_1; it is copied, and what is not trained stays."""
     held = copy.deepcopy(module).to("cpu")
 
     def objective(flat: tuple[int, ...], classes: int, dtype: torch.dtype, _settings: ModuleSettings) -> Objective:

@@ -23,6 +23,7 @@ from fedpriv.loss.layered import objective_of
 from fedpriv.loss.linear import LinearScore
 from fedpriv.loss.losses import AbsoluteError, CrossEntropy, Loss, Reward, SquaredError
 from fedpriv.loss.objective import Evaluation, Objective, Records
+from fedpriv.loss.weights import DIGEST, Started, load_constants
 
 
 class ModelSettings(BaseModel):
@@ -163,6 +164,11 @@ class ImportedSettings(ModuleSettings):
     shape: tuple[int, ...] = Field(
         (), strict=False, description="how the module sees a record, such as [1, 28, 28]; flat otherwise"
     )
+    weights: Annotated[str, Field(pattern=f"^{DIGEST.pattern}$")] | None = Field(
+        None,
+        description='"sha256:…" of a state_dict, which lies as HEX.pt in $FEDPRIV_WEIGHTS: all that is not '
+        "trained, and where the rest begins",
+    )
     group_norm: bool = Field(False, description="GroupNorm in place of every BatchNorm, which mixes records")
 
     @property
@@ -188,10 +194,13 @@ def model_at(path: str) -> Model:
         module = build(path, "model.name", (features, outputs), settings.arguments)
         if settings.group_norm:
             module = with_group_norm(module)
+        without = load_constants(module, settings.weights, path)
         record = settings.shape or shape
         check_shape(record, shape, path)
-        module = reshaped(module, record)
+        bare, module = module, reshaped(module, record)
         check_outputs(module, features, outputs, path)
-        return objective_of(module, features, _LOSSES[settings.loss], settings.initial_seed, dtype)
+        made = objective_of(module.to(dtype), features, _LOSSES[settings.loss], settings.initial_seed, dtype)
+        named = without if module is bare else frozenset(f"1.{name}" for name in without)
+        return made if settings.weights is None else Started(made, module, named)
 
     return Model(ImportedSettings, flat_pixels, objective)

@@ -150,3 +150,10 @@ class Drawing(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         return nn.functional.dropout(values, 0.5)
+
+
+def half_frozen(features: int, outputs: int) -> Wide:
+    """`Wide`, of which the inner layer is not trained."""
+    module = Wide(features, outputs)
+    module.inner.requires_grad_(False)
+    return module
