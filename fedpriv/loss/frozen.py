@@ -39,10 +39,10 @@ def freeze(module: nn.Module, except_: Collection[str] = ()) -> nn.Module:
     copied = copy.deepcopy(module)
     names = [name for name, _ in copied.named_parameters(remove_duplicate=False)]
     for kept in except_:
-        if not any(_below(name, kept) for name in names):
+        if not any(below(name, kept) for name in names):
             known = ", ".join(sorted({name.split(".")[0] for name in names}))
             raise InputError(f"freeze: except_ = {kept!r} names no parameters of the module; it has {known}")
-    trained = {name for name in names if any(_below(name, kept) for kept in except_)}
+    trained = {name for name in names if any(below(name, kept) for kept in except_)}
     held = {
         id(parameter) for name, parameter in copied.named_parameters(remove_duplicate=False) if name in trained
     }
@@ -54,8 +54,9 @@ def freeze(module: nn.Module, except_: Collection[str] = ()) -> nn.Module:
     return copied
 
 
-def _below(name: str, layer: str) -> bool:
-    return name == layer or name.startswith(f"{layer}.")
+def below(name: str, layer: str) -> bool:
+    """Whether a parameter or layer called `name` is `layer`, or in it; "" is all of the module."""
+    return layer == "" or name == layer or name.startswith(f"{layer}.")
 
 
 def fresh_buffers(module: nn.Module) -> dict[str, Tensor]:

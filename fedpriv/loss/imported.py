@@ -28,6 +28,7 @@ from fedpriv.loss.linear import LinearScore
 from fedpriv.loss.module import ModuleObjective, check_module, parameters_of
 from fedpriv.loss.objective import Objective, View
 from fedpriv.loss.softmax import SoftmaxRegression
+from fedpriv.loss.unrolled import for_vmap
 
 _PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _LONGEST = 200
@@ -190,7 +191,7 @@ class Trained:
     @torch.inference_mode()
     def outputs(self, features: Tensor) -> Tensor:
         """(n, f) -> (n, outputs); no record looks at another."""
-        return rows_apart(self.module, features[:, : self.width])
+        return rows_apart(for_vmap(self.module), features[:, : self.width])
 
 
 def trained(objective: Objective, vector: NDArray[Any]) -> Trained:

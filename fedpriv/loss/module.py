@@ -11,6 +11,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
@@ -23,6 +24,7 @@ from fedpriv.loss.clipping import Clipping, clipping, formed, upper_norm
 from fedpriv.loss.frozen import fresh_buffers, frozen_of, trained_of
 from fedpriv.loss.losses import Loss
 from fedpriv.loss.objective import Batch, Deterministic, Evaluation, Increment, Query, Records
+from fedpriv.loss.unrolled import for_vmap
 
 _CHUNK_VALUES = 2**20
 """Gradient values held at a time: what lies in a cache is summed faster than what does not."""
@@ -178,12 +180,12 @@ class ModuleObjective(OfModule):
         before = torch.get_rng_state()
         with torch.inference_mode(False), torch.enable_grad():
             named = {name: own(value).requires_grad_() for name, value in parameters.items()}
-            outputs = self._call(named, own(records.features))
+            outputs = _outputs(self.module, named, own(records.features))
             loss = self.loss.value(outputs, own(records.labels)).squeeze(0)
             slopes = torch.autograd.grad(loss, list(named.values()), allow_unused=True, materialize_grads=True)
         if not torch.equal(before, torch.get_rng_state()):
             raise self._random()
-        return {name: slope.unsqueeze(0) for name, slope in zip(named, slopes, strict=True)}
+        return {name: slope.to_dense().unsqueeze(0) for name, slope in zip(named, slopes, strict=True)}
 
     def _random(self) -> InputError:
         return InputError(
@@ -214,9 +216,9 @@ class ModuleObjective(OfModule):
 
         def of_one(row: Tensor) -> Tensor:
             named = parameters_of(self.module, own(row))
-            call = partial(self._call, named)
+            call, of_batch = partial(_outputs, self.module, named), partial(self._call, named)
             try:
-                return torch.cat([rows_apart(call, block) for block in blocks])
+                return torch.cat([rows_apart(of_batch if len(block) > 1 else call, block) for block in blocks])
             except (RuntimeError, IndexError, ValueError):  # what vmap has no rule for, or the module itself
                 return torch.cat([call(row) for row in torch.split(records.features, 1)])
 
@@ -229,9 +231,20 @@ class ModuleObjective(OfModule):
             ) from None
         return outputs.view(*point.shape[:-1], *outputs.shape[1:])
 
+    @cached_property
+    def under_vmap(self) -> nn.Module:
+        """The module as vmap can run it."""
+        return for_vmap(self.module)
+
     def _call(self, parameters: dict[str, Tensor], features: Tensor) -> Tensor:
-        outputs: Tensor = functional_call(self.module, {**parameters, **fresh_buffers(self.module)}, (features,))
-        return outputs
+        """Of one record under vmap."""
+        with sdpa_kernel(SDPBackend.MATH):  # vmap runs the others record after record
+            return _outputs(self.under_vmap, parameters, features)
+
+
+def _outputs(module: nn.Module, parameters: dict[str, Tensor], features: Tensor) -> Tensor:
+    outputs: Tensor = functional_call(module, {**parameters, **fresh_buffers(module)}, (features,))
+    return outputs
 
 
 def _singles(records: Records) -> Iterator[tuple[Tensor, Tensor]]:

@@ -102,6 +102,19 @@ class Twice(nn.Module):
         return outputs
 
 
+class Until(nn.Module):
+    """As many steps as the record says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDE, WIDE)
+
+    def forward(self, values: Tensor) -> Tensor:
+        for _ in range(1 + int(values.abs().max().nan_to_num(0.0, 0.0).clamp(max=3))):
+            values = torch.tanh(self.layer(values))
+        return values
+
+
 class Counting(nn.Module):
     """Adds to a buffer what it sees, and to every output what is in it."""
 
@@ -177,6 +190,26 @@ RUNS: dict[str, Case] = {
     "weight_norm, parametrizations": Case(
         lambda: Then(nn.utils.parametrizations.weight_norm(nn.Linear(WIDE, 4)), 4)
     ),
+    "GRU, also several layers, both directions": Case(
+        lambda: Then(nn.GRU(WIDE, 4, num_layers=2, bidirectional=True, batch_first=True), LONG * 8, first),
+        SEQUENCE,
+    ),
+    "RNN, with tanh or relu": Case(
+        lambda: Then(nn.RNN(WIDE, 4, nonlinearity="relu", batch_first=True), LONG * 4, first), SEQUENCE
+    ),
+    "LSTM, also with proj_size": Case(
+        lambda: Then(nn.LSTM(WIDE, 4, num_layers=2, proj_size=2, batch_first=True), LONG * 2, first), SEQUENCE
+    ),
+    "GRUCell": Case(lambda: Then(Steps(nn.GRUCell(WIDE, 4)), 4), SEQUENCE),
+    "RNNCell": Case(lambda: Then(Steps(nn.RNNCell(WIDE, 4)), 4), SEQUENCE),
+    "LSTMCell": Case(lambda: Then(Steps(nn.LSTMCell(WIDE, 4)), 4), SEQUENCE),
+    "Embedding with sparse = True": Case(
+        lambda: Words(Then(nn.Embedding(WORDS, 4, padding_idx=0, sparse=True), LONG * 4)), TEXT, words=True
+    ),
+    "EmbeddingBag of (records, words)": Case(
+        lambda: Words(Then(nn.EmbeddingBag(WORDS, 4, mode="mean", padding_idx=1), 4)), TEXT, words=True
+    ),
+    "a module that vmap cannot run": Case(lambda: Then(Until(), WIDE)),
     "Embedding, with padding_idx": Case(
         lambda: Words(Then(nn.Embedding(WORDS, 4, padding_idx=0), LONG * 4)), TEXT, words=True
     ),

@@ -20,7 +20,7 @@ from fedpriv.loss.module import ModuleObjective
 from fedpriv.loss.objective import Batch, Query, Records
 from tests.api.test_own import TREE, records
 from tests.loss import zoo
-from tests.loss.bring import OUTPUTS, WIDE, Counting, Tied, backbone
+from tests.loss.bring import OUTPUTS, WIDE, Counting, Then, Tied, backbone, first
 
 ZOO = "tests.loss.zoo"
 F64 = torch.float64
@@ -120,6 +120,22 @@ def test_a_tied_weight_is_counted_once_in_the_norm() -> None:
     assert int(found.clipped) == 1
     back = trained(objective, objective.initial().numpy()).module
     assert back.get_parameter("words.weight") is back.get_parameter("head.weight")
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_recurrent_layers_run_and_come_back_as_they_are(tmp_path: Path) -> None:
+    """A GRU ended in a RuntimeError of vmap's, and an LSTM in its warning."""
+    train, test = records((4, 2))
+    for kind in (nn.GRU, nn.LSTM):
+        torch.manual_seed(0)
+        model = Then(kind(2, 4, batch_first=True), 16, first)
+        model.head = nn.Linear(16, 2)
+        (cell,) = fedpriv.run(TREE, train=train, test=test, model=model, out=tmp_path / kind.__name__)
+        module = cell.to_module()
+        assert type(module.layer) is kind
+        given = module(torch.from_numpy(test[0])).argmax(-1).numpy()
+        assert np.array_equal(cell.predict(test[0]), given)
+        assert cell.test_accuracy == pytest.approx(float((given == test[1]).mean()))
 
 
 def written(folder: Path, state: dict[str, Any]) -> str:
