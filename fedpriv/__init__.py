@@ -14,6 +14,7 @@
 | `RunResults`, `CellResults`, `Evaluation`, `Privacy` | what both return, frozen |
 | `add_algorithm`, `add_mechanism`, `add_participation` | give one of your own a name that scenarios can use |
 | `add_model`, `add_data` | the same |
+| `freeze` | a module of yours of which only some layers are trained |
 | `RunObserver` | receives the events of a run |
 | `InputError`, `RunError`, `FedprivError` | what is raised on purpose |
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from fedpriv.api.statistics import StatisticsResults, statistics
     from fedpriv.core.errors import FedprivError, InputError, RunError
     from fedpriv.data.named import add_data
+    from fedpriv.loss.frozen import freeze
     from fedpriv.loss.own import add_module as add_model
     from fedpriv.noise.registry import add_mechanism
     from fedpriv.papers.table import add_algorithm
@@ -61,6 +63,7 @@ __all__ = [
     "add_model",
     "add_participation",
     "advise",
+    "freeze",
     "load",
     "run",
     "statistics",
@@ -80,6 +83,7 @@ _HOMES = {
     "add_model": ("fedpriv.loss.own", "add_module"),
     "add_participation": ("fedpriv.participation.registry", None),
     "advise": ("fedpriv.study.advise", None),
+    "freeze": ("fedpriv.loss.frozen", None),
 }
 
 

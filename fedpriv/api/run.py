@@ -20,6 +20,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.files import scenario_file
 from fedpriv.data.named import ARGUMENTS, GIVEN, Part, add_data, dataset_of
 from fedpriv.engines.workers import Workers
+from fedpriv.loss.frozen import trained_of
 from fedpriv.loss.imported import GIVEN as OF_MODULE
 from fedpriv.loss.own import LossGiven, add_given, choice_of
 from fedpriv.rounds.outcome import RunObserver
@@ -68,9 +69,9 @@ def with_own(
         federation["samples"] = len(checked.train_labels)
     if model is not None:
         record, real = checked.train_images.shape[1:], checked.classes == 0
-        parameters = [each.detach().cpu().numpy() for each in model.parameters()]
-        text = repr(model) + _told(loss)
-        of_model = f"{OF_MODULE}{_digest(*parameters, np.array([*record, checked.classes]), text=text)}"
+        constants = [values.detach().cpu().numpy() for values in (*model.parameters(), *model.buffers())]
+        text = f"{model!r}{_told(loss)}{list(trained_of(model))}{[layer.training for layer in model.modules()]}"
+        of_model = f"{OF_MODULE}{_digest(*constants, np.array([*record, checked.classes]), text=text)}"
         add_given(of_model, model, record, regression=real, choice=choice_of(loss, real=real))
         found["model"] = {"name": of_model}
     return found if asked is None else as_advised(found, checked, asked)

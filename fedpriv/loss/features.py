@@ -3,21 +3,15 @@
 A map of one record by itself, with public constants, releases nothing: the record's increment is clipped, whatever
 its features are.  Statistics of the training set, such as its mean image, would have to be paid for.
 
-Frozen features of a pre-trained module are such a map too.  Its weights are named by their SHA-256 and looked for
-in $FEDPRIV_WEIGHTS (or fedpriv/weights in the user's cache folder) as HEX.pt, so a scenario names no path, and
-silo and server have the same map or none.
+Frozen features of a pre-trained module are such a map too.  Its weights are named by their SHA-256 (weights.py),
+so silo and server have the same map or none.
 """
 
 import copy
-import hashlib
-import io
 import json
 import math
-import os
-import re
 from collections.abc import Callable
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +24,7 @@ from fedpriv.core.errors import CodeError, InputError, printable
 from fedpriv.data.layout import parts_of
 from fedpriv.loss.alone import each_alone
 from fedpriv.loss.imported import build
+from fedpriv.loss.weights import misfit, state_of
 
 DIRECTIONS = 8
 CELL = 4
@@ -91,17 +86,6 @@ def _length(row: Tensor) -> Tensor:
     return length
 
 
-DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-
-
-def weights_folder() -> Path:
-    """$FEDPRIV_WEIGHTS, or fedpriv/weights in the user's cache folder."""
-    if chosen := os.environ.get("FEDPRIV_WEIGHTS"):
-        return Path(chosen).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "fedpriv" / "weights"
-
-
 def frozen_features(
     values: Tensor, path: str, arguments: dict[str, Any], weights: str, shape: tuple[int, ...]
 ) -> Tensor:
@@ -146,21 +130,11 @@ def _of_zeros(of_one: Callable[[Tensor], Tensor], record: Tensor, path: str) -> 
 
 @lru_cache(maxsize=2)
 def _loaded(path: str, arguments: str, weights: str) -> nn.Module:
-    file = weights_folder() / f"{weights.removeprefix('sha256:')}.pt"
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise InputError(
-            f"model.backbone_weights = {weights!r}: {file}: {error.strerror}; put the file there, or set "
-            "FEDPRIV_WEIGHTS"
-        ) from None
-    if f"sha256:{hashlib.sha256(content).hexdigest()}" != weights:
-        raise InputError(f"model.backbone_weights = {weights!r}: {file} has another SHA-256")
+    state = state_of(weights, "model.backbone_weights", path)
     with torch.device("cpu"):
         module = build(path, "model.backbone", (), json.loads(arguments))
         try:
-            module.load_state_dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
-        except Exception as error:  # of a damaged file, or one for another module
-            reason = str(error).split("\n")[0][:200]
-            raise CodeError(f"model.backbone_weights = {weights!r}: do not fit {path!r}", reason) from None
+            module.load_state_dict(state)
+        except Exception as error:  # of another module
+            raise misfit(weights, "model.backbone_weights", path, error) from None
     return module.eval().requires_grad_(False)

@@ -17,6 +17,7 @@ from torch.func import vmap
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.alone import own
 from fedpriv.loss.clipping import clipping, together
+from fedpriv.loss.frozen import trained_of
 from fedpriv.loss.functions import Known, LongTerms, Use, weight_terms
 from fedpriv.loss.layers import Terms, sum_of
 from fedpriv.loss.module import ModuleObjective, parameters_of
@@ -85,7 +86,7 @@ class GhostObjective(ModuleObjective):
         return Increment(total, clipped)
 
     def _sizes(self) -> list[int]:
-        return [parameter.numel() for parameter in self.module.parameters()]
+        return [parameter.numel() for parameter in trained_of(self.module).values()]
 
     def _plan(self, point: Tensor, records: Records) -> _Plan | None:
         """None if a pass of zeros fails, or no parameter goes into a known function."""
@@ -103,7 +104,7 @@ class GhostObjective(ModuleObjective):
         formed: frozenset[str] = frozenset()
         while (one := self._pass(point, zeros, 1.0, formed)).past:
             formed |= one.past
-        shapes = {name: parameter.shape for name, parameter in self.module.named_parameters()}
+        shapes = {name: parameter.shape for name, parameter in trained_of(self.module).items()}
         values = zeros.features.numel() + sum(shapes[name].numel() for name in formed)
         for call in one.calls:
             values += 3 * (call.seen.numel() + call.slope.numel())
@@ -160,7 +161,7 @@ class GhostObjective(ModuleObjective):
         if (held := clipped.held) is not None:
             terms = {name: term.only(held) for name, term in terms.items()}
         sums = {name: term.weighted_sum(clipped.factor)[0] for name, term in terms.items()}
-        return [sums.get(name) for name, _ in self.module.named_parameters()], clipped.clipped
+        return [sums.get(name) for name in trained_of(self.module)], clipped.clipped
 
     def _terms(self, passes: Sequence[_Pass]) -> Iterator[tuple[str, Terms]]:
         """Of every parameter that the losses depend on."""
@@ -172,7 +173,7 @@ class GhostObjective(ModuleObjective):
                 shifts.setdefault(bias, []).append(calls[0].known.bias(sum_of(slopes)))
             if weight is not None:
                 uses.setdefault(weight, []).extend(_uses(calls[0].known, [call.seen for call in calls], slopes))
-        for name, parameter in self.module.named_parameters():
+        for name, parameter in trained_of(self.module).items():
             formed = [one.formed[name] for one in passes if name in one.formed]
             if name in uses:
                 yield name, weight_terms(uses[name], parameter.shape)

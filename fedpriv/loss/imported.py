@@ -23,12 +23,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedpriv.core.errors import CodeError, InputError, printable
 from fedpriv.data.layout import Input
 from fedpriv.loss.alone import rows_apart
+from fedpriv.loss.frozen import fresh_buffers, outputs_of_trial, trained_of
 from fedpriv.loss.layered import LayeredObjective
 from fedpriv.loss.linear import LinearScore
 from fedpriv.loss.losses import CrossEntropy, Loss
 from fedpriv.loss.module import ModuleObjective, check_module, parameters_of
 from fedpriv.loss.objective import Objective, View
 from fedpriv.loss.softmax import SoftmaxRegression
+from fedpriv.loss.unrolled import for_vmap
 
 _PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _LONGEST = 200
@@ -62,6 +64,7 @@ def build(path: str, key: str, positional: tuple[int, ...], arguments: dict[str,
     factory = imported(path, key)
     try:
         with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # what a class draws for a buffer is the same at silo and server
             module = factory(*positional, **arguments)
     except Exception as error:  # as above
         raise CodeError(
@@ -120,8 +123,9 @@ def check_outputs(
         return needed or (1,)  # built to be measured, not to be run
     probe = torch.zeros(1, values, dtype=next(module.parameters(), torch.zeros(1)).dtype)
     try:
-        with torch.no_grad():
-            shape = tuple(module(probe).shape)
+        shape = tuple(outputs_of_trial(module, probe).shape)
+    except InputError:
+        raise
     except Exception as error:  # whatever a stranger's module does
         reason = printable(str(error).split("\n")[0]) or type(error).__name__
         kinds = {"tokens": "tokens (floats are numbers)", "mask": "truth values"}
@@ -163,16 +167,18 @@ def _probes(
 def check_alone(module: nn.Module, features: int, name: str, inputs: Sequence[Input] = ()) -> None:
     """InputError unless a record's outputs and gradients are what they are whatever the other records are.
 
-    It really runs the module: records 1 and 2 of a batch of 3 are replaced, and outputs and gradient of record 0
-    have to stay, bit by bit, at the module's own parameters and at others.  A batch of one has to give the same up
-    to rounding.  Increments are taken of each record alone, so what is found here would not break their guarantee,
-    but the model that is evaluated would be another one than the model that is trained.
+    It really runs the module, which must leave its buffers as they are (`outputs_of_trial`): records 1 and 2 of a
+    batch of 3 are replaced, and outputs and gradient of record 0 have to stay, bit by bit, at the module's own
+    parameters and at others.  A batch of one has to give the same up to rounding.  Increments are taken of each
+    record alone, so what is found here would not break their guarantee, but the model that is evaluated would be
+    another one than the model that is trained.
     """
     generator = torch.Generator().manual_seed(0)
-    parameters = dict(module.named_parameters())
+    parameters = trained_of(module)
     kind = next((p.dtype for p in parameters.values()), torch.float32)
     first, second = (_probes(module, features, inputs, kind, generator) for _ in range(2))
     second[0] = first[0]
+    outputs_of_trial(module, first[:1])
     for scale in (0.0, 1.0):
         moved = {
             key: (p.detach() + scale * torch.randn(p.shape, generator=generator, dtype=p.dtype)).requires_grad_()
@@ -199,7 +205,7 @@ def check_alone(module: nn.Module, features: int, name: str, inputs: Sequence[In
 def _of_first(module: nn.Module, parameters: dict[str, Tensor], batch: Tensor) -> tuple[Tensor, list[Tensor]]:
     """Outputs of record 0, and the gradients of their sum of squares."""
     with torch.enable_grad():
-        given = functional_call(module, parameters, (batch,))
+        given = functional_call(module, {**parameters, **fresh_buffers(module)}, (batch,))
         used = [parameter for parameter in parameters.values() if parameter.requires_grad]
         slopes = torch.autograd.grad(given[0].square().sum(), used, allow_unused=True)
     return given[0].detach(), [torch.zeros(()) if slope is None else slope for slope in slopes]
@@ -218,7 +224,7 @@ class Trained:
     @torch.inference_mode()
     def outputs(self, features: Tensor) -> Tensor:
         """(n, f) -> (n, outputs); no record looks at another."""
-        return rows_apart(self.module, features[:, : self.width])
+        return rows_apart(for_vmap(self.module), features[:, : self.width])
 
 
 def trained(objective: Objective, vector: NDArray[Any]) -> Trained:
@@ -243,21 +249,28 @@ def trained(objective: Objective, vector: NDArray[Any]) -> Trained:
 def shapes_of(objective: Objective) -> list[tuple[int, ...]]:
     """The shapes of the arrays that its flat parameters (d,) are, one behind the other.
 
-    Those of a torch module are in the order of its `state_dict`; an objective that is no module has one of (d,).
+    Those of a torch module are in the order of its `state_dict`, less what is not trained; an objective that is
+    no module has one of (d,).
     """
     while isinstance(objective, View):
         objective = objective.base
     if isinstance(objective, LayeredObjective | ModuleObjective):
-        return [tuple(parameter.shape) for parameter in objective.module.parameters()]
+        return [tuple(parameter.shape) for parameter in trained_of(objective.module).values()]
     return [(objective.dimension,)]
 
 
 def with_parameters(module: nn.Module, point: Tensor) -> nn.Module:
-    """A copy of the module, in evaluation mode, with these flat parameters (d,) in the order of its own."""
+    """A copy of the module, in evaluation mode, with these flat parameters (d,) in the order of its own.
+
+    What is not trained, and buffers, are the module's.
+    """
     values = parameters_of(module, point)
     return _loaded(copy.deepcopy(module).to(point.dtype), values)
 
 
 def _loaded(module: nn.Module, values: dict[str, Tensor]) -> nn.Module:
-    module.load_state_dict(values)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if name in values:
+                parameter.copy_(values[name])
     return module.eval()

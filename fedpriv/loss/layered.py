@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.clipping import Clipping, clipping, together
+from fedpriv.loss.frozen import trained_of
 from fedpriv.loss.ghost import GhostObjective
 from fedpriv.loss.layers import Linked, Stateless, Terms, linked_of, stateless_of, sum_of
 from fedpriv.loss.losses import Loss
@@ -85,7 +86,7 @@ class LayeredObjective(OfModule):
             else:
                 before.append(stateless)
         used = [name for block in blocks for name in (block.weight, block.bias) if name is not None]
-        if used != [name for name, _ in module.named_parameters()]:
+        if used != list(trained_of(module)):
             return None
         return cls(module, loss, seed, dtype, tuple(before), tuple(blocks), values)
 

@@ -17,7 +17,7 @@ from fedpriv.core.errors import InputError, own_or_close
 from fedpriv.core.extensions import changed, load_extensions
 from fedpriv.data.fetch import LINEAR_REGRESSION, PHASE_RETRIEVAL
 from fedpriv.data.synthetic import power_law
-from fedpriv.loss.features import DIGEST, IMAGES, frozen_features, orientation_histograms, pixels, scaled
+from fedpriv.loss.features import IMAGES, frozen_features, orientation_histograms, pixels, scaled
 from fedpriv.loss.imported import is_import_path
 from fedpriv.loss.indicators import ROW as STATISTICS_ROW
 from fedpriv.loss.indicators import STATISTICS
@@ -45,6 +45,7 @@ from fedpriv.loss.rows import (
 )
 from fedpriv.loss.softmax import SoftmaxRegression
 from fedpriv.loss.survival import Hazard, bins_of
+from fedpriv.loss.weights import DIGEST
 
 
 class SoftmaxSettings(ModelSettings):

@@ -1,6 +1,6 @@
 """Any torch module as an objective: per-record gradients by torch.func, a few records at a time.
 
-The module gives the structure only; its parameters are the flat point, in the order of `named_parameters`.
+The module gives the structure and what is not trained; the parameters that are trained are the flat point.
 """
 
 import math
@@ -11,16 +11,20 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.parameter import is_lazy
 
 from fedpriv.core.errors import InputError, printable
 from fedpriv.core.random import public_generator
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.alone import own, rows_apart
 from fedpriv.loss.clipping import Clipping, clipping, formed, upper_norm
+from fedpriv.loss.frozen import fresh_buffers, frozen_of, trained_of
 from fedpriv.loss.losses import Loss
 from fedpriv.loss.objective import Batch, Deterministic, Evaluation, Increment, Query, Records
+from fedpriv.loss.unrolled import for_vmap
 
 _CHUNK_VALUES = 2**20
 """Gradient values held at a time: what lies in a cache is summed faster than what does not."""
@@ -41,7 +45,7 @@ class OfModule(Deterministic):
 
     @cached_property
     def dimension(self) -> int:
-        return sum(parameter.numel() for parameter in self.module.parameters())
+        return sum(parameter.numel() for parameter in trained_of(self.module).values())
 
     def initial(self) -> Tensor:
         return initial_point(self.module, self.seed, self.dtype)
@@ -56,12 +60,13 @@ class OfModule(Deterministic):
 class ModuleObjective(OfModule):
     """The loss of `module`'s outputs; the module maps (records, features) to (records, outputs).
 
-    Constructing raises InputError if a layer mixes records, draws random numbers or keeps buffers.
+    Constructing raises InputError if a layer mixes records or draws random numbers.
 
     Guarantee: each record passes through the module alone, in a batch of one, so its gradient and its outputs
     depend on no other record, whatever the module's code does with a batch.  A record on which the module raises
-    adds nothing and counts as clipped, and no other record is touched.  The code is trusted to keep nothing
-    between calls.
+    adds nothing and counts as clipped, and no other record is touched.  Every call has buffers of its own
+    (`fresh_buffers`); beside them the code is trusted to keep nothing between calls.  A parameter that is not
+    trained is a constant: it is in no query, no gradient and no norm.
     """
 
     dtype: torch.dtype = torch.float32
@@ -132,8 +137,10 @@ class ModuleObjective(OfModule):
             if "random" in str(error):
                 raise self._random() from None
             raising = torch.tensor([self._raises(points, Records(*one)) for one in _singles(records)])
-            if not raising.any() or raising.all():
+            if not raising.any():
                 raise
+            if raising.all():  # what vmap has no rule for, or the module itself
+                return self._one_after_another(points, records, error)
             # The batch keeps its shape, with zeros for these records: rows of other shapes round otherwise.
             shown = records.features.where(~_along(raising, records.features), 0.0)
             return [
@@ -141,17 +148,44 @@ class ModuleObjective(OfModule):
                 for gradient in (gradients(parameters, shown, records.labels) for parameters in points)
             ]
 
+    def _one_after_another(
+        self, points: Sequence[dict[str, Tensor]], records: Records, error: Exception
+    ) -> list[dict[str, Tensor]]:
+        """As `_gradients`, without vmap; `error` if every record of several raises."""
+        found = []
+        for parameters in points:
+            rows: list[dict[str, Tensor] | None] = []
+            for one in _singles(records):
+                try:
+                    rows.append(self._gradient_of_one(parameters, Records(*one)))
+                except (RuntimeError, IndexError, ValueError):
+                    rows.append(None)
+            if not any(rows):
+                raise error
+            found.append(
+                {
+                    name: torch.cat(
+                        [
+                            torch.full_like(value, torch.nan).unsqueeze(0) if row is None else row[name]
+                            for row in rows
+                        ]
+                    )
+                    for name, value in parameters.items()
+                }
+            )
+        return found
+
     def _gradient_of_one(self, parameters: dict[str, Tensor], records: Records) -> dict[str, Tensor]:
         """(1, *shape) by parameter, of one record; a fifth of the time of vmap(grad)."""
         before = torch.get_rng_state()
         with torch.inference_mode(False), torch.enable_grad():
             named = {name: own(value).requires_grad_() for name, value in parameters.items()}
-            outputs = self._call(named, own(records.features))
+            outputs = _outputs(self.module, named, own(records.features))
             loss = self.loss.value(outputs, own(records.labels)).squeeze(0)
             slopes = torch.autograd.grad(loss, list(named.values()), allow_unused=True, materialize_grads=True)
         if not torch.equal(before, torch.get_rng_state()):
             raise self._random()
-        return {name: slope.unsqueeze(0) for name, slope in zip(named, slopes, strict=True)}
+        return {name: slope.to_dense().unsqueeze(0) for name, slope in zip(named, slopes, strict=True)}
 
     def _random(self) -> InputError:
         return InputError(
@@ -182,7 +216,11 @@ class ModuleObjective(OfModule):
 
         def of_one(row: Tensor) -> Tensor:
             named = parameters_of(self.module, own(row))
-            return torch.cat([rows_apart(partial(self._call, named), block) for block in blocks])
+            call, of_batch = partial(_outputs, self.module, named), partial(self._call, named)
+            try:
+                return torch.cat([rows_apart(of_batch if len(block) > 1 else call, block) for block in blocks])
+            except (RuntimeError, IndexError, ValueError):  # what vmap has no rule for, or the module itself
+                return torch.cat([call(row) for row in torch.split(records.features, 1)])
 
         try:
             outputs = torch.stack([of_one(row) for row in point.reshape(-1, self.dimension)])
@@ -193,9 +231,20 @@ class ModuleObjective(OfModule):
             ) from None
         return outputs.view(*point.shape[:-1], *outputs.shape[1:])
 
+    @cached_property
+    def under_vmap(self) -> nn.Module:
+        """The module as vmap can run it."""
+        return for_vmap(self.module)
+
     def _call(self, parameters: dict[str, Tensor], features: Tensor) -> Tensor:
-        outputs: Tensor = functional_call(self.module, parameters, (features,))
-        return outputs
+        """Of one record under vmap."""
+        with sdpa_kernel(SDPBackend.MATH):  # vmap runs the others record after record
+            return _outputs(self.under_vmap, parameters, features)
+
+
+def _outputs(module: nn.Module, parameters: dict[str, Tensor], features: Tensor) -> Tensor:
+    outputs: Tensor = functional_call(module, {**parameters, **fresh_buffers(module)}, (features,))
+    return outputs
 
 
 def _singles(records: Records) -> Iterator[tuple[Tensor, Tensor]]:
@@ -208,8 +257,8 @@ def _along(which: Tensor, values: Tensor) -> Tensor:
 
 
 def parameters_of(module: nn.Module, point: Tensor) -> dict[str, Tensor]:
-    """The flat parameters (..., d) as views by name, each (..., *shape), in the order of `named_parameters`."""
-    shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
+    """The flat parameters (..., d) as views by name, each (..., *shape), in the order of `trained_of`."""
+    shapes = {name: parameter.shape for name, parameter in trained_of(module).items()}
     pieces = torch.split(point, [shape.numel() for shape in shapes.values()], dim=-1)
     return {
         name: piece.view(*point.shape[:-1], *shape)
@@ -225,7 +274,7 @@ def initial_point(module: nn.Module, seed: int, dtype: torch.dtype) -> Tensor:
     """
     generator = public_generator(seed, "initial model")
     pieces = []
-    for name, parameter in module.named_parameters():
+    for name, parameter in trained_of(module).items():
         weight = getattr(module.get_submodule(name.rpartition(".")[0]), "weight", parameter)
         fans = parameter if parameter.dim() > 1 else weight
         if fans.dim() > 1:
@@ -237,15 +286,35 @@ def initial_point(module: nn.Module, seed: int, dtype: torch.dtype) -> Tensor:
 
 
 def check_module(module: nn.Module) -> None:
-    """InputError if a record's gradient could depend on other records, on chance or on earlier calls."""
+    """InputError, naming the layer, if a record's gradient could depend on other records or on chance."""
     for name, layer in module.named_modules():
-        where = f"model: layer {name or 'itself'} ({type(layer).__name__})"
-        if isinstance(layer, _BatchNorm):
-            raise InputError(f"{where} mixes the records of a batch; GroupNorm or LayerNorm does not")
-        dropout = layer.p if isinstance(layer, _DropoutNd) else getattr(layer, "dropout", 0.0)
-        if isinstance(dropout, float | int) and dropout > 0.0:
-            raise InputError(f"{where} draws random numbers; a model without dropout, or with p = 0, can be used")
-        if dict(layer.named_buffers(recurse=False)):
-            raise InputError(f"{where} keeps buffers beside its parameters; a model without them can be used")
-    if not any(True for _ in module.parameters()):
-        raise InputError("model: the module has no parameters to train")
+        if why := refused(layer):
+            raise InputError(f"model: layer {name or 'itself'} ({type(layer).__name__}) {why}")
+    if not trained_of(module):
+        held = "; requires_grad = False for all it has" if frozen_of(module) else ""
+        raise InputError(f"model: the module has no parameters to train{held}")
+
+
+def refused(layer: nn.Module) -> str | None:
+    """Why a layer cannot be used, and what can be in its place; None where it can."""
+    if isinstance(layer, _NormBase) and layer.track_running_stats:
+        if isinstance(layer, _BatchNorm) and layer.training:
+            return "mixes the records of a batch; GroupNorm or LayerNorm does not"
+        if layer.training:
+            return "remembers the records of earlier calls; track_running_stats = False does not"
+    elif isinstance(layer, _BatchNorm):
+        return "mixes the records of a batch; GroupNorm or LayerNorm does not"
+    dropout = layer.p if isinstance(layer, _DropoutNd) else getattr(layer, "dropout", 0.0)
+    if isinstance(dropout, float | int) and dropout > 0.0:
+        return "draws random numbers; a model without dropout, or with p = 0, can be used"
+    if isinstance(layer, nn.RReLU | nn.FractionalMaxPool2d | nn.FractionalMaxPool3d):
+        other = "LeakyReLU" if isinstance(layer, nn.RReLU) else "MaxPool"
+        return f"draws random numbers; {other} does not"
+    if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+        if layer.max_norm is not None:
+            return "changes its weight in the forward pass; max_norm = None does not"
+        if layer.scale_grad_by_freq:
+            return "counts the words of a whole batch; scale_grad_by_freq = False does not"
+    if any(map(is_lazy, layer.parameters(recurse=False))):
+        return "has no parameters yet; call the module on a record once"
+    return None

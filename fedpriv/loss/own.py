@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,8 +12,9 @@ from fedpriv.data.layout import layout_of
 from fedpriv.loss.inputs import objective_over
 from fedpriv.loss.losses import LOSSES, Choice
 from fedpriv.loss.models import add_model
-from fedpriv.loss.objective import Objective, View
+from fedpriv.loss.objective import Objective
 from fedpriv.loss.rows import Model, ModuleSettings, flat_pixels
+from fedpriv.loss.weights import Started
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]
 """From the shape of one record and the number of classes (0: a regression) to an untrained module."""
@@ -60,7 +60,7 @@ def add_module(
     The loss is the cross-entropy, for a regression the squared error, or as for `fedpriv.run`.
 
     Each record's gradient is taken alone, so layers that mix records (BatchNorm), draw random numbers (Dropout) or
-    keep buffers are refused when the model is used.  InputError for the name of a shipped model.
+    change buffers are refused when the model is used.  InputError for the name of a shipped model.
     """
     choice = choice_of(loss, real=regression)
 
@@ -73,32 +73,8 @@ def add_module(
     add_model(name, Model(ModuleSettings, flat_pixels, objective, regression=regression, several_labels=True))
 
 
-@dataclass(frozen=True)
-class Started(View):
-    """`base`, from the parameters that `module` has."""
-
-    module: nn.Module
-
-    @property
-    def convex_within(self) -> float:
-        return 0.0
-
-    def initial(self) -> Tensor:
-        like = self.base.initial()
-        return torch.cat([each.detach().flatten().to(like.dtype) for each in self.module.parameters()])
-
-
 def add_given(name: str, module: nn.Module, record: tuple[int, ...], *, regression: bool, choice: Choice) -> None:
-    """As `add_module`, for one module whose parameters are x_1; it is copied.
-
-    InputError for a parameter that is not to be trained: all of them are.
-    """
-    for parameter, values in module.named_parameters():
-        if not values.requires_grad:
-            raise InputError(
-                f"model: {parameter} has requires_grad = False, and every parameter is trained here; compute what "
-                "comes before it once, and give that as the records"
-            )
+    """As `add_module`, for one module whose parameters are x_1; it is copied, and what is not trained stays."""
     held = copy.deepcopy(module).to("cpu")
 
     def objective(flat: tuple[int, ...], classes: int, dtype: torch.dtype, _settings: ModuleSettings) -> Objective:

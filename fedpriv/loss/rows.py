@@ -24,6 +24,7 @@ from fedpriv.loss.inputs import objective_over
 from fedpriv.loss.linear import LinearScore
 from fedpriv.loss.losses import LOSSES, Choice, Reward
 from fedpriv.loss.objective import Evaluation, Objective, Records
+from fedpriv.loss.weights import DIGEST, Started, load_constants
 
 
 class ModelSettings(BaseModel):
@@ -181,6 +182,11 @@ class ImportedSettings(ModuleSettings):
     shape: tuple[int, ...] = Field(
         (), strict=False, description="how the module sees a record, such as [1, 28, 28]; flat otherwise"
     )
+    weights: Annotated[str, Field(pattern=f"^{DIGEST.pattern}$")] | None = Field(
+        None,
+        description='"sha256:…" of a state_dict, which lies as HEX.pt in $FEDPRIV_WEIGHTS: all that is not '
+        "trained, and where the rest begins",
+    )
     group_norm: bool = Field(False, description="GroupNorm in place of every BatchNorm, which mixes records")
 
     @property
@@ -215,7 +221,12 @@ def model_at(path: str) -> Model:
         module = build(path, "model.name", (layout.width, outputs), settings.arguments)
         if settings.group_norm:
             module = with_group_norm(module)
+        without = load_constants(module, settings.weights, path)
         record = settings.shape or (layout.width,)
-        return objective_over(module, layout, record, choice, classes, settings.initial_seed, dtype, path)[0]
+        made, whole = objective_over(module, layout, record, choice, classes, settings.initial_seed, dtype, path)
+        if settings.weights is None:
+            return made
+        (inside,) = (name for name, layer in whole.named_modules() if layer is module)
+        return Started(made, whole, frozenset(f"{inside}.{name}".removeprefix(".") for name in without))
 
     return Model(ImportedSettings, flat_pixels, objective, several_labels=True)

@@ -202,3 +202,10 @@ def spying(output: Tensor, label: Tensor) -> Tensor:
 
 
 calls: list[int] = []
+
+
+def half_frozen(features: int, outputs: int) -> Wide:
+    """`Wide`, of which the inner layer is not trained."""
+    module = Wide(features, outputs)
+    module.inner.requires_grad_(False)
+    return module

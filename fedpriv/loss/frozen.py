@@ -1,0 +1,111 @@
+"""What of a module is trained, what stays as it is, and that its forward pass leaves it so.
+
+The flat point holds the parameters that are trained (`trained_of`); all others, and all buffers, are constants.
+"""
+
+import copy
+from collections.abc import Callable, Collection
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.rnn import PackedSequence
+
+from fedpriv.core.errors import InputError
+
+
+def trained_of(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that require gradients, each under its first name, in the order of `named_parameters`."""
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+def frozen_of(module: nn.Module) -> list[str]:
+    """The names of the parameters that stay as they are."""
+    return [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
+
+
+def freeze(module: nn.Module, except_: Collection[str] = ()) -> nn.Module:
+    """Return a copy whose parameters stay as they are, but those of the layers and parameters named in `except_`.
+
+    A BatchNorm all of which is frozen goes to evaluation mode: it is a constant map then, and looks at one record.
+
+    Args:
+        module: it is not changed.
+        except_: names as `named_modules` and `named_parameters` give them: "head" is every parameter below it.
+
+    Raises:
+        InputError: a name that the module does not have, or that has no parameters.
+    """
+    copied = copy.deepcopy(module)
+    names = [name for name, _ in copied.named_parameters(remove_duplicate=False)]
+    for kept in except_:
+        if not any(below(name, kept) for name in names):
+            known = ", ".join(sorted({name.split(".")[0] for name in names}))
+            raise InputError(f"freeze: except_ = {kept!r} names no parameters of the module; it has {known}")
+    trained = {name for name in names if any(below(name, kept) for kept in except_)}
+    held = {
+        id(parameter) for name, parameter in copied.named_parameters(remove_duplicate=False) if name in trained
+    }
+    for parameter in copied.parameters():
+        parameter.requires_grad_(id(parameter) in held)
+    for layer in copied.modules():
+        if isinstance(layer, _BatchNorm) and layer.track_running_stats and not trained_of(layer):
+            layer.eval()
+    return copied
+
+
+def below(name: str, layer: str) -> bool:
+    """Whether a parameter or layer called `name` is `layer`, or in it; "" is all of the module."""
+    return layer == "" or name == layer or name.startswith(f"{layer}.")
+
+
+def fresh_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """A copy of every buffer, for one call of the module to do with as it likes.
+
+    Guarantee: what the forward pass of one record writes into a buffer is in no other call's: `functional_call`
+    puts the copies in the buffers' places, and the module's own back in the end.
+    """
+    return {name: buffer.clone() for name, buffer in module.named_buffers()}
+
+
+def outputs_of_trial(module: nn.Module, probe: Tensor) -> Tensor:
+    """What a copy of the module gives for a record that is made up.
+
+    InputError, naming the layer, for a forward pass that changes a buffer or a parameter, or packs sequences.
+    """
+    tried = copy.deepcopy(module)
+    for name, layer in tried.named_modules():
+        if isinstance(layer, nn.RNNBase):
+            layer.register_forward_pre_hook(_refuse_packed(name))
+    before = {name: values.detach().clone() for name, values in _constants(tried).items()}
+    with torch.no_grad():
+        outputs: Tensor = tried(probe)
+    for name, values in _constants(tried).items():
+        if name not in before or not torch.equal(_bits(values.detach()), _bits(before[name])):
+            layer_name, _, own = name.rpartition(".")
+            kind = type(tried.get_submodule(layer_name)).__name__
+            raise InputError(
+                f"model: layer {layer_name or 'itself'} ({kind}) changes {own} in its forward pass, so that a "
+                "record would depend on the one before; a buffer that stays as it is can be used"
+            )
+    return outputs
+
+
+def _constants(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _bits(values: Tensor) -> Tensor:
+    """Values to compare: NaN, as a mask may hold it, equals NaN."""
+    return torch.nan_to_num(values, nan=12345.678) if values.is_floating_point() else values
+
+
+def _refuse_packed(name: str) -> Callable[[nn.Module, tuple[object, ...]], None]:
+    def hook(layer: nn.Module, inputs: tuple[object, ...]) -> None:
+        if inputs and isinstance(inputs[0], PackedSequence):
+            raise InputError(
+                f"model: layer {name or 'itself'} ({type(layer).__name__}) is given a packed sequence, whose "
+                "records lie among each other; give it the padded one, and mask the outputs"
+            )
+
+    return hook

@@ -1,0 +1,182 @@
+"""Layers that torch.func.vmap has no rule for, or a wrong one, in operations that it has: of the same parameters.
+
+vmap raises in GRU, RNN and their cells (their gates are written into a tensor of one record), runs an LSTM and an
+EmbeddingBag one record after another, and has no gradients of sparse tables.
+"""
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.rnn import PackedSequence
+
+from fedpriv.core.errors import InputError
+
+State = tuple[Tensor, ...]
+"""h, and c of an LSTM; (B, width) each."""
+_Step = Callable[[Tensor, Tensor, State], State]
+
+
+def for_vmap(module: nn.Module) -> nn.Module:
+    """The module, or a copy of the same parameters and buffers in which such layers have another forward pass.
+
+    The numbers are those of the module's own up to rounding.
+    """
+    if not any(type(layer) in _INSTEAD or isinstance(layer, _ATTENTION) for layer in module.modules()):
+        return module
+    shared = {id(values): values for values in (*module.parameters(), *module.buffers())}
+    copied = copy.deepcopy(module, shared)
+    for layer in copied.modules():
+        if type(layer) in _INSTEAD:
+            layer.__class__ = _INSTEAD[type(layer)]
+        elif isinstance(layer, _ATTENTION):
+            layer.training = True  # torch's fast path is for evaluation, and has no rule
+    return copied
+
+
+def _gru(inner: Tensor, own: Tensor, state: State) -> State:
+    (r, z, n), (own_r, own_z, own_n) = inner.chunk(3, -1), own.chunk(3, -1)
+    update = torch.sigmoid(z + own_z)
+    fresh = torch.tanh(n + torch.sigmoid(r + own_r) * own_n)
+    return (fresh + update * (state[0] - fresh),)
+
+
+def _lstm(inner: Tensor, own: Tensor, state: State) -> State:
+    i, f, g, o = (inner + own).chunk(4, -1)
+    kept = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(kept), kept
+
+
+def _tanh(inner: Tensor, own: Tensor, _state: State) -> State:
+    return (torch.tanh(inner + own),)
+
+
+def _relu(inner: Tensor, own: Tensor, _state: State) -> State:
+    return (torch.relu(inner + own),)
+
+
+def _step_of(layer: nn.RNNBase | nn.RNNCellBase) -> _Step:
+    if isinstance(layer, nn.GRU | nn.GRUCell):
+        return _gru
+    if isinstance(layer, nn.LSTM | nn.LSTMCell):
+        return _lstm
+    return _relu if layer.nonlinearity == "relu" else _tanh
+
+
+class _Unrolled(nn.RNNBase):
+    """A recurrent layer, its steps one after another."""
+
+    def forward(
+        self, values: Tensor | PackedSequence, start: Tensor | State | None = None
+    ) -> tuple[Tensor, Tensor | State]:
+        if isinstance(values, PackedSequence):
+            raise InputError("a packed sequence cannot be used; give the layer the padded one")
+        alone = values.dim() == 2
+        if alone:
+            values = values.unsqueeze(0 if self.batch_first else 1)
+        steps = values.transpose(0, 1) if self.batch_first else values
+        several = 2 if isinstance(self, nn.LSTM) else 1
+        given = None if start is None else start if isinstance(start, tuple) else (start,)
+        last: list[State] = []
+        for layer in range(self.num_layers):
+            outputs = []
+            for reverse in (False, True)[: 1 + self.bidirectional]:
+                if given is None:
+                    widths = (self.proj_size or self.hidden_size, self.hidden_size)[:several]
+                    state: State = tuple(steps.new_zeros(steps.shape[1], width) for width in widths)
+                else:
+                    state = tuple(each[len(last)] for each in given)
+                    state = tuple(each.unsqueeze(0) for each in state) if alone else state
+                found, state = self._along(steps, state, f"_l{layer}{'_reverse' if reverse else ''}", reverse)
+                outputs.append(found)
+                last.append(state)
+            steps = torch.cat(outputs, -1)
+        ends = tuple(torch.stack(each) for each in zip(*last, strict=True))
+        result = steps.transpose(0, 1) if self.batch_first else steps
+        if alone:
+            result, ends = result.squeeze(0 if self.batch_first else 1), tuple(each.squeeze(1) for each in ends)
+        return result, ends if several == 2 else ends[0]
+
+    def _along(self, steps: Tensor, state: State, suffix: str, reverse: bool) -> tuple[Tensor, State]:
+        step, own = _step_of(self), getattr(self, f"weight_hh{suffix}")
+        biases = [getattr(self, f"bias_{which}{suffix}") if self.bias else None for which in ("ih", "hh")]
+        inner = functional.linear(steps, getattr(self, f"weight_ih{suffix}"), biases[0])
+        outputs: list[Tensor] = []
+        for place in reversed(range(len(steps))) if reverse else range(len(steps)):
+            state = step(inner[place], functional.linear(state[0], own, biases[1]), state)
+            if self.proj_size:
+                state = (functional.linear(state[0], getattr(self, f"weight_hr{suffix}")), *state[1:])
+            outputs.append(state[0])
+        return torch.stack(outputs[::-1] if reverse else outputs), state
+
+
+class _UnrolledGRU(_Unrolled, nn.GRU): ...  # type: ignore[misc]
+
+
+class _UnrolledRNN(_Unrolled, nn.RNN): ...  # type: ignore[misc]
+
+
+class _UnrolledLSTM(_Unrolled, nn.LSTM): ...  # type: ignore[misc]
+
+
+class _Cell(nn.RNNCellBase):
+    """One step of a recurrent layer."""
+
+    def forward(self, values: Tensor, start: Tensor | State | None = None) -> Tensor | State:
+        several = 2 if isinstance(self, nn.LSTMCell) else 1
+        if start is None:
+            state: State = (values.new_zeros(*values.shape[:-1], self.hidden_size),) * several
+        else:
+            state = start if isinstance(start, tuple) else (start,)
+        inner = functional.linear(values, self.weight_ih, self.bias_ih)
+        found = _step_of(self)(inner, functional.linear(state[0], self.weight_hh, self.bias_hh), state)
+        return found if several == 2 else found[0]
+
+
+class _GRUCell(_Cell, nn.GRUCell): ...  # type: ignore[misc]
+
+
+class _RNNCell(_Cell, nn.RNNCell): ...  # type: ignore[misc]
+
+
+class _LSTMCell(_Cell, nn.LSTMCell): ...  # type: ignore[misc]
+
+
+class _Dense(nn.Embedding):
+    """A table of words whose gradient is not sparse."""
+
+    def forward(self, words: Tensor) -> Tensor:
+        return functional.embedding(words, self.weight, self.padding_idx)
+
+
+class _Bag(nn.EmbeddingBag):
+    """The rows of (B, words) looked up and added up."""
+
+    def forward(
+        self, words: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+    ) -> Tensor:
+        if offsets is not None or words.dim() != 2:
+            raise InputError("an EmbeddingBag with offsets cannot be used; give it (records, words)")
+        rows = functional.embedding(words, self.weight, self.padding_idx)
+        there = torch.ones_like(words, dtype=torch.bool) if self.padding_idx is None else words != self.padding_idx
+        if self.mode == "max":
+            found = rows.masked_fill(~there.unsqueeze(-1), -torch.inf).max(1).values
+            return found.where(there.any(1, keepdim=True), 0.0)
+        shares = there.to(rows.dtype) if per_sample_weights is None else per_sample_weights * there
+        total = (rows * shares.unsqueeze(-1)).sum(1)
+        return total / there.sum(1, keepdim=True).clamp(min=1) if self.mode == "mean" else total
+
+
+_ATTENTION = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
+_INSTEAD: dict[type[nn.Module], type[nn.Module]] = {
+    nn.GRU: _UnrolledGRU,
+    nn.RNN: _UnrolledRNN,
+    nn.LSTM: _UnrolledLSTM,
+    nn.GRUCell: _GRUCell,
+    nn.RNNCell: _RNNCell,
+    nn.LSTMCell: _LSTMCell,
+    nn.Embedding: _Dense,
+    nn.EmbeddingBag: _Bag,
+}
