@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedpriv.core.errors import InputError
-from fedpriv.loss.imported import check_outputs, reshaped
+from fedpriv.data.layout import Input
+from fedpriv.loss.imported import check_outputs
+from fedpriv.loss.inputs import shown
 from fedpriv.loss.layered import objective_of
 from fedpriv.loss.losses import CrossEntropy
 from fedpriv.loss.module import parameters_of
@@ -34,7 +36,7 @@ def rows_below(heading: str) -> dict[str, str]:
 
 def made(case: Case) -> tuple[Objective, nn.Module, Records]:
     torch.manual_seed(0)
-    module = reshaped(case.make().to(F64), case.shape)
+    module = shown(case.make().to(F64), (Input(case.shape, "numbers"),), case.shape)
     draw = np.random.default_rng(0)
     size = (COUNT, math.prod(case.shape))
     features = draw.integers(0, WORDS, size).astype(float) if case.words else draw.standard_normal(size)
@@ -113,7 +115,12 @@ def test_hostile_queries_stay_within_the_clip(name: str) -> None:
 def test_what_is_refused_is_one_line_that_names_the_layer(name: str) -> None:
     case = REFUSED[name]
     with pytest.raises(InputError, match=r"model: layer \S+ \(\w+\) ") as caught:
-        check_outputs(reshaped(case.make(), case.shape), math.prod(case.shape), OUTPUTS, "module-test")
+        check_outputs(
+            shown(case.make(), (Input(case.shape, "numbers"),), case.shape),
+            math.prod(case.shape),
+            OUTPUTS,
+            "module-test",
+        )
     assert "\n" not in str(caught.value)
     instead = rows_below("What is refused, and what to put instead")[name].split(" | ")[2].strip(" |")
     word = re.findall(r"\w+", instead)[0]
