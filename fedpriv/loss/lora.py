@@ -1,7 +1,7 @@
 """LoRA: Linear layers whose weight is a constant W plus (α / r) B A, of which A and B are trained.
 
-Source: Hu et al. 2022, "LoRA: Low-rank adaptation of large language models", section 4.1: B = 0 at the start, and A
-is drawn.
+Source: Hu et al. 2022, "LoRA: Low-rank adaptation of large language models", section 4.1: B = 0 at the start, and
+A is drawn.
 """
 
 import copy
@@ -67,11 +67,10 @@ def lora(
         raise InputError(f"lora: rank = {rank}: expected a whole number of 1 or more")
     copied = copy.deepcopy(module).requires_grad_(False)
     linear = {name: layer for name, layer in copied.named_modules() if type(layer) is nn.Linear}
+    known = ", ".join(linear) or "none"
     for asked in layers or ():
         if not any(below(name, asked) for name in linear):
-            raise InputError(
-                f"lora: layers = {asked!r} names no Linear layer of the module; it has {', '.join(linear) or 'none'}"
-            )
+            raise InputError(f"lora: layers = {asked!r} names no Linear layer of the module; it has {known}")
     names = [name for name, _ in copied.named_parameters(remove_duplicate=False)]
     for asked in train:
         if not any(below(name, asked) for name in names):

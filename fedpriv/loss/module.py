@@ -269,8 +269,8 @@ def parameters_of(module: nn.Module, point: Tensor) -> dict[str, Tensor]:
 def initial_point(module: nn.Module, seed: int, dtype: torch.dtype) -> Tensor:
     """x_1 (d,): weights and biases uniform in ±1/√(fan in), as torch's own layers start (He et al. 2015, a = √5).
 
-    A function of `seed` and the shapes.  Layers name what begins at zero; parameters of layers without a matrix (scales and shifts of a
-    normalisation) keep the value they have.
+    A function of `seed` and the shapes.  Layers name what begins at zero.  Parameters of layers without a matrix
+    (scales and shifts of a normalisation) keep the value they have.
     """
     generator = public_generator(seed, "initial model")
     pieces = []
