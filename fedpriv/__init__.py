@@ -15,6 +15,7 @@
 | `add_algorithm`, `add_mechanism`, `add_participation` | give one of your own a name that scenarios can use |
 | `add_model`, `add_data` | the same |
 | `freeze` | a module of yours of which only some layers are trained |
+| `lora`, `merged` | small matrices beside its Linear layers, which alone are trained; and one module of both |
 | `RunObserver` | receives the events of a run |
 | `InputError`, `RunError`, `FedprivError` | what is raised on purpose |
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from fedpriv.core.errors import FedprivError, InputError, RunError
     from fedpriv.data.named import add_data
     from fedpriv.loss.frozen import freeze
+    from fedpriv.loss.lora import lora, merged
     from fedpriv.loss.own import add_module as add_model
     from fedpriv.noise.registry import add_mechanism
     from fedpriv.papers.table import add_algorithm
@@ -65,6 +67,8 @@ __all__ = [
     "advise",
     "freeze",
     "load",
+    "lora",
+    "merged",
     "run",
     "statistics",
 ]
@@ -84,6 +88,7 @@ _HOMES = {
     "add_participation": ("fedpriv.participation.registry", None),
     "advise": ("fedpriv.study.advise", None),
     "freeze": ("fedpriv.loss.frozen", None),
+    **dict.fromkeys(("lora", "merged"), ("fedpriv.loss.lora", None)),
 }
 
 

@@ -269,15 +269,18 @@ def parameters_of(module: nn.Module, point: Tensor) -> dict[str, Tensor]:
 def initial_point(module: nn.Module, seed: int, dtype: torch.dtype) -> Tensor:
     """x_1 (d,): weights and biases uniform in ±1/√(fan in), as torch's own layers start (He et al. 2015, a = √5).
 
-    A function of `seed` and the shapes.  Parameters of layers without a matrix (scales and shifts of a
-    normalisation) keep the value they have.
+    A function of `seed` and the shapes.  Layers name what begins at zero.  Parameters of layers without a matrix
+    (scales and shifts of a normalisation) keep the value they have.
     """
     generator = public_generator(seed, "initial model")
     pieces = []
     for name, parameter in trained_of(module).items():
-        weight = getattr(module.get_submodule(name.rpartition(".")[0]), "weight", parameter)
-        fans = parameter if parameter.dim() > 1 else weight
-        if fans.dim() > 1:
+        above, _, own_name = name.rpartition(".")
+        layer = module.get_submodule(above)
+        fans = parameter if parameter.dim() > 1 else getattr(layer, "weight", parameter)
+        if own_name in getattr(layer, "begin_at_zero", ()):
+            pieces.append(torch.zeros(parameter.numel(), dtype=dtype))
+        elif fans.dim() > 1:
             bound = 1.0 / math.sqrt(fans.numel() / fans.shape[0])
             pieces.append(torch.from_numpy(generator.uniform(-bound, bound, parameter.numel())).to(dtype))
         else:

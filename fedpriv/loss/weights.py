@@ -87,8 +87,8 @@ def load_constants(module: nn.Module, weights: str | None, path: str) -> frozens
 
     These begin as the scenario's seed says: a head, or what `lora` adds.
 
-    Guarantee: every frozen parameter has the values of the named digest; InputError where one has not, which no
-    code may fill in its own way, as a silo and its server might do it each in another.
+    Guarantee: every frozen parameter, and every buffer of a state_dict, has the values of the named digest;
+    InputError where one has not, as a silo and its server might fill it each in its own way.
     """
     frozen = frozen_of(module)
     if weights is None:
@@ -98,8 +98,10 @@ def load_constants(module: nn.Module, weights: str | None, path: str) -> frozens
                 'model.weights = "sha256:…", of the file with the state_dict'
             )
         return frozenset(trained_of(module))
-    state = state_of(weights, "model.weights", path)
-    if missing := [name for name in frozen if name not in state]:
+    where = next(module.parameters()).device  # none of memory, where a size is measured
+    state = {name: values.to(where) for name, values in state_of(weights, "model.weights", path).items()}
+    learnt = {name for name, each in module.named_parameters(remove_duplicate=False) if each.requires_grad}
+    if missing := [name for name in module.state_dict() if name not in {*learnt, *state}]:
         raise InputError(f"model.weights = {weights!r}: holds no {printable(missing[0])}, which is not trained")
     try:
         found = module.load_state_dict(state, strict=False)

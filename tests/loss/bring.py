@@ -149,6 +149,15 @@ def backbone() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDE, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, OUTPUTS))
 
 
+def with_lora(module: nn.Module) -> nn.Module:
+    """With a B that is not zero, as it is after a round."""
+    found = fedpriv.lora(module, rank=2, alpha=3.0)
+    for name, values in found.named_parameters():
+        if name.endswith("lora_b"):
+            nn.init.normal_(values)
+    return found
+
+
 def first(given: Any) -> Tensor:
     """The outputs of a recurrent layer or of attention, less its state."""
     outputs: Tensor = given[0]
@@ -186,6 +195,13 @@ RUNS: dict[str, Case] = {
         )
     ),
     "buffers that stay as they are": Case(Positions, SEQUENCE),
+    "LoRA on Linear layers": Case(lambda: with_lora(Then(nn.Sequential(nn.Linear(WIDE, 8), nn.Tanh()), 8))),
+    "LoRA in a TransformerEncoderLayer": Case(
+        lambda: with_lora(
+            Then(nn.TransformerEncoderLayer(WIDE, 2, 8, dropout=0.0, batch_first=True).eval(), LONG * WIDE)
+        ),
+        SEQUENCE,
+    ),
     "tied weights": Case(Tied, TEXT, words=True),
     "weight_norm, parametrizations": Case(
         lambda: Then(nn.utils.parametrizations.weight_norm(nn.Linear(WIDE, 4)), 4)

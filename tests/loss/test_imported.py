@@ -203,6 +203,38 @@ def test_a_guard_runs_a_module_that_its_policy_names(guard_with: Callable[..., G
         guard.answer("other", cell_json(name=f"{ZOO}:Centred"), 1, torch.zeros(size).double())
 
 
+def test_a_guard_trains_a_gru(guard_with: Callable[..., Guard]) -> None:
+    guard = guard_with(f"{ZOO}:Gru")
+    size = sum(parameter.numel() for parameter in zoo.Gru(6, 3).parameters())
+    release = guard.answer("run", cell_json(name=f"{ZOO}:Gru"), 1, torch.ones(size).double())
+    assert release.shape == (size,)
+    assert torch.isfinite(release).all()
+
+
+def test_a_guard_trains_what_lora_adds_to_weights_of_a_digest(
+    guard_with: Callable[..., Guard], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ledger names the weights; without a digest, or with a file of another one, nothing is answered."""
+    monkeypatch.setenv("FEDPRIV_WEIGHTS", str(tmp_path))
+    torch.save(zoo.Wide(6, 3).state_dict(), tmp_path / "w.pt")
+    digest = hashlib.sha256((tmp_path / "w.pt").read_bytes()).hexdigest()
+    (tmp_path / "w.pt").rename(tmp_path / f"{digest}.pt")
+    guard = guard_with(f"{ZOO}:adapted")
+    size = 2 * (6 + 8) + 2 * (8 + 3) + 2 * (6 + 3)
+    query = torch.ones(size).double()
+    with pytest.raises(RunError, match=r"name its values by model\.weights"):
+        guard.answer("run", cell_json(name=f"{ZOO}:adapted"), 1, query)
+    other = tmp_path / f"{'3' * 64}.pt"
+    other.write_bytes((tmp_path / f"{digest}.pt").read_bytes())
+    with pytest.raises(RunError, match="has another SHA-256"):
+        guard.answer("run", cell_json(name=f"{ZOO}:adapted", weights="sha256:" + "3" * 64), 1, query)
+    release = guard.answer("run", cell_json(name=f"{ZOO}:adapted", weights=f"sha256:{digest}"), 1, query)
+    assert release.shape == (size,)
+    assert torch.isfinite(release).all()
+    with pytest.raises(RunError):  # the run is of these weights, and no others
+        guard.answer("run", cell_json(name=f"{ZOO}:adapted", weights="sha256:" + "3" * 64), 2, query)
+
+
 def test_a_guard_imports_nothing_that_its_policy_does_not_name(
     guard_with: Callable[..., Guard], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

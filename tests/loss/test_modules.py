@@ -262,7 +262,7 @@ class Noisy(nn.Module):
         (nn.Dropout(0.1), "layer 1 \\(Dropout\\) draws"),
         (nn.AlphaDropout(0.1), "layer 1 \\(AlphaDropout\\) draws random numbers; .* with p = 0, can be used"),
         (nn.TransformerEncoderLayer(5, 1, 4, dropout=0.1), "layer 1.self_attn .*draws random numbers"),
-        (nn.InstanceNorm1d(5, track_running_stats=True), "layer 1 \\(InstanceNorm1d\\) keeps buffers"),
+        (nn.InstanceNorm1d(5, track_running_stats=True), "layer 1 \\(InstanceNorm1d\\) remembers"),
     ],
 )
 def test_layers_whose_gradient_is_not_the_records_own_are_refused(layer: nn.Module, named: str) -> None:

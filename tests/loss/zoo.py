@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+import fedpriv
+
 
 class Wide(nn.Module):
     """A multilayer perceptron with a skip connection: no Sequential, so torch.func takes its gradients."""
@@ -209,3 +211,20 @@ def half_frozen(features: int, outputs: int) -> Wide:
     module = Wide(features, outputs)
     module.inner.requires_grad_(False)
     return module
+
+
+def adapted(features: int, outputs: int) -> nn.Module:
+    """`Wide`, of whose Linear layers two matrices each are trained."""
+    return fedpriv.lora(Wide(features, outputs), rank=2)
+
+
+class Gru(nn.Module):
+    """Steps of two features."""
+
+    def __init__(self, features: int, outputs: int) -> None:
+        super().__init__()
+        self.steps, self.rnn, self.head = features // 2, nn.GRU(2, 4, batch_first=True), nn.Linear(4, outputs)
+
+    def forward(self, values: Tensor) -> Tensor:
+        outputs: Tensor = self.head(self.rnn(values.unflatten(1, (self.steps, 2)))[1][-1])
+        return outputs
