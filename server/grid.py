@@ -66,14 +66,16 @@ _HELD_SECONDS = 0.5  # after which such an answer was held back until something 
 _LOOK_SECONDS = 1.0  # between looks for nodes that are new
 _RETRY_SECONDS = 2.0  # after an error that may pass
 _SILENCE_SECONDS = 30.0  # before a message is sent again unasked; doubled each time
-_PASSING = frozenset(
-    {
-        ErrorCode.MESSAGE_UNAVAILABLE,
-        ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
-        ErrorCode.NODE_UNAVAILABLE,
-        ErrorCode.CLIENT_APP_CRASHED,
-    }
-)
+_LOST = "its message was lost; a SuperLink or a SuperNode that is started again does that"
+_CAUSES = {
+    ErrorCode.MESSAGE_UNAVAILABLE: _LOST,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: _LOST,
+    ErrorCode.NODE_UNAVAILABLE: "the SuperLink hears nothing of its SuperNode: network, machine or service",
+    ErrorCode.CLIENT_APP_CRASHED: "its app ended without an answer; a machine that has no memory left does that",
+}
+"""Errors that may pass, and what is known of their cause."""
+_ASLEEP = 5.0  # seconds between two looks: this process or the SuperLink was stopped, and no silo is at fault
+_LONGEST_SLEEP = 900.0  # that are made up for
 
 
 Waiting = Callable[[Sequence[int], float], None]
@@ -155,12 +157,15 @@ class PatientGrid(Grid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """The replies that came within `timeout` seconds, each as the reply to the message it was asked with.
 
+        Seconds in which this process was stopped, or the SuperLink did not answer, are no silo's and do not count.
+
         Refusals that might have passed, and did not in that time, are among them.
         """
         started, told = time.monotonic(), _Told(self._waiting)
         waiting = [_Question(self._numbered(message), self._node_of(message), started) for message in messages]
         replies: list[Message] = []
-        while waiting and (timeout is None or time.monotonic() - started < timeout):
+        looked, asleep = started, 0.0
+        while waiting and (timeout is None or time.monotonic() - started - min(asleep, _LONGEST_SLEEP) < timeout):
             self._send([question for question in waiting if time.monotonic() >= question.again])
             by_id = {number: question for question in waiting for number in question.ids}
             asked = time.monotonic()
@@ -177,6 +182,8 @@ class PatientGrid(Grid):
                     waiting.remove(question)
                     replies.append(_as_reply_to(question.message, reply))
             self._follow(waiting)
+            passed, looked = time.monotonic() - looked, time.monotonic()
+            asleep += passed if passed > _ASLEEP else 0.0
             told.still(self._silo_of.get(asked.message.metadata.dst_node_id, -1) for asked in waiting)
         told.over()
         last_words = [_as_refusal_of(asked.message, asked.refused) for asked in waiting if asked.refused]
@@ -281,7 +288,7 @@ def _refused_by_superlink(silos: Iterable[int]) -> str:
 def _passes(reply: Message) -> bool:
     """Whether asking again may help."""
     if reply.has_error():
-        return reply.error.code in _PASSING
+        return reply.error.code in _CAUSES
     refusal = refusal_in(reply.content)
     return refusal is not None and not refusal.final
 
@@ -290,7 +297,8 @@ def _as_refusal_of(message: Message, reply: Message) -> Message:
     """The last words of a silo that never answered: its refusal, or why it could not even refuse."""
     if not reply.has_error():
         return _as_reply_to(message, reply)
-    reason = f"its app failed, again and again ({reply.error.reason}); a machine that is overloaded does that"
+    cause = _CAUSES.get(reply.error.code, "it is not known why")
+    reason = f"{cause} ({printable(str(reply.error.reason))})"
     metadata = _as_reply_to(message, reply).metadata
     return make_message(metadata=metadata, content=refusal_content(Refusal(reason, final=False)))
 

@@ -109,6 +109,7 @@ def simulating_superlink(home: Path) -> Iterator[SuperLink]:
     Guarantee: Ray, which listens on every address of the machine and runs what it is sent, asks for a token that
     only our processes have, and keeps its sockets and files in `home`.
     """
+    script("flwr-simulation")  # without it Flower's executor would wait for ever
     ray = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_TMPDIR": str(home)}
     with left_by_nobody(home):
         yield start_superlink(home, ["--simulation"], own=ray)

@@ -69,7 +69,9 @@ def test_a_superlink_that_is_restarted_goes_on_with_its_silos_and_its_run(tmp_pa
         port = int(fed.link.address.rpartition(":")[2])
         again = start_superlink(fed.home, ["--keys", str(fed.home / "keys"), "--state", runs], port)
         say("the SuperLink is back; SuperNodes and `fedpriv run` were left alone")
-        assert "the SuperLink was started again; the run goes on from its journal" in finish(running)
+        output = finish(running)
+        say(output)
+        assert "the SuperLink was started again; the run goes on from its journal" in output
         say("the run is over")
         fed.assert_each_round_was_released_once(token)
         assert np.array_equal(fed.model(), fed.replay(silo_keys, server_key))

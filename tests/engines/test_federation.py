@@ -2,6 +2,7 @@
 
 import json
 import time
+from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -109,6 +110,24 @@ def test_a_stranger_says_nothing_of_a_silos_clock(
     assert asking.get(STATUS).status_code == 404  # a silo does not see the others
     asking.get(f"{FLEET}activate-node", headers={FOLLOWS: "7"})
     assert told.seen()["followed"] == {}
+
+
+def test_a_silo_is_not_seen_as_another_one_by_a_header_that_is_there_twice(
+    told: Presence, keys: Mapping[str, Keys], control: Control
+) -> None:
+    """Would gain: a silo that is away is shown as connected, with a version and a clock of another's choice."""
+    asking = fleet(told, keys["silo-0"])
+    send = asking._client.send
+
+    def twice(request: httpx.Request, **named: Any) -> httpx.Response:
+        other = b64encode(public_key_to_bytes(keys["silo-1"][1]))
+        request.headers = httpx.Headers([*request.headers.raw, (b"flwr-public-key", other)])
+        return send(request, **named)
+
+    with mock.patch.object(asking._client, "send", twice):
+        key = public_key_to_bytes(keys["silo-0"][1])
+        asking.ActivateNode(ActivateNodeRequest(public_key=key, heartbeat_interval=30.0))
+    assert [silo.connected for silo in silos_of(control)] == [True, False]
 
 
 def test_a_silo_that_is_silent_for_a_minute_is_away(

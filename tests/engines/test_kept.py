@@ -11,12 +11,13 @@ from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectSto
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.superlink.federation import NoOpFederationManager
 
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, RunError
 from fedpriv.engines import deployment
 from fedpriv.engines.deployment import Progress, follow
 from fedpriv.engines.flower_private import kept
 from fedpriv.engines.flower_private.control import LostRunError
 from fedpriv.engines.flower_private.kept import KeptRuns, create_nodes, node_id_of
+from fedpriv.engines.superlink import simulating_superlink
 from fedpriv.protocol.cell_folder import FolderReader
 from fedpriv.rounds.outcome import RunObserver
 
@@ -146,3 +147,13 @@ def test_a_run_that_the_superlink_lost_is_told_apart_and_rounds_are_told_once(
     for rounds in ("4", "1", "6"):  # the second server begins again, from its journal
         followed(rounds)
     assert told.rounds == [4, 2]
+
+
+def test_ray_without_flowers_program_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Was: the executor could not start the simulation, and `fedpriv run --engine ray` waited for ever."""
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    with (
+        pytest.raises(RunError, match="flwr-simulation is missing: install fedpriv"),
+        simulating_superlink(tmp_path),
+    ):
+        pass

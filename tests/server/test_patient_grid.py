@@ -1,6 +1,7 @@
 """Silos that fail for a while, move to other nodes or answer twice, on a grid without a network."""
 
 import itertools
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -218,3 +219,61 @@ def test_a_wait_is_told_with_the_silos_that_are_missing_and_its_end(monkeypatch:
     told.clear()
     patient.send_and_receive([Message(RecordDict(), node, TRAIN) for node in (7, 8)], timeout=0.2)
     assert told[-2:] == [[1], []]
+
+
+def test_seconds_in_which_the_server_was_stopped_are_no_silos_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Was: a server that stood still for 45 s blamed every hospital."""
+    clock = [0.0]
+    monkeypatch.setattr(fedpriv.server.grid.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(
+        fedpriv.server.grid.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds)
+    )
+
+    class Stopping(ScriptedGrid):
+        """Stands still for 45 s at its third look."""
+
+        looks, still = 0, (45.0,)
+
+        def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+            ids = set(message_ids)
+            if any(reply.metadata.message_type == TRAIN for reply in self.replies) or "m2" in ids:
+                self.looks += 1
+                clock[0] += 1.0 if self.looks != 3 else self.still[0]
+                if self.looks < 6:
+                    return []
+            return super().pull_messages(ids)
+
+    (reply,) = ask(Stopping({7: 0}, release), [7], timeout=15.0)
+    assert not reply.has_error()
+    assert ask(ScriptedGrid({7: 0}, lost), [7], timeout=15.0) == []
+
+    class Slow(ScriptedGrid):
+        """A SuperLink whose every answer takes ten seconds."""
+
+        def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+            clock[0] += 10.0
+            return super().pull_messages(message_ids)
+
+    began = clock[0]
+    assert ask(Slow({7: 0}, lost), [7], timeout=15.0) == []
+    assert clock[0] - began < 1000.0
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (ErrorCode.NODE_UNAVAILABLE, r"hears nothing of its SuperNode: network, machine or service \(gone\\x1b\)"),
+        (ErrorCode.CLIENT_APP_CRASHED, "its app ended without an answer; a machine that has no memory left"),
+        (ErrorCode.REPLY_MESSAGE_UNAVAILABLE, "its message was lost; a SuperLink or a SuperNode that is started"),
+    ],
+)
+def test_last_words_say_what_is_known_of_the_cause(code: int, words: str) -> None:
+    """Was: a network that was cut was called a machine that is overloaded."""
+
+    def gone(message: Message, _: int) -> list[Message]:
+        return [Message(Error(code=code, reason="gone\x1b"), reply_to=message)]
+
+    (reply,) = ask(ScriptedGrid({7: 0}, gone), [7], timeout=0.1)
+    refusal = refusal_in(reply.content)
+    assert refusal is not None
+    assert re.search(words, refusal.reason), refusal.reason

@@ -45,7 +45,8 @@ class Presence:
         self._refused, self._since = refused, time.time()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = {key.decode("latin-1"): value for key, value in scope.get("headers", ())}
+        given = reversed(list(scope.get("headers", ())))  # of a header that is there twice Flower takes the first
+        headers = {key.decode("latin-1"): value for key, value in given}
         if scope["type"] == "http" and scope["path"].startswith(CONTROL) and FOLLOWS in headers:
             self._note_follower(headers[FOLLOWS])
         if scope["type"] != "http" or not scope["path"].startswith(FLEET) or not self._names:
