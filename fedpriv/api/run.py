@@ -47,8 +47,8 @@ def with_own(
     """Put these records and this module in place of the scenario's [data] and [model].
 
     Both get names made from their content, so that a run is resumed with the same ones only.  Where the scenario
-    gives neither `federation.samples` nor `batch`, all training records are read, once an epoch.  The shipped
-    own-data takes what `fedpriv advise` says of them and of the keys that are `asked` for.
+    gives none of `federation.samples`, `batch` and `clients`, all training records are read, once an epoch.  The
+    shipped own-data takes what `fedpriv advise` says of them and of the keys that are `asked` for.
     """
     found = {key: dict(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
     if (train is None) != (test is None):
@@ -65,7 +65,7 @@ def with_own(
     data = found.setdefault("data", {})
     data["name"] = name
     federation = found.setdefault("federation", {})
-    if "samples" not in federation and "batch" not in federation:
+    if not {"samples", "batch", "clients"} & federation.keys():
         federation["samples"] = len(checked.train_labels)
     if model is not None:
         record, real = checked.train_images.shape[1:], checked.classes == 0

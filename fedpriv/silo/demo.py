@@ -71,6 +71,8 @@ def prepare_silos(scenario: Scenario, folder: Path, runs: int) -> list[Path]:
         allow["memory"] = memory
     if slack := runs * sum(decimal(each.get("slack", 0.0)) for each in allowances):
         allow["slack"] = float(slack)
+    if code := sorted({path for each in allowances for path in each.get("models", [])}):
+        allow["models"] = code
     folders = [folder / f"silo-{silo}" / "guard" for silo in range(first.federation.silos)]
     for guard in folders:
         for name in ("shard.npz", "shard.csv"):
@@ -127,6 +129,7 @@ def allowance_of(cell: Cell, task: PublicTask, silo: int | None = None) -> dict[
         **({} if (memory := _memory(cell, plan, task)) <= DEFAULT else {"memory": memory}),
         **({"silos": cell.federation.silos} if plan.masked else {}),
         **({} if cell.privacy.unit == RECORD.name else {"unit": cell.privacy.unit}),
+        **({"models": sorted(cell.model.code)} if cell.model.code else {}),
         **_counted(cell),
     }
 

@@ -245,3 +245,31 @@ def test_a_model_of_one_label_refuses_several(tmp_path: Path) -> None:
     parts = [(NUMBERS[part], (NUMBERS[part] > 0).astype(int)) for part in (slice(TRAIN), slice(TRAIN, None))]
     with pytest.raises(fedpriv.InputError, match="takes one label a record, and here labels are of shape"):
         fedpriv.run(tree, train=parts[0], test=parts[1], out=tmp_path / "run")
+
+
+def test_clients_with_several_records_of_several_labels_are_units(tmp_path: Path) -> None:
+    labels = (NUMBERS[:, :3] > 0).astype(int)
+    tree = {
+        **TREE,
+        "federation": {"clients": 400, "cohort": 40, "rounds": 20, "sampling": "poisson"},
+        "algorithm": {
+            "name": "dp-fedavg",
+            "trust": "trusted",
+            "local_steps": 3,
+            "clip": 1.0,
+            "step": 1.0,
+            "local_step": 0.5,
+        },
+        "privacy": {"relation": "zero-out", "unit": "client", "records": 2, "epsilon": 50.0},
+    }
+    parts = [(NUMBERS[part], labels[part]) for part in (slice(TRAIN), slice(TRAIN, None))]
+    models = []
+    for engine in ("vectorized", "inprocess"):
+        torch.manual_seed(0)
+        model, out = nn.Sequential(nn.Linear(4, 3)), tmp_path / engine
+        (cell,) = fedpriv.run(
+            tree, train=parts[0], test=parts[1], model=model, loss="binary", engine=engine, out=out
+        )
+        models.append(cell.model())
+        assert cell.test_accuracy > 0.6
+    assert np.allclose(*models, atol=1e-4)
