@@ -138,8 +138,11 @@ class ReleaseStream:
 
     @property
     def attained(self) -> bool:
-        """Whether the guarantee is an exact μ: no smaller one holds for increments up to their clips."""
-        exact = self.integers is None and not self.schedule.secret and self.std > 0.0
+        """Whether the guarantee is an exact μ: no smaller one holds for increments up to their clips.
+
+        A distance below two clips has an allowance for rounding in it, a relative 2^-20, and is not attained.
+        """
+        exact = self.integers is None and not self.schedule.secret and self.std > 0.0 and self.apart == APART
         return exact and self.sums.certified.exact
 
     @property

@@ -80,3 +80,11 @@ def test_the_distance_is_of_exchanged_records_only() -> None:
     assert factor_of("replace-one", 1.2) == 1.2
     assert factor_of("replace-one", 9.0) == 2.0
     assert moved_by("replace-one", 0.5, 3.0) == 3.0
+
+
+def test_a_distance_with_an_allowance_is_no_exact_claim(tmp_path: Path) -> None:
+    """Guarantee: "exactly" is said of a μ that a pair of records attains; an allowance of 2^-20 is in this one."""
+    for stream in plan(tmp_path).planned().releases(1):
+        assert stream.apart < APART
+        assert not stream.attained
+        assert from_data({**as_data(stream), "apart": APART}).attained

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import RunError
 from fedpriv.data.schema import TableSchema
-from fedpriv.rounds.plan import ALLOWANCE
+from fedpriv.rounds.plan import ALLOWANCE, plan_of
 from fedpriv.rounds.task import task_of_schema
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.statistics import read_plan
@@ -20,6 +21,7 @@ from fedpriv.silo.demo import policy_text
 from fedpriv.silo.guard import Guard, open_guard
 from fedpriv.silo.guards import begin_ledgers
 from fedpriv.silo.policy import read_policy
+from fedpriv.silo.silo import Silo
 from fedpriv.study.statistics import Statistics
 from tests.data.tables import SCHEMA, rows, write_csv
 
@@ -221,3 +223,19 @@ def test_the_guard_derives_the_distance_and_charges_by_it(tmp_path: Path) -> Non
         assert stream.std * size >= math.sqrt(2.0) / 0.5
     zeroed = plan(tmp_path, tables=TABLES[1:2], relation="zero-out").planned(released=True)
     assert zeroed.releases(1)[0].std * 36 == pytest.approx(2.0, rel=1e-6)
+
+
+def test_a_guards_rows_and_a_simulations_give_the_same_bytes(tmp_path: Path) -> None:
+    """Noise on, of one key: a hospital's own file behind its policy, and the whole table in one process."""
+    write_csv(tmp_path / "table.csv", rows())
+    asked = plan(tmp_path)
+    run = asked.cell.run.model_copy(update={"arithmetic": "integers"})
+    cell = asked.cell.model_copy(update={"run": run})
+    simulated = SimulatedFederation.of(cell).silo(0)
+    guard = guard_at(tmp_path / "own", own_rows())
+    released = plan_of(cell, simulated.plan.objective, released=True)
+    own = Silo.of(0, released, guard.shard.seen(cell), simulated.key)
+    query = released.objective.initial()
+    one, other = (silo.answer(silo.start(), 1, query)[0].vector for silo in (simulated, own))
+    assert float(released.noise.std_of(0)) > 0.0
+    assert one.numpy().tobytes() == other.numpy().tobytes()
