@@ -1,10 +1,16 @@
-"""The peak of this process's resident memory."""
+"""The peak of this process's resident memory, and the processor's time."""
 
+import ctypes
 import resource
+import statistics
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 _STATUS = Path("/proc/self/status")
+_REPEATS = 5
 
 
 def peak() -> int:
@@ -24,3 +30,27 @@ def forget_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         print("the peak of memory includes loading the data", file=sys.stderr)
+
+
+class Cost(NamedTuple):
+    """Of one clipped sum."""
+
+    microseconds: float
+    """Of the processor's time, per record: the median of some sums."""
+    megabytes: float
+    """What the process's peak rises by in the first sum."""
+
+
+def cost_of(step: Callable[[], None], records: int) -> Cost:
+    """`step` has been run for a batch of some other size, so that all is loaded."""
+    ctypes.CDLL(None).malloc_trim(0)  # what earlier steps left would hide what this one takes
+    forget_peak()
+    before = peak()
+    step()
+    megabytes = (peak() - before) / 2**20
+    taken = []
+    for _ in range(_REPEATS):
+        started = time.process_time()
+        step()
+        taken.append(time.process_time() - started)
+    return Cost(1e6 * statistics.median(taken) / records, megabytes)

@@ -1,79 +1,94 @@
-"""Clipped sums of per-record gradients: fedpriv's routes beside Opacus 1.x, one thread, float32.
+"""Clipped sums of per-record gradients: fedpriv's routes beside Opacus 1.6, one thread, float32.
 
-Opacus has an environment of its own, which `make bench-peers` makes; without it its columns stay empty.
+The contenders take turns; medians of the turns are shown.  Opacus has an environment of its own, which `make
+bench-peers` makes; without it its columns stay empty.
 """
 
-import json
-import subprocess
+import os
+import statistics
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
-from benchmarks.noise import nanoseconds
-from benchmarks.peers import python_of
+from benchmarks.client_models import CLASSES, GRADIENTS, PIXELS
+from benchmarks.memory import Cost, cost_of
+from benchmarks.peers import python_of, told_by_peer
+from fedpriv.loss.ghost import GhostObjective
 from fedpriv.loss.layered import LayeredObjective, objective_of
 from fedpriv.loss.losses import CrossEntropy
-from fedpriv.loss.models import convolutional_net
 from fedpriv.loss.module import ModuleObjective
 from fedpriv.loss.objective import Batch, Objective, Query, Records
 from fedpriv.loss.softmax import SoftmaxRegression
 
-PIXELS, CLASSES, BATCHES = 784, 10, (250, 3750)
-MODELS: dict[str, Callable[[], nn.Sequential]] = {
-    "softmax regression": lambda: nn.Sequential(nn.Linear(PIXELS, CLASSES)),
-    "MLP 784-64-10": lambda: nn.Sequential(nn.Linear(PIXELS, 64), nn.Tanh(), nn.Linear(64, CLASSES)),
-    "CNN 26,010": lambda: convolutional_net(CLASSES),
-}
+_TURNS, _BATCHES = 3, (64, 250)
+_COLUMNS = ("fedpriv", "two points", "torch.func", "hooks", "ghost")
+"""fedpriv by the route it takes, with the two points of a recursive gradient, by vmap(grad); Opacus."""
 
 
 def run() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    opacus = _opacus()
-    print("Microseconds per record; in brackets with the two points of a recursive gradient.\n")
-    print("| model | batch | closed form | torch.func | Opacus hooks | Opacus ghost |")
-    print("|---|---|---|---|---|---|")
-    for name, make in MODELS.items():
-        for batch in BATCHES:
-            linear = len(make()) == 1
-            fast: Objective = (
-                SoftmaxRegression(PIXELS + 1, CLASSES, feature_norm=28.1)
-                if linear
-                else objective_of(make(), PIXELS, CrossEntropy(), 0)
-            )
-            assert isinstance(fast, SoftmaxRegression | LayeredObjective)
-            general = ModuleObjective(make(), CrossEntropy(), 0)
-            cells = [_both(fast, PIXELS + linear, batch), _both(general, PIXELS, batch)]
-            cells += [f"{value:.0f}" for value in opacus.get(f"{name}/{batch}", [])] or ["-", "-"]
-            print(f"| {name} | {batch} | {' | '.join(cells)} |", flush=True)
+    print("Processor microseconds per record, median of turns, and in brackets the peak of memory in MB.\n")
+    print(
+        "| model | parameters | batch | route | fedpriv | two points | torch.func | Opacus hooks | ghost norms |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    for batch in _BATCHES:
+        costs: dict[str, dict[str, list[Cost]]] = {name: {} for name in GRADIENTS}
+        for _ in range(_TURNS):
+            for name in GRADIENTS:
+                for column, cost in _ours(name, batch).items():
+                    costs[name].setdefault(column, []).append(cost)
+            for key, cost in (told_by_peer("opacus", "opacus_time.py", str(batch)) or {}).items():
+                name, column = key.split("/")
+                costs[name].setdefault(column, []).append(Cost(*cost))
+        for name, of in costs.items():
+            _print(name, batch, of)
+    print(f"\n{_TURNS} turns; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    if not python_of("opacus").exists():
+        print("Opacus is left out: it has no environment here; make bench-peers")
     torch.set_num_threads(threads)
 
 
-def _both(objective: Objective, features: int, batch: int) -> str:
+def _ours(name: str, batch: int) -> dict[str, Cost]:
+    general, fast = ModuleObjective(GRADIENTS[name](nn.LSTM), CrossEntropy(), 0), _objective(name)
+    return {
+        "fedpriv": cost_of(_step(fast, batch, 1), batch),
+        "two points": cost_of(_step(fast, batch, 2), batch),
+        "torch.func": cost_of(_step(general, batch, 1), batch),
+    }
+
+
+def _objective(name: str) -> Objective:
+    if name == "softmax regression":
+        return SoftmaxRegression(PIXELS + 1, CLASSES, feature_norm=28.1)
+    return objective_of(GRADIENTS[name](nn.LSTM), PIXELS, CrossEntropy(), 0)
+
+
+def _step(objective: Objective, batch: int, points: int) -> Callable[[], None]:
+    features = PIXELS + isinstance(objective, SoftmaxRegression)
     records = Records(torch.rand(batch, features), torch.randint(0, CLASSES, (batch,)))
-    weights, point = torch.full((batch,), 1.0 / batch), objective.initial()
+    query = Query([objective.initial()] * points, [2.0, -1.0][:points])
 
-    def sums(points: int) -> Any:
+    def step(count: int = batch) -> None:
+        some = Records(records.features[:count], records.labels[:count])
         with torch.inference_mode():
-            return objective.increment(Query([point] * points, [2.0, -1.0][:points]), Batch(records, weights), 1.0)
+            objective.increment(query, Batch(some, torch.full((count,), 1.0 / batch)), 1.0)
 
-    one, two = (nanoseconds(lambda points=points: sums(points), batch, 1) / 1e3 for points in (1, 2))
-    return f"{one:.1f} ({two:.1f})"
+    step(2)
+    return step
 
 
-def _opacus() -> dict[str, list[float]]:
-    """Microseconds per record by hooks and by ghost norms, from the other environment; empty if there is none."""
-    python = python_of("opacus")
-    if not python.exists():
-        print("Opacus is left out: it has no environment here; make bench-peers\n")
-        return {}
-    script = Path(__file__).with_name("opacus_time.py")
-    done = subprocess.run([str(python), str(script)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        print(f"Opacus is left out: {(done.stderr.strip().splitlines() or ['no message'])[-1]}\n")
-        return {}
-    times: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
-    return times
+def _print(name: str, batch: int, costs: dict[str, list[Cost]]) -> None:
+    objective = _objective(name)
+    route = {LayeredObjective: "layers", GhostObjective: "functions"}.get(type(objective), "its own")
+    cells = []
+    for column in _COLUMNS:
+        if of := costs.get(column):
+            middle, memory = (statistics.median(values) for values in zip(*of, strict=True))
+            cells.append(f"{middle:.1f} ({memory:.0f})")
+        else:
+            cells.append("-")
+    parameters = sum(parameter.numel() for parameter in GRADIENTS[name](nn.LSTM).parameters())
+    print(f"| {name} | {parameters:,} | {batch} | {route} | {' | '.join(cells)} |", flush=True)

@@ -1,35 +1,24 @@
 """Run by benchmarks/objectives.py in the environment that has Opacus; imports nothing of fedpriv.
 
-Prints one JSON object: "model/batch" -> microseconds per record of the clipped sum of per-record gradients, by
-hooks (GradSampleModule, clipped as its DPOptimizer does) and ghost norms (GradSampleModuleFastGradientClipping).
+    python opacus_time.py BATCH
+
+Prints one JSON object: "model/hooks" and "model/ghost" -> microseconds and megabytes (`memory.Cost`) of the
+clipped sum of per-record gradients, by hooks (GradSampleModule, clipped as its DPOptimizer does) and by ghost
+norms (GradSampleModuleFastGradientClipping).
 """
 
 import json
-import time
+import sys
+import warnings
 from collections.abc import Callable
 
 import torch
+from client_models import CLASSES, GRADIENTS, PIXELS
+from memory import cost_of
 from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
+from opacus.layers import DPLSTM
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import nn
-
-MODELS: dict[str, Callable[[], nn.Sequential]] = {
-    "softmax regression": lambda: nn.Sequential(nn.Linear(784, 10)),
-    "MLP 784-64-10": lambda: nn.Sequential(nn.Linear(784, 64), nn.Tanh(), nn.Linear(64, 10)),
-    "CNN 26,010": lambda: nn.Sequential(
-        nn.Unflatten(1, (1, 28, 28)),
-        nn.Conv2d(1, 16, 8, stride=2, padding=2),
-        nn.Tanh(),
-        nn.MaxPool2d(2, 1),
-        nn.Conv2d(16, 32, 4, stride=2),
-        nn.Tanh(),
-        nn.MaxPool2d(2, 1),
-        nn.Flatten(),
-        nn.Linear(512, 32),
-        nn.Tanh(),
-        nn.Linear(32, 10),
-    ),
-}
 
 
 class _Zeroing:
@@ -41,11 +30,14 @@ class _Zeroing:
         self.zero_grad = module.zero_grad
 
 
-def by_hooks(net: nn.Sequential, features: torch.Tensor, labels: torch.Tensor) -> Callable[[], None]:
+Step = Callable[[torch.Tensor, torch.Tensor], None]
+
+
+def by_hooks(net: nn.Module) -> Step:
     module = GradSampleModule(net, loss_reduction="sum")
     loss = nn.CrossEntropyLoss(reduction="sum")
 
-    def step() -> None:
+    def step(features: torch.Tensor, labels: torch.Tensor) -> None:
         loss(module(features), labels).backward()
         samples = [parameter.grad_sample for parameter in module.parameters()]
         norms = torch.stack([sample.flatten(1).norm(dim=1) for sample in samples]).norm(dim=0)
@@ -57,39 +49,31 @@ def by_hooks(net: nn.Sequential, features: torch.Tensor, labels: torch.Tensor) -
     return step
 
 
-def by_ghost_norms(net: nn.Sequential, features: torch.Tensor, labels: torch.Tensor) -> Callable[[], None]:
+def by_ghost_norms(net: nn.Module) -> Step:
     module = GradSampleModuleFastGradientClipping(
         net, max_grad_norm=1.0, use_ghost_clipping=True, loss_reduction="mean"
     )
     loss = DPLossFastGradientClipping(module, _Zeroing(module), nn.CrossEntropyLoss(), "mean")
 
-    def step() -> None:
+    def step(features: torch.Tensor, labels: torch.Tensor) -> None:
         loss(module(features), labels).backward()
         module.zero_grad()
 
     return step
 
 
-def microseconds(step: Callable[[], None], records: int) -> float:
-    step()
-    best = float("inf")
-    for _ in range(5):
-        started = time.perf_counter()
-        step()
-        best = min(best, time.perf_counter() - started)
-    return 1e6 * best / records
-
-
 def main() -> None:
+    warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    times = {}
-    for name, make in MODELS.items():
-        for batch in (250, 3750):
-            features, labels = torch.rand(batch, 784), torch.randint(0, 10, (batch,))
-            times[f"{name}/{batch}"] = [
-                microseconds(way(make(), features, labels), batch) for way in (by_hooks, by_ghost_norms)
-            ]
-    print(json.dumps(times))
+    batch = int(sys.argv[1])
+    costs = {}
+    for name, make in GRADIENTS.items():
+        for way, of in (("hooks", by_hooks), ("ghost", by_ghost_norms)):
+            features, labels = torch.rand(batch, PIXELS), torch.randint(0, CLASSES, (batch,))
+            step = of(make(DPLSTM))
+            step(features[:2], labels[:2])
+            costs[f"{name}/{way}"] = cost_of(lambda: step(features, labels), batch)  # noqa: B023
+    print(json.dumps(costs))
 
 
 main()

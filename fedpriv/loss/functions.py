@@ -11,7 +11,7 @@ picture, or of calls one after another) of what the function saw there and the s
 | any bias | Σ_t δ_t |
 
 `weight_terms` makes the terms of the sum of several of them: over calls, and over the points of an increment as
-layered.py writes them.  Outer products are not kept as gradients, and an embedding's gradient is kept as its rows.
+layered.py writes them.  Outer products are kept as gradients where these are smaller, an embedding's as its rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,6 +28,8 @@ from fedpriv.loss.layers import DenseTerms, FormedTerms, Terms, sum_of
 
 _FEWER = 0.4
 """Values of places against values of a gradient: with a smaller share, products of places are faster."""
+_KEPT = 0.5
+"""Values of a gradient against values of places: with a smaller share, gradients are kept."""
 _FORMED_VALUES = 2**18
 """Values of gradients that are formed at a time for their norms alone: they stay in a cache."""
 _PIECE = 128
@@ -217,6 +219,8 @@ def weight_terms(uses: Sequence[Use], shape: Sequence[int]) -> Terms:
                 [slope.squeeze(1) for slope, _ in places], [seen.squeeze(1) for _, seen in places], False
             )
         slopes, seen = (torch.cat(parts, 1) if len(uses) > 1 else parts[0] for parts in zip(*places, strict=True))
+        if prod(shape) <= _KEPT * count * sum(shape):
+            return LongTerms([(slopes.mT @ seen).flatten(1)])
         return PlacedTerms(slopes, seen)
     if all(isinstance(use.known, Embedding) for use in uses):
         rows = torch.cat([use.seen.flatten(1) for use in uses], 1)

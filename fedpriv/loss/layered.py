@@ -8,7 +8,7 @@ part in that layer is Σ_k c_k δ_k ⊗ a_k.  It is kept as
 whose terms are as small as the increment itself: with c = (t, -(t-1)) a norm from the products of c_k δ_k ⊗ a_k
 would lose all digits to cancellation in float32, and a norm that is too small breaks the clip.
 
-`objective_of` chooses a module's route: this one where every layer has a closed form, torch.func otherwise.
+`objective_of` chooses a module's route: this one where every layer has a closed form, that of ghost.py otherwise.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ from fedpriv.loss.losses import Loss
 from fedpriv.loss.module import ModuleObjective, OfModule, check_module, parameters_of
 from fedpriv.loss.objective import Batch, Increment, Query, Records
 
-_CHUNK_VALUES = 2**20
+_CHUNK_VALUES = 2**21
 _VALUES_PER_PARAMETER = 8  # of a chunk: adding its sum to the others' goes through all parameters once
 
 
@@ -244,9 +244,9 @@ def objective_of(
 ) -> LayeredObjective | ModuleObjective:
     """The objective of a module that maps (records, features) to (records, outputs); x_1 follows from `seed`.
 
-    Sequential modules of Linear, Conv2d, MaxPool2d, Tanh, ReLU, Flatten and Unflatten take the fast route.
-    Both routes compute the same numbers.  InputError if a layer mixes records, draws random numbers or keeps
-    buffers.
+    Sequential modules of Linear, Conv2d, MaxPool2d, Tanh, ReLU, Flatten and Unflatten take the route here, others
+    that of ghost.py.  Both compute the same numbers.  InputError if a layer mixes records, draws random numbers
+    or keeps buffers.
     """
     layered = LayeredObjective.of(module, features, loss, seed, dtype)
     return GhostObjective(module, loss, seed, dtype) if layered is None else layered
