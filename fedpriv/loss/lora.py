@@ -116,5 +116,5 @@ def merged(module: nn.Module) -> nn.Module:
             with torch.no_grad():
                 layer.weight += layer.scale * layer.lora_b @ layer.lora_a
             del layer.lora_a, layer.lora_b, layer.scale
-            layer.__class__ = nn.Linear
+            layer.__class__ = nn.Linear  # type: ignore[assignment]
     return copied
