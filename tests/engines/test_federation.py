@@ -181,6 +181,7 @@ def test_runs_are_shown_with_their_rounds_and_whether_a_command_follows_them_and
         control.stop_run(run + 1)
 
 
+@pytest.mark.slow
 def test_the_commands_print_lines_or_json_and_one_line_where_no_superlink_is(
     told: Presence, keys: Mapping[str, Keys], control: Control
 ) -> None:

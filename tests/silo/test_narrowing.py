@@ -225,6 +225,7 @@ def test_nobody_but_the_guards_own_user_lets_it_read_its_policy_and_no_request_i
     assert desk._replied(asked).header["refused"] == "the request is malformed"
 
 
+@pytest.mark.slow
 def test_a_real_guard_takes_up_a_narrower_policy_by_command_and_by_signal(tmp_path: Path) -> None:
     path = write_silo(tmp_path)
     process = start_daemon(path)
