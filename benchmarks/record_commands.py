@@ -44,7 +44,7 @@ _NOISES: dict[str, list[str]] = {
     "scheduled": ["--mechanism", "scheduled"],
     "auto": ["--mechanism", "auto"],
 }
-_CHOICES = [["--mu", "1", "--mean", "10"], ["--mu", "0.5", "--mean", "40", "--shape", "1"]]
+_CHOICES = [["--mu", "1", "--trials", "10"], ["--mu", "0.5", "--trials", "40", "--eta", "1"]]
 
 
 def privacy(piece: int, pieces: int, wanted: Wanted) -> Entries:

@@ -45,6 +45,7 @@ _MOST_TRIALS = 1e6
 _ROUNDING = 1e-12  # of ε₂
 _OF_MEAN = 1e-7  # relative: what rounding of γ moves E[K] by, most where it is nearly 1
 _TINY = 1e-300
+_LEAST_ETA = 1e-6  # below, γ^-η - 1 has no digits left, and 0 is the same law but for as much
 
 
 class Law(Protocol):
@@ -86,8 +87,11 @@ class NegativeBinomial:
 
     def __post_init__(self) -> None:
         _check_mean(self.mean, least=1.0)
-        if not (math.isfinite(self.eta) and 0.0 <= self.eta <= 100.0):
-            raise InputError(f"eta = {self.eta}: of the truncated negative binomial law a number from 0 to 100")
+        if not (self.eta == 0.0 or _LEAST_ETA <= self.eta <= 100.0):
+            raise InputError(
+                f"eta = {self.eta}: of the truncated negative binomial law 0, or a number from {_LEAST_ETA:g} "
+                "to 100"
+            )
 
     @property
     def words(self) -> str:

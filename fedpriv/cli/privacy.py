@@ -23,7 +23,7 @@ from fedpriv.cli.options import (
     validated,
 )
 from fedpriv.cli.shown import cost_facts, guarantee_of, print_table, setting_facts, show
-from fedpriv.cli.theorem import theorem
+from fedpriv.cli.theorem import samples, theorem
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.figures import lower_figure, upper_figure
 
@@ -44,6 +44,7 @@ app = typer.Typer(
 )
 app.command()(grouped(compare))
 app.command()(theorem)
+app.command()(samples)
 
 
 @app.command()

@@ -5,6 +5,7 @@ Leakage rounds up; noise rounds down where a run has it, and up where a theorem 
 
 import itertools
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,6 +59,53 @@ def theorem(
         if number:
             typer.echo()
         _print_point(point)
+
+
+def samples(
+    target: Annotated[float, typer.Option(help="β: of the Goldstein measure, in units of a gradient.")],
+    radius: Annotated[float, typer.Option(help="2α: the radius of the measure, in units of a parameter.")],
+    epsilon: Annotated[list[float], typer.Option(help="ε of the run. Repeatable.")],
+    dimension: Annotated[list[int], typer.Option(help="Parameters. Repeatable.")],
+    delta: Annotated[float, typer.Option(help="δ of the run.")] = 1e-5,
+    lipschitz: Annotated[float, typer.Option(help="L: of every record's loss.")] = 1.0,
+    gap: Annotated[float, typer.Option(help="Φ: what the loss can fall by from the start.")] = 1.0,
+    as_json: Json = False,
+) -> None:
+    """How many records Goldstein stationarity asks for: Table 1 of Kornowski, Liu & Talwar, as numbers.
+
+    Results as printed are without constants and logarithms; the explicit bounds have all of them, with exact
+    smoothing, replace-one and a trusted server.
+
+    Example:
+
+        fedpriv privacy samples --target 0.3 --radius 0.5 --epsilon 1 --dimension 8 --dimension 7850
+    """
+    from fedpriv.accounting.gaussian import check_positive, mu_of
+    from fedpriv.papers.kornowski_bounds import Nonsmooth, certified_samples, printed_samples
+
+    public = {"target": [target], "radius": [radius], "lipschitz": [lipschitz], "gap": [gap], "epsilon": epsilon}
+    for name, value in ((name, value) for name, values in public.items() for value in values):
+        check_positive(name, value)
+        if not 1e-6 <= value <= 1e6:
+            raise InputError(f"{name} = {value}: expected a number from 1e-06 to 1e+06")
+    points = []
+    for d, asked in itertools.product(dimension, epsilon):
+        if not 1 <= d <= 10**12:
+            raise InputError(f"dimension = {d}: expected 1 to 10^12 parameters")
+        problem, mu = Nonsmooth(d, lipschitz, gap, radius / 2.0), mu_of(asked, delta)
+        found = {**printed_samples(problem, target, asked), **certified_samples(problem, target, mu)}
+        counts = {name: number if math.isfinite(number) else None for name, number in found.items()}
+        points.append({"dimension": d, "epsilon": asked, "delta": delta, "records": counts})
+    if as_json:
+        typer.echo(json.dumps({"points": points}, allow_nan=False))
+        return
+    heads = ["records for", *(f"d = {each['dimension']}, ε = {each['epsilon']:g}" for each in points)]
+    rows = [[name, *(_count(each["records"][name]) for each in points)] for name in points[0]["records"]]
+    print_table([heads, *rows])
+
+
+def _count(number: float | None) -> str:
+    return "more than 10^18" if number is None else f"{number:.2g}"
 
 
 def _print_point(compared: dict[str, Any]) -> None:

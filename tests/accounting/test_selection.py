@@ -40,7 +40,7 @@ def theorem_2(mu: float, eta: float, gamma: float, delta: float) -> float:
     return float(np.min(curve + np.log1p(-1 / order) - (math.log(delta) + np.log(order)) / (order - 1)))
 
 
-@given(mu=st.floats(0.1, 4.0), eta=st.floats(0.0, 1.0), mean=st.floats(2.0, 20.0))
+@given(mu=st.floats(0.1, 4.0), eta=st.just(0.0) | st.floats(1e-6, 1.0), mean=st.floats(2.0, 20.0))
 @settings(max_examples=10, deadline=None, derandomize=True)
 @example(mu=0.1, eta=0.0, mean=20.0)
 @example(mu=4.0, eta=0.5, mean=2.0)
@@ -204,5 +204,9 @@ def test_the_command_prints_the_cost() -> None:
     told = json.loads(done.stdout)
     assert told["epsilon_of_the_choice"] == Selection(1.0, NegativeBinomial(20.0)).epsilon_of(1e-5)
     assert told["epsilon_of_choice_and_run"] == Selection(1.0, NegativeBinomial(20.0), 1.0).epsilon_of(1e-5)
-    line = refusal(["privacy", "selection", "--mu", "1", "--eta", "1000"])
-    assert line == "fedpriv: eta = 1000.0: of the truncated negative binomial law a number from 0 to 100\n"
+    for eta in ("1000.0", "5e-324", "1e-17", "nan"):
+        line = refusal(["privacy", "selection", "--mu", "1", "--eta", eta])
+        said = "of the truncated negative binomial law 0, or a number from 1e-06 to 100"
+        assert line == f"fedpriv: eta = {eta}: {said}\n"
+    smallest = Selection(1.0, NegativeBinomial(20.0, 1e-6)).epsilon_of(1e-5)
+    assert smallest == pytest.approx(told["epsilon_of_the_choice"], rel=1e-5)

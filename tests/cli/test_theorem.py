@@ -1,6 +1,7 @@
 """`fedpriv privacy theorem` through the real command."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +9,17 @@ import pytest
 from typer.testing import CliRunner
 
 import fedpriv
+from fedpriv.accounting.gaussian import mu_of
 from fedpriv.cli.app import app
 from fedpriv.papers.choquette_choo import non_realizable, realizable
-from fedpriv.papers.kornowski_bounds import Nonsmooth, plan_multi, plan_single
+from fedpriv.papers.kornowski_bounds import Nonsmooth, explicit_bound, plan_multi, plan_single
 from fedpriv.papers.noisy_minibatch import by_moments
 from fedpriv.papers.tran_cutkosky import tree_gradient_bound
 from fedpriv.rounds.plan import plan_of, problem_of
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import load_scenario
+from tests.cli.command import fedpriv as command
+from tests.cli.command import refusal
 
 SCENARIO = """
 name = "small"
@@ -258,3 +262,21 @@ def test_what_was_measured_stands_beside_the_theorems(tmp_path: Path) -> None:
     assert point["scenario"]["excess risk"] == pytest.approx(measured)
     (without,) = asked(file)
     assert "excess risk" not in without["scenario"]
+
+
+def test_table_1_of_the_goldstein_paper_is_numbers() -> None:
+    """As printed by hand; and the explicit bounds hold at the records that they name, and not at half of them."""
+    words = ["privacy", "samples", "--target", "0.3", "--radius", "0.5", "--epsilon", "1", "--dimension", "8"]
+    (point,) = json.loads(command(*words, "--json", cwd=Path()).stdout)["points"]
+    records, (a, b, d) = point["records"], (0.25, 0.3, 8.0)
+    assert records["Theorem 3.1, single pass"] == pytest.approx(math.sqrt(d) / (a * b**3) + d / (a * b**2))
+    assert records["Zhang, Tran & Cutkosky 2024"] == pytest.approx(d / (a * b**3) + d**1.5 / (a * b**2))
+    assert records["Theorem 4.1, multi pass"] == pytest.approx(d**0.75 / (math.sqrt(a) * b**1.5))
+    fewest, mu = int(records["explicit bound, single pass"]), mu_of(1.0, 1e-5)
+    problem = Nonsmooth(8, 1.0, 1.0, a)
+    assert plan_single(problem, fewest, mu).bound <= b < plan_single(problem, fewest // 2, mu).bound
+    assert explicit_bound(problem, 0.01, 9, 0, 1.0, 1.0) == math.inf  # no window is complete
+    refused = (("--target=nan", "target = nan"), ("--dimension=0", "1 to 10^12"), ("--epsilon=0", "epsilon"))
+    for option, said in refused:
+        assert said in refusal([*words, option])
+    assert "more than 10^18" in command(*words, "--target", "1e-6", cwd=Path()).stdout
