@@ -88,7 +88,7 @@ def samples(
         check_positive(name, value)
         if not 1e-6 <= value <= 1e6:
             raise InputError(f"{name} = {value}: expected a number from 1e-06 to 1e+06")
-    points = []
+    points: list[dict[str, Any]] = []
     for d, asked in itertools.product(dimension, epsilon):
         if not 1 <= d <= 10**12:
             raise InputError(f"dimension = {d}: expected 1 to 10^12 parameters")
