@@ -90,9 +90,11 @@ RUNS = {
     "all records": _FIXED | {"goldstein-erm"},
     "poisson": _ALWAYS,
     "allocation": _ALWAYS,
+    "balanced": _ALWAYS,
     "clients, fixed": _FIXED - {"fedavg", "local-dp-sgd"},
     "clients, poisson": _ALWAYS - {"fedavg", "local-dp-sgd"},
     "clients, allocation": _ALWAYS - {"fedavg", "local-dp-sgd"},
+    "clients, balanced": _ALWAYS - {"fedavg", "local-dp-sgd"},
     "clients, available": _ALWAYS - {"fedavg", "local-dp-sgd"},
 }
 """Which rows run without noise under which schedule; all others are refused.  Without a line, either is fine."""
