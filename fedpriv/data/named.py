@@ -140,7 +140,14 @@ def table_path(name: str, root: Path | None = None) -> Path:
     return fetch(name, root) / ORIGINS[name].folder / FILE if name in _NAMED_TABLES else Path(name)
 
 
-def load(name: str, root: Path | None = None, table: TableSchema | None = None) -> Dataset:
+def load(
+    name: str,
+    root: Path | None = None,
+    table: TableSchema | None = None,
+    *,
+    cells: bool = False,
+    dtype: str = "float64",
+) -> Dataset:
     """The data set `name`, fetched on first use and verified on every use; see `fetch` for `root` and errors.
 
     Names: mnist, fashion-mnist, emnist (its split "balanced", 47 classes, images transposed as it is published),
@@ -149,14 +156,15 @@ def load(name: str, root: Path | None = None, table: TableSchema | None = None) 
     that ends in .npz is the path of a file of one's own, see `own`; one that ends in .csv or .parquet the path of
     a table, which `table` describes.  heart-hospitals, dialysis, dialysis-survival,
     dialysis-times, adult and visits (made up) are tables whose description is known.
-    Others may have been added, see `add_data`.
+    Others may have been added, see `add_data`.  Features of a table are rounded to `dtype`, and with `cells` the
+    raw cells are there, too.
     """
     if is_own(name) and table is None:
         return load_own(name)
     if is_added(name):
         return load_added(name)
     if (schema := schema_of(name, table)) is not None:
-        return load_table(name, table_path(name, root), schema)
+        return load_table(name, table_path(name, root), schema, cells=cells, dtype=dtype)
     check_name(name)
     if name == SYNTHETIC:
         return Dataset(name, *blobs(train=6000, test=1000), classes=10)

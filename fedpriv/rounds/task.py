@@ -206,7 +206,8 @@ def task_of_schema(cell: Cell, schema: TableSchema) -> PublicTask:
 def task_of(inputs: ModelInputs, validation: int | None = None) -> Task:
     """The task, loaded on first use; the cache holds what is never written to."""
     data, model = inputs.data, inputs.model
-    dataset = load(data, table=inputs.table)
+    dtype = inputs.dtype if inputs.scaling is None else "float64"
+    dataset = load(data, table=inputs.table, cells=model.row.of_cells, dtype=dtype)
     split, share = inputs.redrawn
     dataset = dataset if split is None else resplit(dataset, split)
     dataset = dataset if share is None else spared(dataset, share)
