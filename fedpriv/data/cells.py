@@ -358,7 +358,7 @@ def _has_quotes(path: Path) -> bool:
 
 
 def _read_parquet(path: Path) -> RawTable:
-    pa, compute = _arrow()
+    pa, _ = _arrow()
     from pyarrow import parquet
 
     try:
@@ -366,24 +366,39 @@ def _read_parquet(path: Path) -> RawTable:
             fields = list(file.schema_arrow)
             header = [field.name.strip() for field in fields]
             _check_header(header, str(path))
-            columns = {}
-            for name, field in zip(header, fields, strict=True):
-                kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-                if pa.types.is_nested(kind) or pa.types.is_binary(kind):
-                    raise InputError(
-                        f"{path}, column {name!r}: of type {kind}; expected numbers, words or booleans"
-                    )
-                cells = file.read([field.name]).column(field.name).cast(kind)
-                if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-                    columns[name] = Cells(cells)
-                    continue
-                words = Words()
-                for block in compute.fill_null(cells.cast(pa.string()), "").chunks:
-                    words.add(block.dictionary_encode())
-                columns[name] = words.cells()
+            columns = {
+                name: _cells_of(file.read([field.name]).column(field.name), f"{path}, column {name!r}")
+                for name, field in zip(header, fields, strict=True)
+            }
     except pa.ArrowException as error:
         raise InputError(f"{path}: not a readable .parquet file ({str(error).splitlines()[0]})") from None
     return RawTable(str(path), columns, "row", _rows)
+
+
+def table_of(held: Any, source: str) -> RawTable:
+    """An Arrow table that lies in memory; InputError for one without columns of numbers and words."""
+    header = [name.strip() for name in held.column_names]
+    _check_header(header, source)
+    where = (f"{source}, column {name!r}" for name in header)
+    columns = dict(zip(header, map(_cells_of, held.columns, where), strict=True))
+    if not held.num_rows:
+        raise InputError(f"{source}: has no records")
+    return RawTable(source, columns, "row", _rows)
+
+
+def _cells_of(column: Any, where: str) -> Cells:
+    """A column of an Arrow table."""
+    pa, compute = _arrow()
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if pa.types.is_nested(kind) or pa.types.is_binary(kind):
+        raise InputError(f"{where}: of type {kind}; expected numbers, words or booleans")
+    texts = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    if not texts:
+        return Cells(column.cast(kind))
+    words = Words()
+    for block in compute.fill_null(column.cast(pa.string()), "").chunks:
+        words.add(block.dictionary_encode())
+    return words.cells()
 
 
 def _text(value: Any) -> str:

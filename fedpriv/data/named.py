@@ -24,6 +24,7 @@ from fedpriv.data.fetch import (
     fetch,
 )
 from fedpriv.data.formats import parse_idx, read_idx, unpickle_arrays
+from fedpriv.data.frames import GIVEN
 from fedpriv.data.layout import in_order
 from fedpriv.data.own import Dataset, HeldOut, check_alike, check_records, is_own, load_own, load_own_test
 from fedpriv.data.public import FILE, PUBLIC_TABLES, VISITS
@@ -91,8 +92,6 @@ def dataset_of(name: str, train: Part, test: Part, classes: int | None) -> Datas
 
 ARGUMENTS = "train, test"
 """The name of such arrays while they are checked."""
-GIVEN = "given-"
-"""How the names of arrays begin that a program gave; nobody typed such a name."""
 
 
 def called(name: str) -> str:

@@ -16,6 +16,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.random import public_generator
 from fedpriv.data.cells import RawTable, read_table
 from fedpriv.data.encode import Encoded, Rows, cells_of, encode, features_of, rows_of
+from fedpriv.data.frames import frame_at
 from fedpriv.data.own import Dataset, HeldOut, Sites
 from fedpriv.data.partition import blanked
 from fedpriv.data.schema import TableSchema
@@ -33,7 +34,7 @@ def load_table(
     rows = rows_of(table, schema)
     for name_of, part in (("training", rows.places.train), ("test", rows.places.test)):
         if not part.counts.any() and not (name_of == "test" and schema.test_share == 0.0):
-            raise InputError(f"{path}: has no {name_of} records; look at `split` and `test_share`")
+            raise InputError(f"{table.source}: has no {name_of} records; look at `split` and `test_share`")
     order = public_generator(0, "table order").permutation(len(rows.places.train.rows))
     train, test = rows.places.train.ordered(order), rows.places.test
     sites = None
@@ -97,7 +98,9 @@ def _read(path: Path, size: int, changed: int) -> RawTable:
 
 
 def raw_table(path: Path) -> RawTable:
-    """The file's texts; a file that has not changed is not read twice."""
+    """The file's cells, or those of a DataFrame; a file that has not changed is not read twice."""
+    if (given := frame_at(path)) is not None:
+        return given
     try:
         found = path.stat()
     except OSError:
