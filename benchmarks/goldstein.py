@@ -4,7 +4,8 @@
 
 A scenario with output = "last" publishes at every evaluation the latest window; the mean of the metric `goldstein`
 over a run's evaluations is then what the theorems bound, the expectation over a random window.  An exponent is the
-slope of a least-squares line through the logarithms of the means over seeds, with its standard error.
+slope of a least-squares line through the logarithms of the means over seeds, with its standard error.  ± of a
+measure is half of its 95 % interval over the seeds, by Student's t.
 """
 
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from scipy.stats import linregress
+from scipy.stats import t as student
 
 from fedpriv.engines.vectorized.engine import run_vectorized
 from fedpriv.rounds.outcome import RunObserver
@@ -40,16 +42,22 @@ def run(path: Path = Path("scenarios/nonsmooth-goldstein.toml"), overrides: tupl
     for outcome in run_vectorized(cells, heard):
         cell, finished, measures = cells[outcome.index], outcome.finished, heard.measures[outcome.index]
         row = float(np.mean(measures)), measures[-1], finished.test_loss, finished.fraction_clipped or 0.0
-        setting = cell.model.name, cell.algorithm.name, cell.privacy.target or float("inf")
+        method = str(scenario.points[outcome.index].swept.get("label.method", cell.model.name))
+        setting = method, cell.algorithm.name, cell.privacy.target or float("inf")
         found[setting][cell.schedule.rounds].append(row)
-    print(f"Means of {len(scenario.seeds)} seeds ± standard error.\n")
-    print("| model | algorithm | mu | T | Goldstein measure | of the last window | test loss | clipped |")
+    count = len(scenario.seeds)
+    print(f"Means of {count} seeds ± half of a 95 % interval.\n")
+    print(
+        "| model or method | algorithm | mu | T | Goldstein measure | of the last window | test loss | clipped |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for (model, name, mu), by_rounds in found.items():
         for rounds, rows in by_rounds.items():
             measure, last, loss, clipped = np.mean(rows, axis=0)
-            error = np.std([row[0] for row in rows]) / len(rows) ** 0.5
-            shown = f"{measure:.4f} ± {error:.4f} | {last:.4f} | {loss:.4f} | {clipped:.3f}"
+            half = np.zeros(4)
+            if count > 1:
+                half = student.ppf(0.975, count - 1) * np.std(rows, axis=0, ddof=1) / count**0.5
+            shown = f"{measure:.4f} ± {half[0]:.4f} | {last:.4f} | {loss:.4f} ± {half[2]:.4f} | {clipped:.2%}"
             print(f"| {model} | {name} | {mu:g} | {rounds} | {shown} |")
     print("\n| model | algorithm | mu | exponent in T | the theorem's, without privacy |\n|---|---|---|---|---|")
     for (model, name, mu), by_rounds in found.items():

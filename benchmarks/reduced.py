@@ -17,6 +17,7 @@ SMALLER: dict[str, dict[str, Any]] = {
     "complexity-table": {"federation.samples": [1024, 4096], "federation.rounds": [4, 16]},
     "containers": {"federation.rounds": 4},
     "deployment": {"federation.samples": 6000, "federation.rounds": 8},
+    "goldstein-as-printed": {"label.method": ["single pass, ours", "all records, ours"]},
     "heart-hospitals": {"federation.rounds": 4, "federation.epochs": 4, "privacy.epsilon": [1.0]},
     "mnist-best-ablation": {"federation.rounds": 30},
     "mnist-cnn-single-epoch": {"federation.samples": 2000, "federation.rounds": 5},
@@ -30,6 +31,7 @@ SMALLER: dict[str, dict[str, Any]] = {
     "mnist-untrusted": {"federation.silos": [100]},
     "nonconvex-momentum": {"federation.samples": 4000, "federation.epochs": 2, "privacy.epsilon": [4.0]},
     "nonsmooth-goldstein": {"federation.rounds": [500], "privacy.mu": [4.0]},
+    "single-epoch-theorem": {"federation.samples": [256, 529]},
 }
 
 

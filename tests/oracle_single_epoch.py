@@ -172,3 +172,12 @@ def phased_sgd(setup: Setup, batches: int, step: float, radius: float) -> Vector
         start = ball(np.mean(queried, axis=0) - step / 4**phase * setup.fresh(t), radius)
         phase += 1
     return start
+
+
+def noisy_descent(setup: Setup, step: float, radius: float) -> list[Vector]:
+    """x_1 … x_{T+1} of x_{t+1} = Π(x_t - η (g_t + noise)): RRSGD publishes one of the first T, DP-GD the last."""
+    iterates = [np.zeros(setup.dimension)]
+    for t in range(1, setup.rounds + 1):
+        noisy = setup.mean_increment(t, [(1, iterates[-1])]) + setup.fresh(t)
+        iterates.append(ball(iterates[-1] - step * noisy, radius))
+    return iterates

@@ -64,9 +64,11 @@ from fedpriv.papers.kornowski_bounds import (
     longest_window,
     most_nodes,
     multi_pass_error,
+    needed_directions,
     paper_window,
     plan_multi,
     plan_single,
+    printed_directions,
     single_pass_error,
 )
 from fedpriv.participation.orders import Schedule
@@ -243,6 +245,8 @@ def _prescribed(
     mu = mu_of(problem.epsilon, problem.delta)
     # the theory's noise is for replace-one, where a record moves twice as far
     asked = plan(known, mu if problem.relation == "replace-one" else 2.0 * mu)
+    # every record is in one round of a single pass, in all the rounds else
+    looks = asked.rounds if asked.anchor_batch == asked.batch else 1
     numbers = {
         "rounds": float(asked.rounds),
         "batch": float(asked.batch),
@@ -256,6 +260,8 @@ def _prescribed(
         "window": float(asked.window),
         "step": asked.step,
         "bound": asked.bound,
+        "directions": printed_directions(known, asked, problem.delta),
+        "directions needed": needed_directions(known, asked.radius, 0.5 * problem.delta / looks),
     }
     assumption = "clips take nothing away; the bound is on the Goldstein measure at radius 2α of a random window"
     return Prescription(name, numbers, assumption=assumption)

@@ -203,6 +203,31 @@ class Parameters:
         return self.anchor_batch * self.anchors + self.batch * (self.rounds - self.anchors)
 
 
+def printed_directions(problem: Nonsmooth, asked: "Parameters", delta: float) -> float:
+    """J of Theorem 3.1, 6.1 or 4.1 at its own parameters, with 1 for the constant that the paper leaves open.
+
+    A single pass takes them for privacy, all records for utility; a clip needs neither.
+    """
+    d, moved = problem.dimension, (problem.smoothing / asked.radius) ** 2
+    if asked.anchor_batch == asked.batch:
+        energy = problem.lipschitz**2 * d / asked.batch
+        return energy * (asked.period / asked.anchor_std**2 + 1.0 / asked.difference_std**2)
+    if problem.order == "first":
+        return max(1.0, math.log(d * asked.batch / delta) * asked.batch**2 * moved / d)
+    logarithm = math.log(d * (asked.anchor_batch + asked.batch) / delta)
+    return logarithm * ((d * asked.anchor_batch) ** 2 + d * asked.batch**2 * moved)
+
+
+def needed_directions(problem: Nonsmooth, radius: float, failure: float) -> float:
+    """J for which a replaced record's estimates are as near their means as a theorem's sensitivity asks.
+
+    Neighbours see the other records along the same directions: no batch size and no ln d.
+    """
+    moved = (problem.smoothing / radius) ** 2
+    first = max(1.0, moved / problem.dimension)
+    return math.log(1.0 / failure) * (first if problem.order == "first" else problem.dimension + moved)
+
+
 def plan_single(
     problem: Nonsmooth, records: int, mu: float, radius_factor: float = 1.0, period_factor: float = 1.0
 ) -> Parameters:

@@ -6,13 +6,13 @@ the same steps.
 
     v_t = γ v_{t-1} + g~_t
     x_{t+1} = Π(x_t - η v_t)
-    output x_{T+1}, or the mean of x_2 … x_{T+1}
+    output x_{T+1}, the mean of x_2 … x_{T+1}, or x_U with U uniform in 1 … T
 
 | here | meaning | shape |
 |---|---|---|
 | `iterate` | x_t, the query | (..., d) |
 | `velocity` | v_{t-1} | (..., d) |
-| `average` | mean of x_2 … x_t | (..., d) |
+| `average` | mean of x_2 … x_t, or x_min(t, U) | (..., d) |
 | `released` / `scale` | g~_t, the noisy gradient | (..., d) |
 
 The bound on the excess risk of the average (released ∇F(x_t) + e_t, step η ≤ 1/M) sums over the rounds
@@ -29,6 +29,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from fedpriv.core.random import public_generator
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.estimators import PlainGradient, Round
 from fedpriv.noise.workload import Floats
@@ -64,6 +65,8 @@ class ProjectedSGD:
     radius: Scalar
     momentum: Scalar = 0.0
     averaged: bool = False
+    output_round: Scalar | None = None
+    """U, drawn by public coins before the run: x_U is published."""
 
     def start(self, initial: Tensor) -> SgdState:
         return SgdState(initial, torch.zeros_like(initial), initial)
@@ -77,10 +80,12 @@ class ProjectedSGD:
         velocity = gradient if plain else self.momentum * state.velocity + gradient
         iterate = project_to_ball(stepped(state.iterate, self.step, velocity), self.radius)
         average = state.average.lerp(iterate, 1.0 / current.t) if self.averaged else iterate
+        if self.output_round is not None:
+            average = torch.where(torch.as_tensor(current.t < self.output_round), iterate, state.average)
         return SgdState(iterate, velocity, average)
 
     def output(self, state: SgdState) -> Tensor:
-        return state.average if self.averaged else state.iterate
+        return state.iterate if self.output_round is None and not self.averaged else state.average
 
 
 def projected(errors: Floats, radius: float, smoothness: float, step: float, *, fresh: bool = False) -> Bound:
@@ -105,13 +110,21 @@ class StepSettings(Settings):
 
 class SgdSettings(StepSettings, ScheduledSettings):
     momentum: Fraction = Field(0.0, description="heavy-ball momentum")
-    output: Literal["last", "average"] = Field("last", description="which iterate is published")
+    output: Literal["last", "average", "random"] = Field(
+        "last", description='which iterate is published; "random" is that of RRSGD (docs/baselines.md)'
+    )
 
     @model_validator(mode="after")
-    def _one_mean(self) -> Self:
-        if self.fading_average and self.output == "average":
-            raise ValueError('output = "average" and fading_average are two means of the iterates: give one')
+    def _one_output(self) -> Self:
+        if self.fading_average and self.output != "last":
+            raise ValueError(f'output = "{self.output}" and fading_average say two things to publish: give one')
         return self
+
+    def output_round(self, problem: Problem) -> float | None:
+        """U of the random iterate, from 1 to T: it depends on the seed and T alone."""
+        if self.output != "random":
+            return None
+        return float(public_generator(problem.seed, "output iterate").integers(1, problem.rounds + 1))
 
 
 def averaged_risk(settings: StepSettings, problem: Problem, released: ReleaseNumbers) -> Bound:
@@ -127,7 +140,13 @@ DP_SGD = Algorithm(
     estimator=lambda settings, _problem: PlainGradient(settings.clip),
     mechanism=independent,
     optimizer=lambda settings, problem, _noise_std: settings.stepping(
-        ProjectedSGD(settings.step, settings.radius, settings.momentum, averaged=settings.output == "average"),
+        ProjectedSGD(
+            settings.step,
+            settings.radius,
+            settings.momentum,
+            averaged=settings.output == "average",
+            output_round=settings.output_round(problem),
+        ),
         problem,
     ),
     excess_risk=lambda settings, problem, released: (

@@ -222,12 +222,14 @@ def scenario_of(tree: Mapping[str, Any], source: str, overrides: Iterable[str] =
         assign(base, key, value)
     if published is not None and not {published.table.rows, published.table.columns} <= axes.keys():
         published = None  # another privacy target took an axis away
-    if published is not None:
+    if published is not None or scaling is not None:
         added = {key: values for key, values in axes.items() if key != "seeds" and key not in printed_axes}
         alone = {key: values[0] if len(values) == 1 else values for key, values in added.items()}
         other = changed(printed, {**given.fixed, **alone})  # no setting equals a list
         other += [] if tuned is None else ["what `fedpriv tune` chose"]
-        published = published.without_values(other + changed_axes(printed_axes, axes, published))
+        if published is not None:
+            published = published.without_values(other + changed_axes(printed_axes, axes, published))
+        scaling = scaling and scaling.beside(other)
     seeds = _seeds(axes.pop("seeds", None), base.pop("seed", 0), source)
     points = [
         Point(dict(zip(axes, values, strict=True)), _cell(base, axes, values, rules, given, seed, source))

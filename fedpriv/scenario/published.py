@@ -104,7 +104,11 @@ class Growth(BaseModel):
     scale: float
     """L R: the unit of the target factor · scale · (1/√n + √d/(ε n))."""
     theory: dict[str, float] = {}
-    """Exponents to compare with, by value of `by`."""
+    """Exponents to compare with, by value of `by`; none where overrides change the setting that they are about."""
+
+    def beside(self, changed: list[str]) -> "Growth":
+        """The layout without the theory's exponents, if any key has `changed`."""
+        return self.model_copy(update={"theory": {}}) if changed else self
 
 
 @dataclass(frozen=True)

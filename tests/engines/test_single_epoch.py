@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.random import SERVER, simulation_noise
+from fedpriv.core.random import SERVER, public_generator, simulation_noise
 from fedpriv.engines.table import engine_named
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.participation.orders import Phases
@@ -204,3 +204,59 @@ def test_engine_is_the_algorithm_as_written(
     assert np.linalg.norm(expected) > 1e-3
     assert outcome.finished.fraction_clipped is not None
     assert (outcome.finished.fraction_clipped > 0.0) == (name != "phased-sgd")
+
+
+def descent(cell: Cell, unit: float) -> list[oracle.Vector]:
+    """The iterates of noisy gradient descent on the records of a cell, written out."""
+    task, noise = task_of_cell(cell), simulation_noise(cell.seed, np.float64)
+    size, held = task.objective.dimension, cell.schedule.batches_held
+    shares = [
+        np.resize(share.reshape(held, -1), (cell.schedule.rounds, len(share) // held)) for share in spread(cell)
+    ]
+    setup = oracle.Setup(
+        [task.train.features[share].numpy() for share in shares],
+        [task.train.labels[share].numpy() for share in shares],
+        classes=10,
+        clip=CLIP,
+        unit=unit,
+        trusted=cell.algorithm.trust == "trusted",
+        normal=lambda owner, t: noise.vector(size, SERVER if owner < 0 else owner, t),
+    )
+    return oracle.noisy_descent(setup, 0.02, 0.5)
+
+
+@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
+def test_rrsgd_publishes_a_random_iterate_of_steps_with_one_record(small_cell: MakeCell, engine: str) -> None:
+    """Sensitivity 2 C of one release, as neighbours replace a record; U is the same whatever the records are."""
+    for seed in (0, 1):
+        cell = small_cell(
+            algorithm={
+                "name": "dp-sgd",
+                "trust": "trusted",
+                "clip": CLIP,
+                "step": 0.02,
+                "radius": 0.5,
+                "output": "random",
+            },
+            privacy={"relation": "replace-one", "mu": MU},
+            federation={"silos": 1, "rounds": 13, "samples": 13, "batch": 1},
+            seed=seed,
+        )
+        iterates = descent(cell, 2.0 * CLIP / MU)
+        (outcome,) = engine_named(engine)([cell], RunObserver())
+        chosen = int(public_generator(seed, "output iterate").integers(1, 14))
+        np.testing.assert_allclose(outcome.finished.model, iterates[chosen - 1], rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("trust", ["trusted", "untrusted"])
+def test_dp_gd_takes_steps_with_all_records(small_cell: MakeCell, trust: str) -> None:
+    """T releases, each of which a record moves by C/B: √T C in all."""
+    cell = small_cell(
+        algorithm={"name": "dp-sgd", "trust": trust, "clip": CLIP, "step": 0.02, "radius": 0.5},
+        privacy={"relation": "zero-out", "mu": MU},
+        federation={"silos": 2, "rounds": 7, "epochs": 7, "samples": 60},
+    )
+    assert sum(cell.batch_sizes) == 60
+    (outcome,) = engine_named("vectorized")([cell], RunObserver())
+    expected = descent(cell, CLIP * 7**0.5 / MU)[-1]
+    np.testing.assert_allclose(outcome.finished.model, expected, rtol=1e-12, atol=1e-13)

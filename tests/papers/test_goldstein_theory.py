@@ -1,23 +1,29 @@
 """The plan functions against their golden numbers, units and limits."""
 
+import dataclasses
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedpriv.loss.goldstein import least_norm
 from fedpriv.noise.workload import Floats
+from fedpriv.papers.kornowski import GoldsteinSettings
 from fedpriv.papers.kornowski_bounds import (
     Nonsmooth,
     direction_energy,
     leaf_noise_ratio,
     longest_window,
     multi_pass_error,
+    needed_directions,
     paper_window,
     plan_multi,
     plan_single,
+    printed_directions,
     smoothness_constant,
 )
+from fedpriv.scenario.load import load_scenario
 
 PROBLEM = Nonsmooth(dimension=20, lipschitz=1.0, gap=1.0, smoothing=0.2)
 
@@ -190,3 +196,53 @@ def test_proposition_5_1_is_false_as_printed(records: int) -> None:
         interval = slice(start, start + inside)
         assert least_norm(of_records[interval, None]).norm == 0.0
         assert least_norm(of_population[interval, None]).norm == 0.5
+
+
+def test_directions_of_a_single_pass_as_printed() -> None:
+    """Theorems 3.1 and 6.1, written out; neighbours share directions, so far fewer are needed."""
+    n, d, alpha, delta = 290, 8, 0.25, 1e-5
+    zeroth, first = (Nonsmooth(d, 1.0, 0.8, alpha, order) for order in ("zeroth", "first"))
+    asked = plan_single(zeroth, n, 1.666)
+    b1, moved = asked.period, alpha**2 / asked.radius**2
+    printed = math.log(d * (b1 + 1) / delta) * (d**2 * b1**2 + d * moved)
+    assert printed_directions(zeroth, asked, delta) == pytest.approx(printed, rel=1e-12)
+    assert printed_directions(first, asked, delta) == pytest.approx(math.log(d / delta) * moved / d, rel=1e-12)
+    assert needed_directions(zeroth, asked.radius, delta) == pytest.approx(
+        math.log(1 / delta) * (d + moved), rel=1e-12
+    )
+    assert needed_directions(first, alpha, delta) == pytest.approx(math.log(1 / delta), rel=1e-12)
+    assert needed_directions(zeroth, asked.radius, delta) < 0.03 * printed
+
+
+def test_directions_over_all_records_as_printed_are_too_few() -> None:
+    """Theorem 4.1's m = L²dΣ/(nσ1²) + L²d/(nσ2²), at its own T, Σ and noise: 458 in the example of the errata."""
+    n, d, alpha, beta, delta = 3163, 100, 0.1, 0.1, 1e-6
+    rounds, radius, period = 1 / (alpha * beta**3), alpha * beta**2, 10
+    price = math.sqrt(rounds * math.log(1 / delta)) / n
+    anchor, difference = price / math.sqrt(period), price * radius * math.sqrt(d) / alpha
+    problem = Nonsmooth(d, 1.0, 1.0, alpha, "zeroth")
+    asked = dataclasses.replace(
+        plan_multi(problem, n, beta, 1.0),
+        radius=radius,
+        period=period,
+        anchor_std=anchor,
+        difference_std=difference,
+    )
+    assert round(printed_directions(problem, asked, delta)) == 458
+    assert needed_directions(problem, radius, delta / 2 / rounds) > 500 * 458
+
+
+@pytest.mark.parametrize("method", ["Algorithm 3, zeroth order", "Algorithm 4, zeroth order"])
+def test_the_scenario_as_printed_has_the_theorems_numbers(method: str) -> None:
+    path = Path(__file__).parents[2] / "scenarios" / "goldstein-as-printed.toml"
+    cell = load_scenario(path, [f"label.method={method}", "privacy.mu=1.666"]).points[0].cell
+    run, problem = cell.algorithm.settings, Nonsmooth(8, 1.0, 0.8, 0.25, "zeroth", 1, shared=False)
+    assert isinstance(run, GoldsteinSettings)
+    assert not run.first_order
+    assert not run.shared_directions
+    single = cell.algorithm.name == "goldstein-single-pass"
+    asked = plan_single(problem, 290, 1.666) if single else plan_multi(problem, 290, 0.5, 1.666)
+    assert (cell.schedule.rounds, run.period, run.window_rounds) == (asked.rounds, asked.period, asked.window)
+    assert run.radius == pytest.approx(asked.radius, rel=1e-3)
+    assert run.directions == pytest.approx(printed_directions(problem, asked, 1e-5), rel=0.04)
+    assert run.clip >= asked.clip

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.risk_slope import exponents
 from fedpriv.core.errors import InputError
 from fedpriv.rounds.ledger import ReleaseStream
 from fedpriv.rounds.outcome import Finished
-from fedpriv.scenario.load import Scenario, scenario_of
+from fedpriv.scenario.load import Scenario, load_scenario, scenario_of
 from fedpriv.show.growth import fit, needed
 from fedpriv.show.table import render
-from fedpriv.study.results import RunFolder, read_results
+from fedpriv.study.results import Results, RunFolder, read_results
 from tests.conftest import small_tree
 
 SIZES, ROUNDS = [256, 1024, 4096], [1, 2, 4, 8, 16, 32, 64, 128]
@@ -90,6 +91,24 @@ def test_the_table_has_sizes_across_and_theory_beside(folder: Path) -> None:
     assert "| 0.25" in line.replace("   ", "")
 
 
+def test_theory_stands_beside_its_own_setting_only() -> None:
+    """A narrowed sweep keeps it; another ball, privacy or radius has other exponents, or none that are known."""
+    path = Path(__file__).parents[2] / "scenarios" / "complexity-table.toml"
+
+    def theory(*overrides: str) -> dict[str, float]:
+        few = ("federation.samples=[1024]", "federation.rounds=[4]", "label.step=long", "seeds=1")
+        scaling = load_scenario(path, [*few, *overrides]).scaling
+        assert scaling is not None
+        return scaling.theory
+
+    assert theory()["accelerated-dp-srgd"] == 0.25
+    assert theory("algorithm.name=dp-sgd")["dp-sgd"] == 0.5
+    assert theory("model.ball=2.0")
+    assert not theory("model.ball=0.5", "algorithm.radius=0.5")
+    assert not theory("model.ball=[0.5, 2.0]")
+    assert not theory("privacy.mode=none")
+
+
 def test_what_no_number_of_rounds_reaches_is_said(folder: Path) -> None:
     tight = scenario(factor=1e-3).scaling
     assert tight is not None
@@ -136,3 +155,17 @@ def test_a_run_without_a_scaling_table_does_not_import_scipys_statistics() -> No
     """Half a second that every `fedpriv run` would wait."""
     code = "import sys, fedpriv.cli.run; sys.exit('scipy.stats' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_exponents_from_size_to_size() -> None:
+    """A risk of 1/√n, times a factor of the seed's own, has -1/2 everywhere."""
+    cells = [
+        {"point": {"federation.samples": size}, "excess_risk": (1.0 + seed) * size**-0.5}
+        for size in SIZES
+        for seed in (0, 1)
+    ]
+    axes = {"federation.samples": SIZES}
+    found = exponents(Results("", "", "vectorized", True, axes, [0, 1], None, cells, {}, None))
+    assert [size for size, _, _ in found] == SIZES
+    for _, _, slopes in found[1:]:
+        assert slopes == pytest.approx([-0.5, -0.5], abs=1e-12)
