@@ -27,9 +27,10 @@ from fedpriv.engines.flower_private import CONTROL
 from fedpriv.engines.flower_private.control import UnreachableError
 from fedpriv.engines.flower_private.supernode import clock_trouble
 from fedpriv.engines.processes import free_ports
-from fedpriv.engines.service import EXECUTOR, LOST, SUPERNODE, Absence, Part, leave_beat, private_socket, read_beat
+from fedpriv.engines.service import EXECUTOR, LOST, SUPERNODE, Absence, Part, leave_beat, read_beat
 from fedpriv.engines.superlink_process import Listener, _serve
 from fedpriv.protocol.cell_folder import FolderReader, report_waiting
+from fedpriv.protocol.metrics import private_socket
 from fedpriv.rounds.outcome import RunObserver
 
 HEALTH = Path(__file__).resolve().parents[2] / "deploy" / "health.py"
