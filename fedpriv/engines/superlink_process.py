@@ -37,6 +37,7 @@ from fedpriv.engines.flower_private import CONTROL, FLEET, RUNTIME, superexec_co
 from fedpriv.engines.flower_private.kept import KeptRuns
 from fedpriv.engines.flower_private.presence import STATUS, Presence
 from fedpriv.engines.flower_private.superlink import superlink_app
+from fedpriv.engines.flower_private.unfinished import forget_unfinished
 from fedpriv.engines.processes import (
     AUTHORITY,
     CERTIFICATE,
@@ -140,8 +141,13 @@ def serve_superlink(
         command = superexec_command(address, runtime_keys / AUTHORITY, secret, os.getpid())
         executor, began = subprocess.Popen(command, env=environment), time.monotonic()
         try:
+            health = partial(late, beats, EXECUTOR, began)
+
+            def look() -> None:
+                runs.look(link.state)
+                forget_unfinished(link.state)
+
             with asyncio.Runner(loop_factory=uvicorn.Config(app).get_loop_factory()) as runner:
-                health, look = partial(late, beats, EXECUTOR, began), partial(runs.look, link.state)
                 asked = runner.run(_serve(app, listeners, executor, health, look))
             if not asked:
                 code = executor.poll()
