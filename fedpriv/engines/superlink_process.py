@@ -37,7 +37,6 @@ from fedpriv.engines.flower_private import CONTROL, FLEET, RUNTIME, superexec_co
 from fedpriv.engines.flower_private.kept import KeptRuns
 from fedpriv.engines.flower_private.presence import STATUS, Presence
 from fedpriv.engines.flower_private.superlink import superlink_app
-from fedpriv.engines.flower_private.unfinished import forget_unfinished
 from fedpriv.engines.processes import (
     AUTHORITY,
     CERTIFICATE,
@@ -145,7 +144,7 @@ def serve_superlink(
 
             def look() -> None:
                 runs.look(link.state)
-                forget_unfinished(link.state)
+                link.pushes.forget(link.state)
 
             with asyncio.Runner(loop_factory=uvicorn.Config(app).get_loop_factory()) as runner:
                 asked = runner.run(_serve(app, listeners, executor, health, look))

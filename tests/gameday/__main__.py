@@ -12,6 +12,7 @@ import csv
 import dataclasses
 import json
 import logging
+import signal
 import sys
 import tempfile
 import time
@@ -20,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
+from fedpriv.engines.processes import left_by_nobody
 from tests.gameday.faults import FAULTS, Fault
 from tests.gameday.game import Game, GameError, Struck
 
@@ -126,7 +128,8 @@ def main() -> int:
     if unknown := set(names) - {fault.name for fault in FAULTS}:
         parser.error(f"unknown faults: {', '.join(sorted(unknown))}; there are {[each.name for each in FAULTS]}")
     faults = [fault for fault in FAULTS if not names or fault.name in names]
-    with tempfile.TemporaryDirectory(prefix="fedpriv-day-") as home:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    with tempfile.TemporaryDirectory(prefix="fedpriv-day-") as home, left_by_nobody(Path(home)):
         game = Game(Path(home), given.seed, given.rounds)
         if not game.has_disks:
             print("full disk: left out, since this user may mount no small disk")
