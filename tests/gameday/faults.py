@@ -145,14 +145,26 @@ def serving(game: Game) -> str:
 def _upgrade(game: Game, party: str, dice: Random) -> str:
     """Its services one after the other, each with the other version's number."""
     names = game.services_of(party)
-    old = game.manager.services[names[0]].extra.get("PYTHONPATH")
-    extra = {} if old else {"PYTHONPATH": str(game.other_version())}
+    other = {"PYTHONPATH": str(game.other_version())}
+    back = other.items() <= game.manager.services[names[0]].extra.items()
     for name in names:
         game.manager.stop(name)
         game.wait(1.0)
-        game.manager.start(name, extra=extra)
+        extra = game.manager.services[name].extra
+        game.manager.start(
+            name, extra={key: extra[key] for key in extra.keys() - other.keys()} if back else extra | other
+        )
         game.wait(dice.choice([0.0, 5.0]))
-    return f"to {OTHER_VERSION if extra else 'this version'}"
+    return f"to {'this version' if back else OTHER_VERSION}"
+
+
+def _clock(game: Game, party: str, dice: Random) -> str:
+    """The clock of its SuperNode jumps, and after a while jumps back, as NTP does with what is far off."""
+    by, seconds = dice.choice([3.0, 20.0, 600.0, 86_400.0, -3.0, -200.0, -600.0]), dice.choice([10.0, 30.0])
+    game.set_clock(int(party[-1]), by)
+    game.wait(seconds)
+    game.set_clock(int(party[-1]), 0.0)
+    return f"{by:+.0f} s, for {seconds:.0f} s"
 
 
 EVERYWHERE = (*AT_SITES, COORDINATOR)
@@ -168,6 +180,7 @@ FAULTS = (
     Fault("loss", EVERYWHERE, _network((10.0, 20.0), lambda dice: Weather(lost=dice.choice([0.05, 0.2])))),
     Fault("power cut", EVERYWHERE, _power_cut),
     Fault("full disk", EVERYWHERE, _full_disk),
+    Fault("clock", AT_SITES, _clock),
     Fault("certificate renewed", (COORDINATOR,), _renew, 0.5, alone=True, planned=True),
     Fault("upgrade", EVERYWHERE, _upgrade, planned=True),
     Fault("bit flip", AT_SITES, flip_a_bit, 0.5, alone=True),

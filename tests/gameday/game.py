@@ -1,5 +1,6 @@
 """Three sites and a coordinator as services of one machine, and runs on them that begin anew when one ends."""
 
+import os
 import random
 import re
 import shutil
@@ -36,6 +37,11 @@ TRUSTS = ("untrusted", "trusted", "secure-aggregation")
 _RUNS = 400  # that the silos' budgets allow, in number
 _WELL = 300.0  # seconds within which all has to be up again
 _DISK = "64m"
+
+
+_LIBRARIES = (Path(os.environ.get("FEDPRIV_FAKETIME", "/usr/lib")), Path("/usr/lib"))
+FAKETIME = next((path for each in _LIBRARIES for path in each.glob("*/faketime/libfaketimeMT.so.1")), None)
+"""libfaketime, for the clocks of SuperNodes; FEDPRIV_FAKETIME names a folder like /usr/lib."""
 
 
 class GameError(Exception):
@@ -127,6 +133,15 @@ class Game:
         (told / "METADATA").write_text(f"Metadata-Version: 2.1\nName: fedpriv\nVersion: {OTHER_VERSION}\n")
         return told.parent
 
+    def _clock(self, site: int) -> Path:
+        return self.home / f"clock-{site}"
+
+    def set_clock(self, site: int, ahead: float) -> None:
+        """Of the SuperNode of a site, where libfaketime is."""
+        new = self._clock(site).with_suffix(".new")
+        new.write_text(f"{ahead:+.0f}s\n")
+        new.replace(self._clock(site))
+
     def back_up(self, site: int) -> None:
         """As its administrator does after each run."""
         (folder := self.backups / f"silo-{site}").mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -143,6 +158,9 @@ class Game:
             node += ["--guard", str(policy.parent / SOCKET), "--keys", str(self.keys / f"silo-{site}" / "node")]
             self._service(f"guard-{site}", fedpriv, "silo", "run", str(policy))
             self._service(f"node-{site}", fedpriv, "supernode", *node, "--health", str(self.node_health(site)))
+            if FAKETIME is not None:
+                self.set_clock(site, 0.0)
+                self.manager.services[f"node-{site}"].extra = _faked(FAKETIME, self._clock(site))
         self._link = link
         self.begin_run()
 
@@ -305,6 +323,12 @@ class Game:
             proxy.close()
         for path in self._mounted:
             subprocess.run(["umount", "--lazy", str(path)], check=False)
+
+
+def _faked(library: Path, clock: Path) -> dict[str, str]:
+    """The environment of a service whose clock is ahead by what the file `clock` says."""
+    told = {"LD_PRELOAD": str(library), "FAKETIME_TIMESTAMP_FILE": str(clock), "FAKETIME_NO_CACHE": "1"}
+    return told | {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}
 
 
 def _mount(path: Path) -> bool:
