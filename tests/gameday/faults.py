@@ -25,8 +25,6 @@ class Fault(NamedTuple):
     weight: float = 1.0
     alone: bool = False
     """At no time with others: a person follows a runbook, or the run begins anew."""
-    planned: bool = False
-    """Done by people who know that they do it: nobody has to be told."""
 
 
 def _service(game: Game, party: str, dice: Random) -> str:
@@ -128,14 +126,22 @@ def _full_disk(game: Game, party: str, dice: Random) -> str:
 
 def _renew(game: Game, party: str, dice: Random) -> str:
     """The certificate between machines, while the run goes on; nobody is restarted."""
-    before = serving(game)
+    before, extra = serving(game), game.manager.services["superlink"].extra
     starts = [each.starts for each in game.manager.services.values() if each.always]
     words = ["certificates", str(game.keys / "superlink"), "--renew", str(game.keys / "authority")]
-    command(game, *words)
+    command(game, *words, extra=extra)
     game.wait_until(lambda: serving(game) != before, "another certificate on the port", 60.0)
     if starts != [each.starts for each in game.manager.services.values() if each.always]:
         raise GameError("a service was restarted for a certificate")
     return "another serial number on the port"
+
+
+def _months(game: Game, party: str, dice: Random) -> str:
+    """A hundred days in a moment, for all; the coordinator renews a certificate of a year in time, as told to."""
+    if game.days % 300.0 == 200.0:
+        _renew(game, party, dice)
+    game.pass_days(100.0)
+    return f"day {game.days:.0f}"
 
 
 def serving(game: Game) -> str:
@@ -161,9 +167,9 @@ def _upgrade(game: Game, party: str, dice: Random) -> str:
 def _clock(game: Game, party: str, dice: Random) -> str:
     """The clock of its SuperNode jumps, and after a while jumps back, as NTP does with what is far off."""
     by, seconds = dice.choice([3.0, 20.0, 600.0, 86_400.0, -3.0, -200.0, -600.0]), dice.choice([10.0, 30.0])
-    game.set_clock(int(party[-1]), by)
+    game.set_clock(f"node-{party[-1]}", by)
     game.wait(seconds)
-    game.set_clock(int(party[-1]), 0.0)
+    game.set_clock(f"node-{party[-1]}", 0.0)
     return f"{by:+.0f} s, for {seconds:.0f} s"
 
 
@@ -181,8 +187,9 @@ FAULTS = (
     Fault("power cut", EVERYWHERE, _power_cut),
     Fault("full disk", EVERYWHERE, _full_disk),
     Fault("clock", AT_SITES, _clock),
-    Fault("certificate renewed", (COORDINATOR,), _renew, 0.5, alone=True, planned=True),
-    Fault("upgrade", EVERYWHERE, _upgrade, planned=True),
+    Fault("a hundred days", (COORDINATOR,), _months, 0.3, alone=True),
+    Fault("certificate renewed", (COORDINATOR,), _renew, 0.5, alone=True),
+    Fault("upgrade", EVERYWHERE, _upgrade),
     Fault("bit flip", AT_SITES, flip_a_bit, 0.5, alone=True),
     Fault("ledger and mark restored", AT_SITES, put_back, 0.5, alone=True),
 )

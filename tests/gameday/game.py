@@ -1,10 +1,10 @@
 """Three sites and a coordinator as services of one machine, and runs on them that begin anew when one ends."""
 
-import os
 import random
 import re
 import shutil
 import sqlite3
+import struct
 import subprocess
 import sys
 import threading
@@ -37,11 +37,6 @@ TRUSTS = ("untrusted", "trusted", "secure-aggregation")
 _RUNS = 400  # that the silos' budgets allow, in number
 _WELL = 300.0  # seconds within which all has to be up again
 _DISK = "64m"
-
-
-_LIBRARIES = (Path(os.environ.get("FEDPRIV_FAKETIME", "/usr/lib")), Path("/usr/lib"))
-FAKETIME = next((path for each in _LIBRARIES for path in each.glob("*/faketime/libfaketimeMT.so.1")), None)
-"""libfaketime, for the clocks of SuperNodes; FEDPRIV_FAKETIME names a folder like /usr/lib."""
 
 
 class GameError(Exception):
@@ -91,7 +86,7 @@ class Game:
     """A federation, its manager, its network and its runs."""
 
     def __init__(self, home: Path, seed: int, rounds: int) -> None:
-        self.home, self.seed, self._stopped = home, seed, False
+        self.home, self.seed, self._stopped, self.days = home, seed, False, 0.0
         self.rounds = rounds
         self.keys = home / "keys"
         make = [str(ROOT / "deploy" / "make-keys.sh"), str(self.keys), str(len(SITES))]
@@ -112,7 +107,9 @@ class Game:
         self.proxies = [Proxy(self.port, random.Random(f"{seed} {site}")) for site in SITES]
         self.journal = Journal(home / "journal.log")
         self.manager = Supervisor(self.journal)
+        self.clocks = _clocks(home)
         self.runs, self.rows, self._lock = Runs(), list[Struck](), threading.RLock()
+        self.standstills, self._last = list[tuple[float, float]](), ((0, 0), time.monotonic())
         self.backups = home / "backups"
         for site in SITES:
             self.back_up(site)
@@ -133,14 +130,20 @@ class Game:
         (told / "METADATA").write_text(f"Metadata-Version: 2.1\nName: fedpriv\nVersion: {OTHER_VERSION}\n")
         return told.parent
 
-    def _clock(self, site: int) -> Path:
-        return self.home / f"clock-{site}"
+    def _clock(self, service: str) -> Path:
+        return self.home / f"clock-{service}"
 
-    def set_clock(self, site: int, ahead: float) -> None:
-        """Of the SuperNode of a site, where libfaketime is."""
-        new = self._clock(site).with_suffix(".new")
-        new.write_text(f"{ahead:+.0f}s\n")
-        new.replace(self._clock(site))
+    def set_clock(self, service: str, ahead: float) -> None:
+        """Of a service, while it runs; ahead of the others by so many seconds."""
+        told = struct.pack("d", self.days * 86_400.0 + ahead)
+        with self._clock(service).open("r+b" if self._clock(service).exists() else "wb") as file:
+            file.write(told)
+
+    def pass_days(self, days: float) -> None:
+        """Everywhere at once."""
+        self.days += days
+        for service in self.manager.services:
+            self.set_clock(service, 0.0)
 
     def back_up(self, site: int) -> None:
         """As its administrator does after each run."""
@@ -158,9 +161,6 @@ class Game:
             node += ["--guard", str(policy.parent / SOCKET), "--keys", str(self.keys / f"silo-{site}" / "node")]
             self._service(f"guard-{site}", fedpriv, "silo", "run", str(policy))
             self._service(f"node-{site}", fedpriv, "supernode", *node, "--health", str(self.node_health(site)))
-            if FAKETIME is not None:
-                self.set_clock(site, 0.0)
-                self.manager.services[f"node-{site}"].extra = _faked(FAKETIME, self._clock(site))
         self._link = link
         self.begin_run()
 
@@ -168,7 +168,11 @@ class Game:
         return self.home / f"health-{site}.sock"
 
     def _service(self, name: str, *command: str, always: bool = True) -> None:
-        self.manager.add(Service(name, command, self.home / f"home-{name}", always=always))
+        clock, extra = self._clock(name), {}
+        if self.clocks is not None:
+            extra = {"LD_PRELOAD": str(self.clocks), "GAMEDAY_CLOCK": str(clock)}
+            self.set_clock(name, 0.0)
+        self.manager.add(Service(name, command, self.home / f"home-{name}", extra, always=always))
 
     def begin_run(self) -> None:
         """A new run in a folder of its own; started again with --resume as long as it fails."""
@@ -186,8 +190,12 @@ class Game:
         return self.runs.over + self.fed.rounds_done(self.out)
 
     def look(self) -> None:
-        """Keep the run's keys, check it if it is over, and begin the next."""
+        """Note that there is another round, keep the run's keys, check it if it is over, and begin the next."""
         with self._lock:
+            if (done := (self.runs.number, self.fed.rounds_done(self.out))) != self._last[0]:
+                now = time.monotonic()
+                self.standstills.append((self._last[1], now))
+                self._last = done, now
             if self.runs.keys is None and self.fed.rounds_done(self.out) >= 1:
                 with suppress(sqlite3.Error, OSError, IndexError):  # a ledger that is being put back, say
                     token, server = self.fed.token(self.out), self.fed.own(self.out) / "journal" / "noise.key"
@@ -289,6 +297,13 @@ class Game:
         self.wait_until(lambda: self.rounds_done() >= before + 2, f"rounds again after {what}")
         self.wait_until(self.healthy, f"all healthy after {what}")
 
+    def standstill(self, since: float) -> tuple[float, float]:
+        """Since `since`, the longest time between two rounds: when it began, and how long it was."""
+        longest = max(
+            ((end - begun, begun) for begun, end in self.standstills if end > since), default=(0.0, since)
+        )
+        return longest[1], longest[0]
+
     def told(self, party: str, since: float) -> Line | None:
         """The first line that names `party` as the one with which something is wrong."""
         own = self.services_of(party)
@@ -325,10 +340,13 @@ class Game:
             subprocess.run(["umount", "--lazy", str(path)], check=False)
 
 
-def _faked(library: Path, clock: Path) -> dict[str, str]:
-    """The environment of a service whose clock is ahead by what the file `clock` says."""
-    told = {"LD_PRELOAD": str(library), "FAKETIME_TIMESTAMP_FILE": str(clock), "FAKETIME_NO_CACHE": "1"}
-    return told | {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}
+def _clocks(folder: Path) -> Path | None:
+    """A library that lets a process's clock differ, if there is a compiler."""
+    library, source = folder / "clock.so", Path(__file__).with_name("clock.c")
+    if (compiler := shutil.which("cc")) is None:
+        return None
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source)], check=True)
+    return library
 
 
 def _mount(path: Path) -> bool:

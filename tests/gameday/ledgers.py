@@ -1,8 +1,10 @@
 """Faults of a ledger that no service mends: a guard refuses in words, and a person follows the runbook."""
 
+import re
 import shutil
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 
@@ -15,13 +17,13 @@ _SECONDS = 90.0
 _UNKNOWN = "nobody knows what was released since"
 
 
-def command(game: Game, *words: str) -> str:
+def command(game: Game, *words: str, extra: Mapping[str, str] | None = None) -> str:
     """What `fedpriv WORDS` prints; GameError if it fails."""
     done = subprocess.run(
         [script("fedpriv"), *words],
         capture_output=True,
         text=True,
-        env=environment(game.home / "person"),
+        env={**environment(game.home / "person"), **(extra or {})},
         check=False,
     )
     if done.returncode:
@@ -106,6 +108,6 @@ def _after_runbook(game: Game, site: int, refusal: str) -> str:
     begin_ledgers(read_policy(policy))
     game.back_up(site)
     game.manager.start(guard)
-    words = refusal.partition("fedpriv: ")[2] or refusal.partition(" ERROR ")[2] or refusal
-    game.new_run(f"refused: {words[:160]}")
+    words = re.split(r"fedpriv: | ERROR |: silo \d refuses: ", refusal, maxsplit=1)[-1].replace(f"{folder}/", "")
+    game.new_run(f"refused: {words[:120]}")
     return "runbook followed, new ledger"

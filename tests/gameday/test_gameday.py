@@ -1,8 +1,11 @@
 """The game day's own parts, and twenty seconds of it."""
 
 import json
+import os
 import random
+import shutil
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -13,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.gameday import supervisor
+from tests.gameday.game import _clocks
 from tests.gameday.network import Proxy, Weather
 from tests.gameday.supervisor import Journal, Service, Supervisor
 
@@ -99,6 +103,28 @@ def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler")
+def test_a_clock_jumps_in_a_process_that_runs(tmp_path: Path) -> None:
+    library, clock = _clocks(tmp_path), tmp_path / "clock"
+    clock.write_bytes(bytes(8))
+    code = "import sys, time\nfor _ in sys.stdin: print(time.time(), time.monotonic(), flush=True)"
+    told = {**os.environ, "LD_PRELOAD": str(library), "GAMEDAY_CLOCK": str(clock)}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=told, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for ahead in (0.0, 86_400.0, -600.0):
+            with clock.open("r+b") as file:
+                file.write(struct.pack("d", ahead))
+            process.stdin.write("\n")
+            process.stdin.flush()
+            shown, steady = map(float, process.stdout.readline().split())
+            assert abs(shown - time.time() - ahead) < 5.0
+            assert abs(steady - time.monotonic()) < 5.0
+        process.stdin.close()
 
 
 @pytest.mark.slow
