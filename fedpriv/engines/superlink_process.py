@@ -144,7 +144,12 @@ def serve_superlink(
         command = superexec_command(address, runtime_keys / AUTHORITY, secret, os.getpid())
         executor, began = subprocess.Popen(command, env=environment), time.monotonic()
         try:
-            health, look = partial(late, beats, EXECUTOR, began), partial(runs.look, link.state)
+            health = partial(late, beats, EXECUTOR, began)
+
+            def look() -> None:
+                runs.look(link.state)
+                link.pushes.forget(link.state)
+
             with (
                 metrics_served(metrics, lambda: _figures(app.seen(), health, keys)),
                 asyncio.Runner(loop_factory=uvicorn.Config(app).get_loop_factory()) as runner,
