@@ -157,7 +157,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "one edge": (of_tables({"axes": [{"column": 0, "edges": [1.0]}]}), "at least 2 items"),
     "edges and words": (
-        of_tables({"axes": [{"column": 0, "edges": [0.0, 1.0], "words": 2}]}), "either edges, for numbers, or words"
+        of_tables({"axes": [{"column": 0, "edges": [0.0, 1.0], "words": 2}]}), "for numbers, or words"
     ),
     "no words": (of_tables({"axes": [{"column": 1, "words": 0}]}), "words = 0: expected"),
     "a column before all": (of_tables({"axes": [{"column": -1, "words": 2}]}), "column = -1: expected"),
