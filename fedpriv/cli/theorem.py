@@ -99,7 +99,10 @@ def samples(
     if as_json:
         typer.echo(json.dumps({"points": points}, allow_nan=False))
         return
-    heads = ["records for", *(f"d = {each['dimension']}, ε = {epsilon_figure(each['epsilon'])}" for each in points)]
+    heads = [
+        "records for",
+        *(f"d = {each['dimension']}, ε = {epsilon_figure(each['epsilon'])}" for each in points),
+    ]
     rows = [[name, *(_count(each["records"][name]) for each in points)] for name in points[0]["records"]]
     print_table([heads, *rows])
 
