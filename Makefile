@@ -10,7 +10,7 @@ INSTALLED := build/installed/fedpriv
 # A process for each core; what took longest, and what was skipped and why, are printed.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --dist worksteal --durations=25 -rfEs
 
-.PHONY: run test test-slow test-all gameday scenarios e2e e2e-tools lint lock docs docs-version dist bench bench-peers clean
+.PHONY: run test test-slow test-all gameday scenarios e2e e2e-tools lint lock docs docs-version dist bench bench-gpu bench-peers clean
 
 run: $(READY)  ## install, fetch MNIST, run the quickstart, print the table, draw the plots
 	$(BIN)/fedpriv data fetch mnist
@@ -63,6 +63,9 @@ dist: $(READY)  ## the wheel, in dist/
 
 bench: $(READY)  ## speed, against Flower's Ray engine and against the limit
 	$(BIN)/python -m benchmarks
+
+bench-gpu: $(READY)  ## rounds per second on this machine's GPU, beside its processor
+	$(BIN)/python -m benchmarks.gpu
 
 bench-peers:  ## an environment for each peer that `make bench` compares with: .venv-pfl, .venv-opacus
 	sh benchmarks/peer_environments.sh $(PYTHON)
