@@ -44,7 +44,7 @@ def _shown(each: Estimate) -> str:
 
 def lines_of(plan: StatisticsPlan) -> list[str]:
     statistics = Statistics.of(plan)
-    data = load(plan.data.name, table=plan.data.table)
+    data = load(plan.data.name, table=plan.data.table, cells=True)
     assert data.cells is not None
     held = data.cells[counted(data.train_labels)]
     found = list[Any]()
