@@ -360,7 +360,7 @@ def table(
 def coefficients(
     run_dir: RunDir, as_json: Annotated[bool, typer.Option("--json", help="Plain data in one line.")] = False
 ) -> None:
-    """Print a ridge-statistics model's weights, with intervals that have sampling and noise in them.
+    """Print the weights of ridge-statistics or noisy-newton, with intervals that have sampling and noise in them.
 
     Example: fedpriv coefficients runs/ridge
     """

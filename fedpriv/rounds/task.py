@@ -39,6 +39,8 @@ from fedpriv.loss.objective import Objective, Records
 from fedpriv.loss.scores import Scored, check_scores
 from fedpriv.loss.views import absent
 from fedpriv.noise.trust import RECORD, USER, Unit
+from fedpriv.papers.base import Settings
+from fedpriv.papers.table import algorithm_named
 from fedpriv.scenario.data import DataSection
 from fedpriv.scenario.messages import enough_for
 from fedpriv.scenario.schema import Cell, ModelSection
@@ -119,13 +121,16 @@ class ModelInputs:
     scaling: Scaling | None = None
     redrawn: tuple[int | None, float | None] = (None, None)
     """`data.split` and `data.spared`: which records are tested, and how many are trained on."""
+    asked: tuple[str, Settings] | None = None
+    """The row that asks records for more than a gradient, and its settings."""
     revision: int = field(default_factory=revision)
     """Of the tables that get rows of somebody's own."""
 
     @staticmethod
     def of(cell: Cell) -> "ModelInputs":
-        data = cell.data
-        return ModelInputs(data.name, cell.model, cell.run.dtype, data.table, data.scaling, data.redrawn)
+        data, algorithm = cell.data, cell.algorithm
+        asked = None if algorithm.row.model is None else (algorithm.name, algorithm.settings)
+        return ModelInputs(data.name, cell.model, cell.run.dtype, data.table, data.scaling, data.redrawn, asked)
 
     def features(self, images: NDArray[Any]) -> Tensor:
         """Scale columns by what a first step gave, then apply the model's own map, record by record."""
@@ -161,7 +166,10 @@ class ModelInputs:
                 f"model.name = {self.model.name!r}: takes one label a record, and here labels are of shape "
                 f"{layout.labels}; a module of your own takes several, with a loss such as 'binary'"
             )
-        return row.objective(layout, classes, DTYPES[self.dtype], self.model.settings)
+        objective = row.objective(layout, classes, DTYPES[self.dtype], self.model.settings)
+        if self.asked is None or (model := algorithm_named(self.asked[0]).model) is None:
+            return objective
+        return model(self.asked[1], objective)
 
 
 @lru_cache(maxsize=2)
