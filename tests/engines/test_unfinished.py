@@ -14,6 +14,7 @@ from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.servicer.fleet import fleet_handlers
 
 from fedpriv.engines.flower_private.kept import create_nodes, node_id_of
+from fedpriv.engines.flower_private.supernode import Waits
 from fedpriv.engines.flower_private.unfinished import Pushes
 
 RUN, REPLY, PART = 7, "a" * 64, "b" * 64
@@ -128,3 +129,27 @@ def test_an_object_that_is_sent_again_is_stored_and_another_one_in_its_name_is_n
     assert link.push(session, PART, b"part"), "the last one, after which the session is over"
     assert not link.push(session, PART, b"")
     assert link.state.get_object(RUN, REPLY) == b"head"
+
+
+def test_a_supernode_whose_clientapp_ended_without_a_reply_ends_and_says_so() -> None:
+    """Its clock jumped ahead, and the ClientApp's token expired.  Was: it waited for ever, and was healthy."""
+    clock, working = [0.0], [True]
+    waits = Waits(lambda: clock[0])
+    with waits.for_reply(lambda: working[0]):
+        for clock[0] in (100.0, 1000.0):
+            waits.sleep(0.0)
+        working[0] = False
+        clock[0] += 1000.0
+        waits.sleep(0.0)  # the loop looks for its reply now
+        clock[0] += 29.0
+        waits.sleep(0.0)
+        working[0] = True
+        waits.sleep(0.0)
+        working[0] = False
+        clock[0] += 29.0
+        waits.sleep(0.0)
+        clock[0] += 31.0
+        with pytest.raises(RuntimeError, match="a ClientApp ended without a reply"):
+            waits.sleep(0.0)
+    clock[0] += 1000.0
+    waits.sleep(0.0)
