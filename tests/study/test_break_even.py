@@ -337,6 +337,18 @@ def test_a_table_has_the_row_of_each_silo_alone_and_never_computes_it(tmp_path: 
     assert "nothing released" not in render(results, "markdown")
 
 
+def test_the_row_of_each_silo_alone_has_its_name_where_nothing_is_swept(tmp_path: Path) -> None:
+    """It had none in the table, page and terminal of a run of one point, as `data inspect` writes it."""
+    tree = cell_on(added("single", 3, 40, 1.0), 3, 40).canonical()
+    fedpriv.run(tree, out=tmp_path / "run")
+    assert CliRunner().invoke(app, ["worth", str(tmp_path / "run"), "--alone"]).exit_code == 0
+    lines = render(read_claims(tmp_path / "run"), "markdown").splitlines()
+    assert [line for line in lines if line.startswith("| released ")]
+    assert [line for line in lines if line.startswith("| each silo alone, nothing released ")]
+    shown = CliRunner().invoke(app, ["show", str(tmp_path / "run")])
+    assert "each silo alone, nothing released" in shown.output
+
+
 @pytest.mark.parametrize("wrong", [np.full(42, np.nan), np.zeros(7)])
 def test_a_model_of_another_scenario_or_without_numbers_is_refused(wrong: np.ndarray[Any, Any]) -> None:
     cell = cell_on(added("refused-model", 2, 40, 1.0), 2, 40)
