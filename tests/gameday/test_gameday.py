@@ -129,7 +129,18 @@ def test_a_clock_jumps_in_a_process_that_runs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_twenty_seconds_of_a_game_day(tmp_path: Path) -> None:
-    words = ["--minutes", "0.34", "--seed", "0", "--at-once", "1", "--only", "kill -9,SIGSTOP,partition"]
+    words = [
+        "--minutes",
+        "0.34",
+        "--seed",
+        "0",
+        "--at-once",
+        "1",
+        "--rounds",
+        "20",
+        "--only",
+        "kill -9,SIGSTOP,partition",
+    ]
     command = [sys.executable, "-m", "tests.gameday", *words, "--out", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
