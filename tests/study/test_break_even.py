@@ -298,7 +298,7 @@ def test_a_damaged_study_is_computed_again(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(joined, "_models", computed)
     joining(question)
-    for damage in (
+    damages: tuple[dict[str, Any], ...] = (
         {"gains": {"untrusted": [[0.0]]}},
         {"gains": {}},
         {"released": [1.0]},
@@ -307,7 +307,8 @@ def test_a_damaged_study_is_computed_again(tmp_path: Path, monkeypatch: pytest.M
         {"names": ["a", "b"]},
         {"tests": [0, 0, 0]},
         {"tests": [10**400] * 3},
-    ):
+    )
+    for damage in damages:
         file.write_text(json.dumps({**sound, **damage}))
         with pytest.raises(InterruptedError):
             joining(question)
@@ -339,16 +340,17 @@ def test_a_cache_of_other_records_or_of_somebody_else_is_not_believed() -> None:
         file.write_text(json.dumps({**tree, **lie}))
         assert references(cell) == known
     silo = tree["silos"][0]
-    for lie in (
+    lies: tuple[dict[str, Any], ...] = (
         {"score": 7.0},
         {"train": 10**400},
         {"name": [1]},
         {"test": 2.5},
         {"any_learner": 7},
         {"silo": -1},
-    ):
-        file.write_text(json.dumps({**tree, "silos": [{**silo, **lie}, *tree["silos"][1:]]}))
-        assert known_references(key) is None, lie
+    )
+    for wrong in lies:
+        file.write_text(json.dumps({**tree, "silos": [{**silo, **wrong}, *tree["silos"][1:]]}))
+        assert known_references(key) is None, wrong
     for text in ("[" * 200_000, '{"a":' * 100_000, "", json.dumps({**tree, "of": float("inf")})):
         file.write_text(text)
         assert known_references(key) is None
