@@ -34,8 +34,10 @@ from fedpriv.data.partition import (
 )
 from fedpriv.data.schema import TableSchema
 from fedpriv.data.splits import resplit, spared
+from fedpriv.loss.augment import augmented
 from fedpriv.loss.goldstein import Measured
 from fedpriv.loss.objective import Objective, Records
+from fedpriv.loss.rows import ModuleSettings
 from fedpriv.loss.scores import Scored, check_scores
 from fedpriv.loss.views import absent
 from fedpriv.noise.trust import RECORD, USER, Unit
@@ -161,7 +163,11 @@ class ModelInputs:
                 f"model.name = {self.model.name!r}: takes one label a record, and here labels are of shape "
                 f"{layout.labels}; a module of your own takes several, with a loss such as 'binary'"
             )
-        return row.objective(layout, classes, DTYPES[self.dtype], self.model.settings)
+        settings = self.model.settings
+        made = row.objective(layout, classes, DTYPES[self.dtype], settings)
+        if not isinstance(settings, ModuleSettings):
+            return made
+        return augmented(made, settings.augment, layout, getattr(settings, "shape", ()))
 
 
 @lru_cache(maxsize=2)
