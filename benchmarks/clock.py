@@ -2,31 +2,29 @@
 
 import resource
 import time
-from collections.abc import Mapping
 
 from fedpriv.engines.table import engine_named
+from fedpriv.rounds.outcome import RunObserver
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.schema import Cell
 
 
-class Clock:
+class Clock(RunObserver):
     """An observer that times the rounds alone, from the first progress report to the last."""
 
     def __init__(self) -> None:
         self._first = self._last = (0.0, 0.0)
         self._rounds = 0
 
-    def advanced(self, client_rounds: int) -> None:
-        if not client_rounds:
+    def advanced(self, rounds: int) -> None:
+        if not rounds:
             return
         now = time.perf_counter(), processor_seconds()
         if not self._first[0]:
             self._first = now
         else:
-            self._rounds += client_rounds
+            self._rounds += rounds
         self._last = now
-
-    def evaluated(self, index: int, t: int, metrics: Mapping[str, float]) -> None: ...
 
     @property
     def rounds_per_second(self) -> float:

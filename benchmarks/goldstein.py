@@ -16,21 +16,20 @@ import numpy as np
 from scipy.stats import linregress
 
 from fedpriv.engines.vectorized.engine import run_vectorized
+from fedpriv.rounds.outcome import RunObserver
 from fedpriv.scenario.load import load_scenario
 
 _PROMISED = {"goldstein-single-pass": "-1/3 (n = 2T)", "goldstein-erm": "-1/3"}
 
 
-class _History:
+class _History(RunObserver):
     """Keeps the measure of every evaluation."""
 
     def __init__(self) -> None:
         self.measures = defaultdict[int, list[float]](list)
 
-    def advanced(self, client_rounds: int) -> None: ...
-
-    def evaluated(self, index: int, t: int, metrics: Mapping[str, float]) -> None:
-        self.measures[index].append(metrics["goldstein"])
+    def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
+        self.measures[place].append(metrics["goldstein"])
 
 
 def run(path: Path = Path("scenarios/nonsmooth-goldstein.toml"), overrides: tuple[str, ...] = ()) -> None:

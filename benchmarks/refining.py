@@ -17,9 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tables import Silent
 from fedpriv.engines.vectorized.engine import run_vectorized
 from fedpriv.rounds.fitted import Fitted, fitted_scenario
+from fedpriv.rounds.outcome import RunObserver
 from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell
 
@@ -83,7 +83,7 @@ def _scored(
         fits |= more
         cells += [point.cell for point in loaded.points]
         labels += [(when, setting)] * len(loaded.points)
-    for outcome in run_vectorized(cells, Silent()):
+    for outcome in run_vectorized(cells, RunObserver()):
         yield *labels[outcome.index], outcome.finished.metrics["test_accuracy"]
 
 

@@ -4,22 +4,16 @@ The main thread's processor time is what a loaded machine does not stretch; nois
 """
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks import floor
 from fedpriv.engines.vectorized.engine import run_vectorized
+from fedpriv.rounds.outcome import RunObserver
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import load_scenario
 
 SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
 _POINTS = 2  # a recursive gradient looks at two
-
-
-class Silent:
-    def advanced(self, client_rounds: int) -> None: ...
-
-    def evaluated(self, index: int, t: int, metrics: Mapping[str, float]) -> None: ...
 
 
 def run() -> None:
@@ -35,7 +29,7 @@ def run() -> None:
             cells = [point.cell for point in scenario.points]
             task_of_cell(cells[0])  # loading the data is not the engine's time
             started, of_main = time.perf_counter(), time.thread_time()
-            for _ in run_vectorized(cells, Silent()):
+            for _ in run_vectorized(cells, RunObserver()):
                 pass
             seconds, of_main = time.perf_counter() - started, time.thread_time() - of_main
             total += seconds

@@ -5,7 +5,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,6 @@ class _Clock(RunObserver):
 
     def finished(self, place: int, finished: Finished) -> None:
         self.last = time.perf_counter()
-
-    def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None: ...
 
 
 def scenario(silos: int, rounds: int) -> Scenario:

@@ -18,7 +18,8 @@ from fedpriv.api.results import RunResults, array_of, records_of, results_of
 from fedpriv.cli.progress import Progress
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import scenario_file
-from fedpriv.data.named import ARGUMENTS, GIVEN, Part, add_data, dataset_of
+from fedpriv.data.frames import GIVEN, Frame, add_frame, is_frame
+from fedpriv.data.named import ARGUMENTS, Part, add_data, dataset_of
 from fedpriv.engines.workers import Workers
 from fedpriv.loss.frozen import trained_of
 from fedpriv.loss.imported import GIVEN as OF_MODULE
@@ -37,7 +38,7 @@ ENGINES = ("vectorized", "inprocess")
 
 def with_own(
     tree: Mapping[str, Any],
-    train: Given | None,
+    train: Given | Frame | None,
     test: Given | None,
     model: nn.Module | None,
     classes: int | None,
@@ -51,6 +52,8 @@ def with_own(
     shipped own-data takes what `fedpriv advise` says of them and of the keys that are `asked` for.
     """
     found = {key: dict(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
+    if is_frame(train):
+        return _with_frame(found, train, test, model)
     if (train is None) != (test is None):
         raise InputError("train and test: give both; a model is evaluated on records that it was not trained on")
     choice_of(loss, real=False)
@@ -58,7 +61,7 @@ def with_own(
         if model is not None:
             raise InputError("model: a module is given with train and test; a scenario's data has models by name")
         return found
-    parts = _part(train), _part(test)
+    parts = _part(cast(Given, train)), _part(test)
     checked = dataset_of(ARGUMENTS, *parts, classes)
     name = f"{GIVEN}{_digest(*(array for part in parts for array in part))}"
     add_data(name, lambda: parts, checked.classes)
@@ -75,6 +78,23 @@ def with_own(
         add_given(of_model, model, record, regression=real, choice=choice_of(loss, real=real))
         found["model"] = {"name": of_model}
     return found if asked is None else as_advised(found, checked, asked)
+
+
+def _with_frame(found: dict[str, Any], frame: Frame, test: object, model: object) -> dict[str, Any]:
+    """Put a DataFrame in place of the file that the scenario describes."""
+    if test is not None or model is not None:
+        raise InputError(
+            "train: a DataFrame has its test records by data.table, and a model by name; give a module and test "
+            "records with (records, labels): (frame[columns], frame[target])"
+        )
+    data = found.setdefault("data", {})
+    if "table" not in data:
+        raise InputError(
+            "train: a DataFrame needs [data.table] in the scenario, what is public about its columns, which "
+            "`fedpriv data inspect` writes for a file of it; numbers alone go as (frame[columns], frame[target])"
+        )
+    data["name"] = add_frame(frame)
+    return found
 
 
 def _told(loss: LossGiven) -> str:
@@ -125,7 +145,7 @@ def _digest(*arrays: NDArray[Any], text: str = "") -> str:
 def run(
     scenario: str | Path | Mapping[str, Any],
     *,
-    train: Given | None = None,
+    train: Given | Frame | None = None,
     test: Given | None = None,
     model: nn.Module | None = None,
     classes: int | None = None,
@@ -146,7 +166,8 @@ def run(
         train: records of your own in place of the scenario's: (records, labels) as arrays or tensors, or a torch
             Dataset of such pairs.  Records are (n, …): bytes are pixels, floats numbers, other whole numbers
             tokens; several inputs are a tuple.  Labels are whole numbers of classes, or floats for a regression:
-            (n,), or (n, …) where a record has several.
+            (n,), or (n, …) where a record has several.  Or a DataFrame (pandas, polars, Arrow) in place of the
+            table that the scenario's [data.table] describes, which says what is for testing, too.
         test: the same, to evaluate on.
         model: a torch module in place of the scenario's model; x_1 are the parameters that it has.  It maps
             (n, …) to (n, classes), or to (n, 1) for a regression; to as many outputs as labels for several.  The

@@ -14,7 +14,7 @@ from fedpriv.core.errors import InputError, printable
 from fedpriv.core.figures import counted
 from fedpriv.core.files import write_text
 from fedpriv.data.cells import is_table, read_table
-from fedpriv.data.encode import Encoded, encode
+from fedpriv.data.encode import Rows, rows_of
 from fedpriv.data.inspect import Persons, describe, left_out, persons_of, see
 from fedpriv.data.partition import roster
 from fedpriv.data.schema import TableSchema
@@ -87,7 +87,7 @@ def inspect_table(path: Path, roles: Roles, out: Path | None) -> None:
     ):
         if names:
             typer.echo(f"left out, {why}: {printable(', '.join(names))}")
-    encoded = encode(table, schema)
+    encoded = rows_of(table, schema)
     check_persons(encoded, schema, path)
     unit = _unit(encoded, schema)
     train = encoded.places.train
@@ -110,7 +110,7 @@ def inspect_table(path: Path, roles: Roles, out: Path | None) -> None:
     typer.echo(f"note: {' '.join(WARNING.splitlines())}")
 
 
-def _unit(encoded: Encoded, schema: TableSchema) -> dict[str, Any]:
+def _unit(encoded: Rows, schema: TableSchema) -> dict[str, Any]:
     """Say how many records a person has; the keys of [privacy] that protect persons, if they are needed."""
     found = persons_of(encoded)
     if found is None:
@@ -129,7 +129,7 @@ def _whose(found: Persons) -> str:
     )
 
 
-def _units(encoded: Encoded, schema: TableSchema, kept: NDArray[np.int64], *, of_persons: bool) -> list[int]:
+def _units(encoded: Rows, schema: TableSchema, kept: NDArray[np.int64], *, of_persons: bool) -> list[int]:
     """Count these rows, or the persons in them, for each silo: its site's, or an equal share."""
     if of_persons:
         assert encoded.persons is not None
@@ -140,7 +140,7 @@ def _units(encoded: Encoded, schema: TableSchema, kept: NDArray[np.int64], *, of
     return counts
 
 
-def _warn(encoded: Encoded, schema: TableSchema, sizes: Sequence[int], noun: str) -> None:
+def _warn(encoded: Rows, schema: TableSchema, sizes: Sequence[int], noun: str) -> None:
     """Warn of silos with few records or one class; InputError for a table that cannot be run at all."""
     names = schema.sites or tuple(f"silo {silo}" for silo in range(len(sizes)))
     if (least := min(sizes)) < 1:

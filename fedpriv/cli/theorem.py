@@ -88,7 +88,7 @@ def samples(
         check_positive(name, value)
         if not 1e-6 <= value <= 1e6:
             raise InputError(f"{name} = {value}: expected a number from 1e-06 to 1e+06")
-    points = []
+    points: list[dict[str, Any]] = []
     for d, asked in itertools.product(dimension, epsilon):
         if not 1 <= d <= 10**12:
             raise InputError(f"dimension = {d}: expected 1 to 10^12 parameters")
@@ -99,7 +99,10 @@ def samples(
     if as_json:
         typer.echo(json.dumps({"points": points}, allow_nan=False))
         return
-    heads = ["records for", *(f"d = {each['dimension']}, ε = {each['epsilon']:g}" for each in points)]
+    heads = [
+        "records for",
+        *(f"d = {each['dimension']}, ε = {epsilon_figure(each['epsilon'])}" for each in points),
+    ]
     rows = [[name, *(_count(each["records"][name]) for each in points)] for name in points[0]["records"]]
     print_table([heads, *rows])
 

@@ -10,7 +10,6 @@ import io
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +24,26 @@ MISSING = ("", "?", "na", "n/a", "nan", "null")
 """What stands for a missing value, in any spelling of capitals, unless a vocabulary has the word."""
 _LONGEST = 80
 _ODD = np.uint64(0x9E3779B97F4A7C15)
+_BLOCK = 1 << 20
+"""Bytes of a .csv file that are read at a time."""
+_BLOCKS = 8
+"""Blocks of a column whose texts are compared at a time with those before them."""
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
 @dataclass(frozen=True)
 class Cells:
-    """A column of n cells, an Arrow array of texts, or of numbers from a .parquet file."""
+    """A column of n cells: an Arrow array of numbers from a .parquet file, or of texts, each kept once."""
 
     given: Any
+    """Texts as a dictionary array, its words in the order in which they first occur."""
+
+    @staticmethod
+    def of(texts: Sequence[str]) -> "Cells":
+        pa, _ = _arrow()
+        found = Words()
+        found.add(pa.array(list(texts), pa.string()).dictionary_encode())
+        return found.cells()
 
     def __len__(self) -> int:
         return len(self.given)
@@ -40,75 +51,138 @@ class Cells:
     def __getitem__(self, row: int) -> str:
         return _text(self.given[row].as_py())
 
-    @cached_property
-    def texts(self) -> Any:
-        """The cells as an Arrow array of strings."""
-        pa, compute = _arrow()
-        if pa.types.is_string(self.given.type):
-            return self.given
-        once = self.given.dictionary_encode().unify_dictionaries().combine_chunks()
-        words = pa.array([_text(word) for word in once.dictionary.to_pylist()], pa.string())
-        return compute.fill_null(words.take(once.indices), "")
+    def once(self) -> tuple[NDArray[np.signedinteger[Any]], Any]:
+        """Which of the different values each cell holds, (n,), and these as an Arrow array of texts or numbers."""
+        pa, _ = _arrow()
+        if pa.types.is_dictionary(self.given.type):
+            return np.asarray(self.given.indices), self.given.dictionary
+        found = self.given.dictionary_encode().unify_dictionaries().combine_chunks()
+        values = pa.concat_arrays([found.dictionary, pa.nulls(1, found.dictionary.type)])
+        return np.asarray(found.indices.fill_null(len(found.dictionary))).astype(np.int32), values
 
-    @cached_property
+    def coded(self) -> tuple[NDArray[np.signedinteger[Any]], Any]:
+        """Which of the different texts each cell holds, (n,), and these as an Arrow array."""
+        codes, values = self.once()
+        return codes, _texts(values)
+
+    @property
     def missing(self) -> NDArray[np.bool_]:
         """Where a word stands that means a missing value; (n,)."""
-        pa, compute = _arrow()
-        if pa.types.is_integer(self.given.type):
-            return _bools(compute.is_null(self.given))
-        if pa.types.is_floating(self.given.type):
-            return _bools(compute.is_null(self.given, nan_is_null=True))
-        return _bools(compute.is_in(compute.utf8_lower(self.texts), value_set=pa.array(MISSING, pa.string())))
+        pa, _ = _arrow()
+        if pa.types.is_dictionary(self.given.type):
+            return np.take(_missing(self.given.dictionary), np.asarray(self.given.indices))
+        return _missing(self.given)
 
     def numbers(self) -> NDArray[np.float64]:
         """The finite number of each cell, (n,); NaN for a missing cell, and for what is none.
 
         A number does not depend on how the rest of the column is spelled: Arrow and Python round alike.
         """
-        pa, compute = _arrow()
-        kind = self.given.type
-        if pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
-            try:
-                told = compute.if_else(pa.array(self.missing), None, self.given)
-                found = np.asarray(compute.cast(told, pa.float64()), np.float64)
-            except pa.ArrowInvalid:
-                found = np.zeros(0)  # a cell that Arrow does not read, or a whole number that a float rounds
-            if np.array_equal(np.isfinite(found), ~self.missing):
-                return found
+        pa, _ = _arrow()
+        if not pa.types.is_dictionary(self.given.type) and (found := _cast(self.given)) is not None:
+            return found
         codes, words = self.coded()
-        each = [as_number(word) for word in words.to_pylist()]
-        known = np.array([np.nan if number is None else number for number in each], np.float64)
-        return np.where(self.missing, np.nan, known[codes])
+        known = _cast(words)
+        if known is None:
+            each = [as_number(word) for word in words.to_pylist()]
+            told = np.array([np.nan if number is None else number for number in each], np.float64)
+            known = np.where(_missing(words), np.nan, told)
+        return np.take(known, codes)
 
     def codes(self, vocabulary: Sequence[str]) -> NDArray[np.int64]:
         """Each cell's place in `vocabulary`, (n,); -1 for a word that is not there."""
         pa, compute = _arrow()
-        found = compute.index_in(self.texts, value_set=pa.array(vocabulary, pa.string()))
-        return np.asarray(compute.fill_null(found, -1)).astype(np.int64)
+        codes, words = self.coded()
+        found = compute.index_in(words, value_set=pa.array(vocabulary, pa.string()))
+        return np.take(np.asarray(compute.fill_null(found, -1)).astype(np.int64), codes)
 
     def counted(self, most: int) -> tuple[int, tuple[str, ...]]:
         """Number of different cells, missing ones left out, and these from the most frequent on.
 
         None of them is listed where there are more than `most`.
         """
-        pa, compute = _arrow()
-        held = compute.filter(self.given, pa.array(~self.missing))
-        counts = compute.value_counts(held)
-        if len(counts) > most:
-            return len(counts), ()
-        order = np.argsort(-np.asarray(counts.field("counts")), kind="stable")
-        words = [_text(word) for word in counts.field("values").to_pylist()]
-        return len(words), tuple(words[place] for place in order)
+        codes, values = self.once()
+        known = np.flatnonzero(~_missing(values))
+        if len(known) > most:
+            return len(known), ()
+        counts = np.bincount(codes, minlength=len(values))[known]
+        listed = _texts(values.take(known[np.argsort(-counts, kind="stable")]))
+        return len(known), tuple(listed.to_pylist())
 
     def array(self) -> NDArray[np.str_]:
         """The cells as a NumPy array of texts; (n,)."""
-        return np.array(self.texts.to_pylist(), np.str_)
+        codes, words = self.coded()
+        return np.take(np.array(words.to_pylist(), np.str_), codes)
 
-    def coded(self) -> tuple[NDArray[np.int32], Any]:
-        """Which of the different texts each cell holds, (n,), and these as an Arrow array."""
-        once = self.texts.dictionary_encode()
-        once = once.unify_dictionaries().combine_chunks() if hasattr(once, "unify_dictionaries") else once
-        return np.asarray(once.indices).astype(np.int32), once.dictionary
+    def taken(self, rows: Sequence[int]) -> list[str]:
+        """The texts of some cells."""
+        codes, words = self.coded()
+        return list(words.take(codes[list(rows)]).to_pylist())
+
+
+def _texts(values: Any) -> Any:
+    pa, _ = _arrow()
+    return values if pa.types.is_string(values.type) else pa.array(map(_text, values.to_pylist()), pa.string())
+
+
+def _missing(values: Any) -> NDArray[np.bool_]:
+    """Which values of an Arrow array mean a missing one."""
+    pa, compute = _arrow()
+    if pa.types.is_integer(values.type) or pa.types.is_floating(values.type):
+        return _bools(compute.is_null(values, nan_is_null=True))
+    return _bools(compute.is_in(compute.utf8_lower(_texts(values)), value_set=pa.array(MISSING, pa.string())))
+
+
+def _cast(values: Any) -> NDArray[np.float64] | None:
+    """Arrow's finite numbers of values, NaN where they are missing; None where it does not read them all."""
+    pa, compute = _arrow()
+    kind, missing = values.type, _missing(values)
+    if not (pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        return None
+    try:
+        told = compute.if_else(pa.array(missing), None, values)
+        found = np.asarray(compute.cast(told, pa.float64()), np.float64)
+    except pa.ArrowInvalid:
+        return None  # a cell that Arrow does not read, or a whole number that a float rounds
+    return found if np.array_equal(np.isfinite(found), ~missing) else None
+
+
+class Words:
+    """A column of texts while blocks of it are read: each text once, and a small whole number a cell."""
+
+    def __init__(self) -> None:
+        pa, _ = _arrow()
+        self._words = pa.array([], pa.string())
+        self._codes: list[NDArray[np.signedinteger[Any]]] = []
+        self._blocks: list[tuple[NDArray[np.signedinteger[Any]], Any]] = []
+
+    def add(self, block: Any) -> None:
+        """Take a dictionary array of texts, none of which is null."""
+        _, compute = _arrow()
+        words = compute.utf8_trim_whitespace(block.dictionary)
+        self._blocks.append((_narrow(np.asarray(block.indices), len(words)), words))
+        if len(self._blocks) == _BLOCKS:
+            self._merge()
+
+    def _merge(self) -> None:
+        pa, compute = _arrow()
+        self._words = compute.unique(pa.chunked_array([self._words, *(words for _, words in self._blocks)]))
+        places = (np.asarray(compute.index_in(words, value_set=self._words)) for _, words in self._blocks)
+        parts = [place[codes] for place, (codes, _) in zip(places, self._blocks, strict=True)]
+        self._codes += [_narrow(part, len(self._words)) for part in parts]
+        self._blocks = []
+
+    def cells(self) -> Cells:
+        """All cells that were added, which are kept there alone."""
+        pa, _ = _arrow()
+        self._merge()
+        codes = np.concatenate(self._codes or [np.zeros(0, np.int8)])
+        self._codes = []
+        return Cells(pa.DictionaryArray.from_arrays(pa.array(codes), self._words))
+
+
+def _narrow(codes: NDArray[Any], count: int) -> NDArray[np.signedinteger[Any]]:
+    return codes.astype(np.int8 if count < 2**7 else np.int16 if count < 2**15 else np.int32)
 
 
 def as_number(text: str) -> float | None:
@@ -136,9 +210,7 @@ class RawTable:
     @staticmethod
     def of(source: str, columns: Mapping[str, Sequence[str]]) -> "RawTable":
         """A table that lies in memory; rows count from 1."""
-        pa, _ = _arrow()
-        texts = {name: Cells(pa.array(list(cells), pa.string())) for name, cells in columns.items()}
-        return RawTable(source, texts, "row", _rows)
+        return RawTable(source, {name: Cells.of(cells) for name, cells in columns.items()}, "row", _rows)
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
@@ -152,6 +224,16 @@ class RawTable:
             )
         return self.columns[name]
 
+    def once(self, name: str) -> tuple[NDArray[np.signedinteger[Any]], "RawTable"]:
+        """Which of its different cells each record has in a column, and a table of these alone."""
+        cells = self.column(name)
+        pa, _ = _arrow()
+        if not pa.types.is_dictionary(cells.given.type):
+            return np.arange(len(cells)), self
+        codes, words = cells.once()
+        each = pa.DictionaryArray.from_arrays(pa.array(np.arange(len(words), dtype=np.int32)), words)
+        return codes, RawTable(self.source, {name: Cells(each)}, self.place, self.places)
+
     def at(self, row: int, column: str) -> str:
         """Where a cell is and what it holds, for an error."""
         held = printable(repr(self.columns[column][row]), _LONGEST)
@@ -161,7 +243,7 @@ class RawTable:
         """Number of records that equal an earlier one in every column, by 64 bits of hash."""
         mixed = np.zeros(len(self), np.uint64)
         for cells in self.columns.values():
-            mixed = (mixed ^ cells.coded()[0].astype(np.uint64)) * _ODD
+            mixed = (mixed ^ cells.once()[0].astype(np.uint64)) * _ODD
             mixed ^= mixed >> np.uint64(29)
         return len(self) - len(np.unique(mixed))
 
@@ -194,34 +276,40 @@ def write_rows(table: RawTable, rows: Sequence[int], path: Path) -> None:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(table.columns)
-    writer.writerows(
-        zip(*(cells.texts.take(list(rows)).to_pylist() for cells in table.columns.values()), strict=True)
-    )
+    writer.writerows(zip(*(cells.taken(rows) for cells in table.columns.values()), strict=True))
     write_text(path, buffer.getvalue())
 
 
 def _read_csv(path: Path) -> RawTable:
-    pa, compute = _arrow()
+    pa, _ = _arrow()
     from pyarrow import csv as arrow
 
     header = _header(path)
     if quoted := _has_quotes(path):
         _check_rows(path)
+    kind = pa.dictionary(pa.int32(), pa.string())
+    columns = [Words() for _ in header]
     try:
-        read = arrow.read_csv(
+        with arrow.open_csv(
             path,
-            arrow.ReadOptions(column_names=[str(place) for place in range(len(header))], skip_rows_after_names=1),
+            arrow.ReadOptions(
+                column_names=[str(place) for place in range(len(header))],
+                skip_rows_after_names=1,
+                use_threads=False,
+                block_size=_BLOCK,
+            ),
             arrow.ParseOptions(newlines_in_values=quoted),
-            arrow.ConvertOptions(column_types={str(place): pa.string() for place in range(len(header))}),
-        )
+            arrow.ConvertOptions(column_types={str(place): kind for place in range(len(header))}),
+        ) as blocks:
+            for block in blocks:
+                for words, cells in zip(columns, block.columns, strict=True):
+                    words.add(cells)
     except pa.ArrowInvalid as error:
         _check_rows(path)
         raise InputError(f"{path}: cannot be read as a table ({str(error).splitlines()[0]})") from None
-    columns = {}
-    for name in header:
-        columns[name] = Cells(compute.utf8_trim_whitespace(read.column(0)))
-        read = read.remove_column(0)  # a column is in memory once
-    return RawTable(str(path), columns, "line", lambda rows: _lines(path, rows))
+    named = {name: words.cells() for name, words in zip(header, columns, strict=True)}
+    pa.default_memory_pool().release_unused()
+    return RawTable(str(path), named, "line", lambda rows: _lines(path, rows))
 
 
 def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -270,25 +358,47 @@ def _has_quotes(path: Path) -> bool:
 
 
 def _read_parquet(path: Path) -> RawTable:
-    pa, compute = _arrow()
+    pa, _ = _arrow()
     from pyarrow import parquet
 
     try:
-        read = parquet.read_table(path)
+        with parquet.ParquetFile(path) as file:
+            fields = list(file.schema_arrow)
+            header = [field.name.strip() for field in fields]
+            _check_header(header, str(path))
+            columns = {
+                name: _cells_of(file.read([field.name]).column(field.name), f"{path}, column {name!r}")
+                for name, field in zip(header, fields, strict=True)
+            }
     except pa.ArrowException as error:
         raise InputError(f"{path}: not a readable .parquet file ({str(error).splitlines()[0]})") from None
-    header = [name.strip() for name in read.column_names]
-    _check_header(header, str(path))
-    columns = {}
-    for place, name in enumerate(header):
-        kind = read.schema.field(place).type
-        if pa.types.is_nested(kind) or pa.types.is_binary(kind):
-            raise InputError(f"{path}, column {name!r}: of type {kind}; expected numbers, words or booleans")
-        cells = read.column(place)
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-            cells = compute.utf8_trim_whitespace(compute.fill_null(cells.cast(pa.string()), ""))
-        columns[name] = Cells(cells)
     return RawTable(str(path), columns, "row", _rows)
+
+
+def table_of(held: Any, source: str) -> RawTable:
+    """An Arrow table that lies in memory; InputError for one without columns of numbers and words."""
+    header = [name.strip() for name in held.column_names]
+    _check_header(header, source)
+    where = (f"{source}, column {name!r}" for name in header)
+    columns = dict(zip(header, map(_cells_of, held.columns, where), strict=True))
+    if not held.num_rows:
+        raise InputError(f"{source}: has no records")
+    return RawTable(source, columns, "row", _rows)
+
+
+def _cells_of(column: Any, where: str) -> Cells:
+    """A column of an Arrow table."""
+    pa, compute = _arrow()
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if pa.types.is_nested(kind) or pa.types.is_binary(kind):
+        raise InputError(f"{where}: of type {kind}; expected numbers, words or booleans")
+    texts = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    if not texts:
+        return Cells(column.cast(kind))
+    words = Words()
+    for block in compute.fill_null(column.cast(pa.string()), "").chunks:
+        words.add(block.dictionary_encode())
+    return words.cells()
 
 
 def _text(value: Any) -> str:

@@ -79,20 +79,28 @@ def scaling_from(columns: Sequence[int], released: NDArray[Any]) -> Scaling:
 
 
 _GONE = -1
+_TOGETHER = 2**13
+"""Rows whose features are written at a time, while they are in a cache."""
 _SPLIT = 'the two words of a split, "train" and "test"'
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """Every row of the file, in its order; what it holds where a value is missing is read nowhere."""
+class Rows:
+    """Every row of a file, in its order; what it holds where a value is missing is read nowhere."""
 
-    features: NDArray[np.float64]
-    """(n, width): every column's features, in the alphabetical order of the columns."""
     labels: NDArray[np.int64] | NDArray[np.float64]
     places: Places
     """Where the rows sit, and which of them count."""
     sites: NDArray[np.int64] | None
     persons: NDArray[np.str_] | None
+
+
+@dataclass(frozen=True)
+class Encoded(Rows):
+    """Rows with all that they hold."""
+
+    features: NDArray[np.floating[Any]]
+    """(n, width): every column's features, in the alphabetical order of the columns."""
     cells: NDArray[np.float64]
     """(n, columns): what the rows hold before it is clipped or filled, in the order of `TableSchema.raw`.
 
@@ -101,20 +109,25 @@ class Encoded:
 
 
 def encode(table: RawTable, schema: TableSchema, *, of_one_site: bool = False) -> Encoded:
-    """The features, labels, sites and persons of a table; one `of_one_site` has no column for it.
+    """Add the features and the cells of all rows to `rows_of`, whose errors and guarantee it has."""
+    rows = rows_of(table, schema, of_one_site=of_one_site)
+    everywhere = np.arange(len(table))
+    features, cells = features_of(table, schema, everywhere), cells_of(table, schema, everywhere, rows)
+    return Encoded(rows.labels, rows.places, rows.sites, rows.persons, features, cells)
+
+
+def rows_of(table: RawTable, schema: TableSchema, *, of_one_site: bool = False) -> Rows:
+    """The labels, sites and persons of a table; one `of_one_site` has no column for it.
 
     Guarantee: a record's features and label, and whether and where it counts, depend on its own cells, on its
     place in the file and on `schema`; never on another record.  Where it sits depends on no cell at all.
     InputError, naming line and column, for a missing value that the schema has no remedy for, a row that is
     nobody's, text among numbers, or a word that is in no vocabulary.
     """
-    widths = [1 if column.values is None else len(column.values) for _, column in schema.features]
-    features, gone = np.zeros((len(table), sum(widths))), np.zeros(len(table), np.bool_)
-    cells = np.full((len(table), len(schema.raw)), np.nan)
-    for place, ((name, column), end) in enumerate(zip(schema.features, np.cumsum(widths).tolist(), strict=True)):
-        absent, cells[:, place] = _write_features(table, name, column, features[:, :end])
-        gone |= absent
-    labels, absent, cells[:, len(schema.columns)] = _labels(table, schema)
+    gone = np.zeros(len(table), np.bool_)
+    for name, column in schema.features:
+        gone |= _absent(table, name, column)
+    labels, absent, _ = _labels(table, schema)
     gone |= absent
     sites = None if schema.site is None or of_one_site else _words(table, schema.site, schema.sites, "sites")
     persons = None if schema.person is None else _persons(table, schema.person)
@@ -126,31 +139,68 @@ def encode(table: RawTable, schema: TableSchema, *, of_one_site: bool = False) -
     if gone.all():
         raise InputError(f"{table.source}: every record has a missing value, none is left")
     names = None if persons is None else persons.tolist()
-    found = places(~gone, said, names if schema.by_content else None, schema.share)
-    if sites is not None:
-        cells[:, schema.raw.index(schema.site or "")] = sites
-    return Encoded(features, labels, found, sites, persons, cells)
+    return Rows(labels, places(~gone, said, names if schema.by_content else None, schema.share), sites, persons)
 
 
-def _write_features(
-    table: RawTable, name: str, column: Column, before: NDArray[np.float64]
-) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Put a column, in -1 … 1, last in the features so far.
+def features_of(
+    table: RawTable, schema: TableSchema, rows: NDArray[np.int64], dtype: str = "float64"
+) -> NDArray[np.floating[Any]]:
+    """The features of `rows`, of a table that `rows_of` takes, rounded to `dtype`: (rows, width).
 
-    Returned is which records lack a value that nothing stands in for, and the values as they are, or NaN.
+    Guarantee: a record's features depend on its own cells and on `schema` alone.
     """
-    filled = column.missing is not None
-    if column.range is not None:
-        numbers, absent = _numbers(table, name)
-        filler = 0.0 if column.missing is None else float(column.missing)
-        before[:, -1] = _scaled(np.where(absent, filler, numbers), column.range)
-        return absent & (not filled), np.where(absent, np.nan, numbers)
-    assert column.values is not None
+    features, end = np.zeros((len(rows), schema.width), dtype), 0
+    maps = []
+    for name, column in schema.features:
+        start, end = end, end + column.width
+        codes, once = table.once(name)
+        maps.append((codes, _mapped(once, name, column), range(start, end)))
+    for first in range(0, len(rows), _TOGETHER):
+        part = rows[first : first + _TOGETHER]
+        written = features[first : first + _TOGETHER]
+        for codes, values, span in maps:
+            found = values[codes[part]]
+            if values.dtype == np.float64:
+                written[:, span.start] = found
+            else:
+                written[np.arange(len(part)), span.start + found] = 1.0
+    return features
+
+
+def cells_of(table: RawTable, schema: TableSchema, rows: NDArray[np.int64], of: Rows) -> NDArray[np.float64]:
+    """What `rows` hold as it is, (rows, columns): see `Encoded.cells`; a site that no column says is NaN."""
+    cells = np.full((len(rows), len(schema.raw)), np.nan)
+    for place, (name, column) in enumerate(schema.features):
+        values, absent = _values(table, name, column)
+        cells[:, place] = np.where(absent, np.nan, values)[rows]
+    cells[:, len(schema.columns)] = _labels(table, schema)[2][rows]
+    if of.sites is not None:
+        cells[:, schema.raw.index(schema.site or "")] = of.sites[rows]
+    return cells
+
+
+def _values(table: RawTable, name: str, column: Column) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """A column's numbers, or the places of its words, and which of them are missing."""
+    if column.values is None:
+        return _numbers(table, name)
     codes = _words(table, name, column.values, "values", may_lack=True)
-    absent = np.equal(codes, _GONE)
-    filler = column.values.index(str(column.missing)) if filled else 0
-    before[np.arange(len(codes)), np.where(absent, filler, codes) - len(column.values)] = 1.0
-    return absent & (not filled), np.where(absent, np.nan, codes)
+    return codes, np.equal(codes, _GONE)
+
+
+def _absent(table: RawTable, name: str, column: Column) -> NDArray[np.bool_]:
+    """Find the records that lack a value which nothing stands in for."""
+    return _values(table, name, column)[1] & (column.missing is None)
+
+
+def _mapped(table: RawTable, name: str, column: Column) -> NDArray[Any]:
+    """A column's numbers in -1 … 1, or the places of its words among its features."""
+    values, absent = _values(table, name, column)
+    if column.range is not None:
+        filler = 0.0 if column.missing is None else float(column.missing)
+        return _scaled(np.where(absent, filler, values), column.range)
+    assert column.values is not None
+    filled = 0 if column.missing is None else column.values.index(str(column.missing))
+    return np.where(absent, filled, values)
 
 
 def _labels(

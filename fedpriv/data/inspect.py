@@ -12,7 +12,7 @@ import numpy as np
 
 from fedpriv.core.errors import InputError, printable
 from fedpriv.data.cells import Cells, RawTable, as_number
-from fedpriv.data.encode import Encoded
+from fedpriv.data.encode import Rows
 from fedpriv.data.partition import roster
 from fedpriv.data.schema import OTHER, Column, TableSchema
 
@@ -106,7 +106,7 @@ class Persons:
     most: int
 
 
-def persons_of(encoded: Encoded) -> Persons | None:
+def persons_of(encoded: Rows) -> Persons | None:
     """The persons of a table; None if it does not say whose a record is."""
     if encoded.persons is None:
         return None

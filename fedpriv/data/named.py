@@ -24,6 +24,7 @@ from fedpriv.data.fetch import (
     fetch,
 )
 from fedpriv.data.formats import parse_idx, read_idx, unpickle_arrays
+from fedpriv.data.frames import GIVEN
 from fedpriv.data.layout import in_order
 from fedpriv.data.own import Dataset, HeldOut, check_alike, check_records, is_own, load_own, load_own_test
 from fedpriv.data.public import FILE, PUBLIC_TABLES, VISITS
@@ -91,8 +92,6 @@ def dataset_of(name: str, train: Part, test: Part, classes: int | None) -> Datas
 
 ARGUMENTS = "train, test"
 """The name of such arrays while they are checked."""
-GIVEN = "given-"
-"""How the names of arrays begin that a program gave; nobody typed such a name."""
 
 
 def called(name: str) -> str:
@@ -140,7 +139,14 @@ def table_path(name: str, root: Path | None = None) -> Path:
     return fetch(name, root) / ORIGINS[name].folder / FILE if name in _NAMED_TABLES else Path(name)
 
 
-def load(name: str, root: Path | None = None, table: TableSchema | None = None) -> Dataset:
+def load(
+    name: str,
+    root: Path | None = None,
+    table: TableSchema | None = None,
+    *,
+    cells: bool = False,
+    dtype: str = "float64",
+) -> Dataset:
     """The data set `name`, fetched on first use and verified on every use; see `fetch` for `root` and errors.
 
     Names: mnist, fashion-mnist, emnist (its split "balanced", 47 classes, images transposed as it is published),
@@ -149,14 +155,15 @@ def load(name: str, root: Path | None = None, table: TableSchema | None = None) 
     that ends in .npz is the path of a file of one's own, see `own`; one that ends in .csv or .parquet the path of
     a table, which `table` describes.  heart-hospitals, dialysis, dialysis-survival,
     dialysis-times, adult and visits (made up) are tables whose description is known.
-    Others may have been added, see `add_data`.
+    Others may have been added, see `add_data`.  Features of a table are rounded to `dtype`, and with `cells` the
+    raw cells are there, too.
     """
     if is_own(name) and table is None:
         return load_own(name)
     if is_added(name):
         return load_added(name)
     if (schema := schema_of(name, table)) is not None:
-        return load_table(name, table_path(name, root), schema)
+        return load_table(name, table_path(name, root), schema, cells=cells, dtype=dtype)
     check_name(name)
     if name == SYNTHETIC:
         return Dataset(name, *blobs(train=6000, test=1000), classes=10)

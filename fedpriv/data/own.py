@@ -57,7 +57,7 @@ class Dataset:
     rows: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
     """Which row of its file each training and each test record is, from 0, for a table."""
     cells: NDArray[np.float64] | None = None
-    """The training records' raw cells (n, columns), for a table: see `Encoded.cells`."""
+    """The training records' raw cells (n, columns), for a table of which they were asked: see `Encoded.cells`."""
 
 
 @dataclass(frozen=True)

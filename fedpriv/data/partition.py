@@ -45,9 +45,16 @@ class Part:
 
         Guarantee: a row that does not count leaves nothing of its cells.
         """
-        kept = features[self.rows]
-        kept[~self.counts] = 0
-        return kept, blanked(labels[self.rows], self.counts)
+        return self.zeroed(features[self.rows]), blanked(labels[self.rows], self.counts)
+
+    def zeroed(self, kept: NDArray[Any]) -> NDArray[Any]:
+        """`kept`, what its rows hold, with zeros written where a row does not count."""
+        if not self.counts.all():
+            kept[~self.counts] = 0
+        return kept
+
+    def ordered(self, order: NDArray[np.int64]) -> "Part":
+        return Part(self.rows[order], self.counts[order])
 
 
 @dataclass(frozen=True)

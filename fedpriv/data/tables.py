@@ -15,54 +15,60 @@ from numpy.typing import NDArray
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import public_generator
 from fedpriv.data.cells import RawTable, read_table
-from fedpriv.data.encode import Encoded, encode
+from fedpriv.data.encode import Encoded, Rows, cells_of, encode, features_of, rows_of
+from fedpriv.data.frames import frame_at
 from fedpriv.data.own import Dataset, HeldOut, Sites
+from fedpriv.data.partition import blanked
 from fedpriv.data.schema import TableSchema
 
 
-def load_table(name: str, path: Path, schema: TableSchema) -> Dataset:
+def load_table(
+    name: str, path: Path, schema: TableSchema, *, cells: bool = False, dtype: str = "float64"
+) -> Dataset:
     """A table as a data set called `name`; training records in an order that is public and mixed.
 
-    InputError, in one line, for a table that does not keep to `schema`.
+    Features are rounded to `dtype`; with `cells` it has the raw cells of training records, too.  InputError, in
+    one line, for a table that does not keep to `schema`.
     """
-    encoded = encoded_table(path, schema)
-    for name_of, part in (("training", encoded.places.train), ("test", encoded.places.test)):
+    table = raw_table(path)
+    rows = rows_of(table, schema)
+    for name_of, part in (("training", rows.places.train), ("test", rows.places.test)):
         if not part.counts.any() and not (name_of == "test" and schema.test_share == 0.0):
-            raise InputError(f"{path}: has no {name_of} records; look at `split` and `test_share`")
-    order = public_generator(0, "table order").permutation(len(encoded.places.train.rows))
-    (train_features, train_labels), (test_features, test_labels) = (
-        part.taken(encoded.features, encoded.labels) for part in (encoded.places.train, encoded.places.test)
-    )
-    train, test = encoded.places.train.rows[order], encoded.places.test.rows
+            raise InputError(f"{table.source}: has no {name_of} records; look at `split` and `test_share`")
+    order = public_generator(0, "table order").permutation(len(rows.places.train.rows))
+    train, test = rows.places.train.ordered(order), rows.places.test
     sites = None
-    if encoded.sites is not None:
-        sites = Sites(schema.sites, encoded.sites[train], encoded.sites[test])
-        check_persons(encoded, schema, path)
+    if rows.sites is not None:
+        sites = Sites(schema.sites, rows.sites[train.rows], rows.sites[test.rows])
+        check_persons(rows, schema, path)
+    (train_features, train_labels), (test_features, test_labels) = (
+        (part.zeroed(features_of(table, schema, part.rows, dtype)), blanked(rows.labels[part.rows], part.counts))
+        for part in (train, test)
+    )
     return Dataset(
         name,
-        train_features[order],
-        train_labels[order],
+        train_features,
+        train_labels,
         test_features,
         test_labels,
         schema.class_count,
         sites,
-        None if encoded.persons is None else encoded.persons[train],
+        None if rows.persons is None else rows.persons[train.rows],
         schema.unit,
-        (train, test),
-        encoded.places.train.taken(encoded.cells, encoded.labels)[0][order],
+        (train.rows, test.rows),
+        train.zeroed(cells_of(table, schema, train.rows, rows)) if cells else None,
     )
 
 
 def load_table_test(name: str, path: Path, schema: TableSchema) -> HeldOut:
     """The test records, all that a server reads: its file may hold no others, and no column for their sites."""
     table = raw_table(path)
-    encoded = encode(table, schema, of_one_site=schema.site is not None and schema.site not in table.columns)
-    part, nothing = encoded.places.test, np.zeros(0, np.int64)
+    rows = rows_of(table, schema, of_one_site=schema.site is not None and schema.site not in table.columns)
+    part, nothing = rows.places.test, np.zeros(0, np.int64)
     if not (test := part.rows[part.counts]).size:
         raise InputError(f"{path}: has no test records; look at `split` and `test_share`")
-    sites = None if encoded.sites is None else Sites(schema.sites, nothing, encoded.sites[test])
-    features, labels = encoded.features[test], encoded.labels[test]
-    return HeldOut(features, labels, schema.class_count, sites, schema.unit)
+    sites = None if rows.sites is None else Sites(schema.sites, nothing, rows.sites[test])
+    return HeldOut(features_of(table, schema, test), rows.labels[test], schema.class_count, sites, schema.unit)
 
 
 def load_silo(path: Path, schema: TableSchema, silo: int) -> Encoded:
@@ -92,7 +98,9 @@ def _read(path: Path, size: int, changed: int) -> RawTable:
 
 
 def raw_table(path: Path) -> RawTable:
-    """The file's texts; a file that has not changed is not read twice."""
+    """The file's cells, or those of a DataFrame; a file that has not changed is not read twice."""
+    if (given := frame_at(path)) is not None:
+        return given
     try:
         found = path.stat()
     except OSError:
@@ -100,11 +108,7 @@ def raw_table(path: Path) -> RawTable:
     return _read(path, found.st_size, found.st_mtime_ns)
 
 
-def encoded_table(path: Path, schema: TableSchema) -> Encoded:
-    return encode(raw_table(path), schema)
-
-
-def check_persons(encoded: Encoded, schema: TableSchema, path: Path) -> None:
+def check_persons(encoded: Rows, schema: TableSchema, path: Path) -> None:
     """InputError if a person has records at two sites: then no site's budget would bound what they give away."""
     if encoded.persons is None or encoded.sites is None:
         return

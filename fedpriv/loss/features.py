@@ -22,7 +22,8 @@ from torch.nn import functional
 
 from fedpriv.core.errors import CodeError, InputError, printable
 from fedpriv.data.layout import parts_of
-from fedpriv.loss.alone import each_alone
+from fedpriv.loss.alone import each_alone, own
+from fedpriv.loss.clipping import upper_norm
 from fedpriv.loss.imported import build
 from fedpriv.loss.weights import misfit, state_of
 
@@ -75,10 +76,26 @@ def _histograms(gray: Tensor) -> Tensor:
 
 
 def scaled(features: Tensor, norm: float, *, exactly: bool) -> Tensor:
-    """Each row scaled to Euclidean norm at most `norm`, or exactly; zeros stay zeros.  (n, f) -> (n, f)."""
-    lengths = torch.cat([features.new_empty(0, 1), *each_alone(_length, (features,), features.new_zeros(1, 1))])
+    """Each row scaled to Euclidean norm at most `norm`, or exactly; zeros stay zeros.  (n, f) -> (n, f).
+
+    Guarantee: a row of the result is a function of its own row, bit for bit.  A length is taken of one row by
+    itself; where a bound in any order of additions shows that a row is short enough, its factor is 1 without it.
+    """
+    longer = torch.ones(len(features), dtype=torch.bool) if exactly else ~_certainly_within(features, norm)
+    if not longer.any():
+        return features
+    rows = longer.nonzero()[:, 0]
+    lengths = torch.cat([_length(own(features[row : row + 1])) for row in rows.tolist()])
     factors = norm / lengths.clamp(min=torch.finfo(features.dtype).tiny)
-    return features * (factors if exactly else factors.clamp(max=1.0))
+    every = features.new_ones(len(features), 1)
+    every[rows] = factors if exactly else factors.clamp(max=1.0)
+    return features * every
+
+
+def _certainly_within(features: Tensor, norm: float) -> Tensor:
+    """Find the rows whose lengths come out at most `norm`, in whatever order they add up; none with a NaN."""
+    roundings = (features.shape[1] + 16.0) * torch.finfo(features.dtype).eps
+    return upper_norm(features) * (1.0 + roundings) <= norm
 
 
 def _length(row: Tensor) -> Tensor:

@@ -242,7 +242,8 @@ def trained(objective: Objective, vector: NDArray[Any]) -> Trained:
             return Trained(_loaded(layer, own), layer.in_features, CrossEntropy())
         case LinearScore():
             layer = nn.Linear(objective.dimension, 1, bias=False, dtype=point.dtype)
-            return Trained(_loaded(layer, {"weight": point.view(1, -1)}), None, objective.loss)
+            weights = point[: objective.dimension].view(1, -1)  # a row may keep numbers of its own behind them
+            return Trained(_loaded(layer, {"weight": weights}), None, objective.loss)
     raise InputError(f"{type(objective).__name__} is no torch module; cell.model() gives its parameters")
 
 

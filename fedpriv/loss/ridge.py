@@ -151,8 +151,8 @@ class RidgeStatistics(Deterministic):
         mean = self.loss.value(outputs, records.labels).mean(-1)
         return Evaluation(mean, self.loss.accuracy(outputs, records.labels))
 
-    def coefficients(self, point: Tensor, std: float, records: int) -> "list[Coefficient]":
-        """Every weight with its interval; `std` is the noise's in a coordinate of `point`, a mean over `records`.
+    def coefficients(self, point: Tensor, published: "Published") -> "list[Coefficient]":
+        """Every weight with its interval of 95 %.
 
         With H = A₊ + λ I, s² the residuals' mean square and v = (std R²)², to first order in the noise
 
@@ -160,21 +160,18 @@ class RidgeStatistics(Deterministic):
 
         It is of the population's weights under the same penalty.
         """
-        whole, size = self.matrix(point).numpy(), self.features
+        std, records, counted, _ = published
+        whole, size = self.matrix(point / counted).numpy(), self.features
         moments, both = whole[:size, :size], whole[:size, size]
         values, vectors = np.linalg.eigh(moments)
         held = (vectors * values.clip(0.0)) @ vectors.T
         inverse = np.linalg.inv(held + self.penalty * np.eye(size))
         weights = inverse @ both
         residual = max(0.0, float(whole[size, size] - 2.0 * weights @ both + weights @ held @ weights))
-        spread = (std * self.bound**2) ** 2 / 2.0
+        spread = (std / counted * self.bound**2) ** 2 / 2.0
         noise = spread * ((1.0 + weights @ weights) * np.eye(size) + np.outer(weights, weights))
-        errors = np.sqrt(np.diag(inverse @ (residual * held / records + noise) @ inverse))
         unit = 2.0 if self.classes else 1.0
-        return [
-            Coefficient(unit * value, unit * (value - _Z * error), unit * (value + _Z * error))
-            for value, error in zip(weights.tolist(), errors.tolist(), strict=True)
-        ]
+        return intervals(unit * weights, unit**2 * inverse @ (residual * held / records + noise) @ inverse)
 
 
 class Coefficient(NamedTuple):
@@ -183,3 +180,23 @@ class Coefficient(NamedTuple):
     value: float
     low: float
     high: float
+
+
+class Published(NamedTuple):
+    """Public numbers of the means that a model came from."""
+
+    std: float
+    """Of the noise, per coordinate."""
+    records: int
+    """That count."""
+    counted: float
+    """The share of places whose record counts; means are over places."""
+    rounds: int
+
+
+def intervals(weights: Floats, covariance: Floats) -> list[Coefficient]:
+    """Coefficients with this covariance of their errors."""
+    return [
+        Coefficient(value, value - _Z * error, value + _Z * error)
+        for value, error in zip(weights.tolist(), np.sqrt(np.diag(covariance)).tolist(), strict=True)
+    ]

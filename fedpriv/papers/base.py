@@ -225,6 +225,9 @@ class Algorithm:
     """From settings, problem and the standard deviation of a fresh noise vector's coordinates in the mean."""
     objective: Callable[[Any, Problem, Objective], Objective] = lambda _settings, _problem, objective: objective
     """How the algorithm looks at the model's loss: as it is, unless the row says otherwise."""
+    model: Callable[[Any, Objective], Objective] | None = None
+    """How the scenario's model becomes one whose point holds more than its parameters: what silos are asked about,
+    what is evaluated and published; the scenario's own if left out."""
     schedule: Callable[[Any, Schedule], Participation] = lambda _settings, declared: declared
     """Participation of the row at the scenario's rounds and places; the declared schedule itself if left out."""
     trusts: tuple[str, ...] = ("untrusted", "trusted", "secure-aggregation")

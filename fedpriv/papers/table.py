@@ -13,6 +13,7 @@ from fedpriv.papers.cohorts import DP_FEDADAGRAD, DP_FEDADAM, DP_FEDAVG, DP_FEDY
 from fedpriv.papers.fedavg import FEDERATED_AVERAGING, LOCAL_DP_SGD
 from fedpriv.papers.ftrl import DP_FTRL
 from fedpriv.papers.kornowski import GOLDSTEIN_ERM, GOLDSTEIN_SINGLE_PASS
+from fedpriv.papers.newton import NOISY_NEWTON
 from fedpriv.papers.noisy_minibatch import NOISY_MINIBATCH
 from fedpriv.papers.online_to_batch import ONLINE_TO_BATCH
 from fedpriv.papers.phased import PHASED_SGD
@@ -46,6 +47,7 @@ ALGORITHMS = {
         LOCAL_DP_SGD,
         DP_FTRL,
         NOISY_MINIBATCH,
+        NOISY_NEWTON,
         FEDERATED_AVERAGING,
         DP_FEDAVG,
         DP_FEDADAM,

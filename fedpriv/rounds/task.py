@@ -41,6 +41,8 @@ from fedpriv.loss.rows import ModuleSettings
 from fedpriv.loss.scores import Scored, check_scores
 from fedpriv.loss.views import absent
 from fedpriv.noise.trust import RECORD, USER, Unit
+from fedpriv.papers.base import Settings
+from fedpriv.papers.table import algorithm_named
 from fedpriv.scenario.data import DataSection
 from fedpriv.scenario.messages import enough_for
 from fedpriv.scenario.schema import Cell, ModelSection
@@ -121,13 +123,16 @@ class ModelInputs:
     scaling: Scaling | None = None
     redrawn: tuple[int | None, float | None] = (None, None)
     """`data.split` and `data.spared`: which records are tested, and how many are trained on."""
+    asked: tuple[str, Settings] | None = None
+    """The row that asks records for more than a gradient, and its settings."""
     revision: int = field(default_factory=revision)
     """Of the tables that get rows of somebody's own."""
 
     @staticmethod
     def of(cell: Cell) -> "ModelInputs":
-        data = cell.data
-        return ModelInputs(data.name, cell.model, cell.run.dtype, data.table, data.scaling, data.redrawn)
+        data, algorithm = cell.data, cell.algorithm
+        asked = None if algorithm.row.model is None else (algorithm.name, algorithm.settings)
+        return ModelInputs(data.name, cell.model, cell.run.dtype, data.table, data.scaling, data.redrawn, asked)
 
     def features(self, images: NDArray[Any]) -> Tensor:
         """Scale columns by what a first step gave, then apply the model's own map, record by record."""
@@ -164,10 +169,12 @@ class ModelInputs:
                 f"{layout.labels}; a module of your own takes several, with a loss such as 'binary'"
             )
         settings = self.model.settings
-        made = row.objective(layout, classes, DTYPES[self.dtype], settings)
-        if not isinstance(settings, ModuleSettings):
-            return made
-        return augmented(made, settings.augment, layout, getattr(settings, "shape", ()))
+        objective = row.objective(layout, classes, DTYPES[self.dtype], settings)
+        if isinstance(settings, ModuleSettings):
+            objective = augmented(objective, settings.augment, layout, getattr(settings, "shape", ()))
+        if self.asked is None or (model := algorithm_named(self.asked[0]).model) is None:
+            return objective
+        return model(self.asked[1], objective)
 
 
 @lru_cache(maxsize=2)
@@ -212,7 +219,8 @@ def task_of_schema(cell: Cell, schema: TableSchema) -> PublicTask:
 def task_of(inputs: ModelInputs, validation: int | None = None) -> Task:
     """The task, loaded on first use; the cache holds what is never written to."""
     data, model = inputs.data, inputs.model
-    dataset = load(data, table=inputs.table)
+    dtype = inputs.dtype if inputs.scaling is None else "float64"
+    dataset = load(data, table=inputs.table, cells=model.row.of_cells, dtype=dtype)
     split, share = inputs.redrawn
     dataset = dataset if split is None else resplit(dataset, split)
     dataset = dataset if share is None else spared(dataset, share)

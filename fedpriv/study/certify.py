@@ -189,8 +189,9 @@ def _check_sizes(record: Mapping[str, Any]) -> None:
     evaluation = record.get("evaluation") or {"releases": []}
     rounds = 0
     for release in (*record["releases"], *evaluation["releases"]):
-        for count in (release["participation"]["rounds"], *(count for _, count in release["clips"])):
-            rounds += abs(int(count))
+        held = [value if isinstance(value, list) else [value] for value in release["participation"].values()]
+        counts = [value for values in held for value in values if isinstance(value, int)]
+        rounds += sum(abs(int(count)) for count in (*counts, *(count for _, count in release["clips"])))
     if rounds > _MOST_ROUNDS or abs(int(record["silos"])) > _MOST_SILOS:
         raise InputError("record: has more rounds or silos than any run")
 

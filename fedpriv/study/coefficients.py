@@ -1,4 +1,4 @@
-"""Coefficients of a model that was one release of second moments, with intervals that have the noise in them."""
+"""Coefficients of models that came with second moments, with intervals that have the noise in them."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,9 @@ import torch
 
 from fedpriv.core.errors import InputError
 from fedpriv.data.schema import TableSchema
-from fedpriv.loss.ridge import RIDGE_STATISTICS, Coefficient, RidgeStatistics
+from fedpriv.loss.objective import View
+from fedpriv.loss.ridge import RIDGE_STATISTICS, Coefficient, Published, RidgeStatistics
+from fedpriv.papers.newton import NOISY_NEWTON, GradientAndHessian
 from fedpriv.rounds.ledger import from_data
 from fedpriv.rounds.task import public_task_of_cell, task_of_schema
 from fedpriv.scenario.load import resolve_cell
@@ -22,23 +24,26 @@ def coefficients_of(record: Mapping[str, Any], folder: Path) -> list[tuple[str, 
     The noise is the ledger's: what was released, not what was planned.
     """
     cell = resolve_cell(record["scenario"], str(folder))
-    if cell.model.name != RIDGE_STATISTICS:
+    if cell.model.name != RIDGE_STATISTICS and cell.algorithm.name != NOISY_NEWTON.name:
         raise InputError(
             f"{folder}: model.name = {cell.model.name!r}: coefficients have intervals where the model is "
-            f"{RIDGE_STATISTICS!r}"
+            f"{RIDGE_STATISTICS!r}, or the algorithm {NOISY_NEWTON.name!r}"
         )
     schema, sizes = cell.data.table_schema, cell.batch_sizes
     task = public_task_of_cell(cell) if schema is None else task_of_schema(cell, schema)
     objective = task.objective
-    assert isinstance(objective, RidgeStatistics)
+    while isinstance(objective, View) and not isinstance(objective, GradientAndHessian):
+        objective = objective.base
+    assert isinstance(objective, RidgeStatistics | GradientAndHessian)
     variance, shares = 0.0, [size / sum(sizes) for size in sizes]
     for stream in map(from_data, record["releases"]):
         whose = [shares[silo] for silo in stream.silos] or [1.0]
         variance += sum(share**2 for share in whose) * stream.std**2
     point = torch.from_numpy(np.load(folder / record["model"], allow_pickle=False)).double()
     counted = 1.0 if schema is None else schema.counted_share(tests=False)
-    found = objective.coefficients(point / counted, math.sqrt(variance) / counted, round(sum(sizes) * counted))
-    return list(zip(_names(schema, objective.features), found, strict=True))
+    published = Published(math.sqrt(variance), round(sum(sizes) * counted), counted, record["rounds"])
+    found = objective.coefficients(point, published)
+    return list(zip(_names(schema, len(found)), found, strict=True))
 
 
 def _names(schema: TableSchema | None, count: int) -> list[str]:

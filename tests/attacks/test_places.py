@@ -35,7 +35,7 @@ from fedpriv.noise.trust import USER
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo import guard as guards
-from fedpriv.silo import guard as views
+from fedpriv.silo import views
 from fedpriv.silo.demo import policy_text
 from fedpriv.silo.guard import Guard, open_guard
 from fedpriv.silo.guards import begin_ledgers

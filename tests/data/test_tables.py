@@ -15,13 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedpriv.core.errors import InputError
+from fedpriv.data import cells as cells_of_files
 from fedpriv.data.cells import MISSING, RawTable, as_number, read_table
 from fedpriv.data.encode import encode
 from fedpriv.data.inspect import see
 from fedpriv.data.named import load, load_test
 from fedpriv.data.partition import counted
 from fedpriv.data.schema import TableSchema
-from fedpriv.data.tables import load_silo
+from fedpriv.data.tables import load_silo, load_table
 from fedpriv.rounds.task import spread, task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from tests.data.tables import SCHEMA, rows, table_tree, write_csv
@@ -419,6 +420,38 @@ def test_an_end_of_line_inside_of_a_cell_ends_no_record(tmp_path: Path) -> None:
     assert table.column("b").numbers().tolist() == list(range(300))
 
 
+def test_cells_are_the_same_in_whatever_blocks_a_file_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Words that occur first in later blocks, with and without spaces, and more of them than a byte counts."""
+    draw = np.random.default_rng(0)
+    records = [
+        {"a": str(draw.choice(["x", " x", "y ", "", "late" if row > 800 else "z"])), "b": str(row % 301)}
+        for row in range(1000)
+    ]
+    path = write_csv(tmp_path / "t.csv", records)
+    whole = read_table(path)
+    monkeypatch.setattr(cells_of_files, "_BLOCK", 200)
+    monkeypatch.setattr(cells_of_files, "_BLOCKS", 3)
+    in_blocks = read_table(path)
+    for name in "ab":
+        texts = [record[name].strip() for record in records]
+        assert in_blocks.column(name).array().tolist() == whole.column(name).array().tolist() == texts
+        assert in_blocks.column(name).counted(400) == whole.column(name).counted(400)
+    assert in_blocks.copies() == whole.copies() == len(records) - len({(r["a"].strip(), r["b"]) for r in records})
+    assert in_blocks.column("a").given.indices.type.bit_width == 8
+
+
+def test_features_in_float32_are_those_of_a_wide_table_rounded(tmp_path: Path) -> None:
+    path, asked = write_csv(tmp_path / "t.csv", rows()), schema(missing="drop")
+    wide, narrow = load_table("t", path, asked, cells=True), load_table("t", path, asked, dtype="float32")
+    assert (narrow.train_images.dtype, narrow.cells) == (np.float32, None)
+    for one, other in ((wide.train_images, narrow.train_images), (wide.test_images, narrow.test_images)):
+        assert np.array_equal(one.astype(np.float32), other)
+    assert wide.cells is not None
+    assert wide.cells.shape == (len(wide.train_labels), len(asked.raw))
+
+
 def test_parquet_columns_have_the_words_and_numbers_that_python_gives_them(tmp_path: Path) -> None:
     from pyarrow import parquet
 
@@ -434,7 +467,7 @@ def test_parquet_columns_have_the_words_and_numbers_that_python_gives_them(tmp_p
     for name, cells in held.items():
         texts = ["" if value is None else str(value).strip() for value in cells]
         column = table.column(name)
-        assert [column[row] for row in range(4)] == texts == column.texts.to_pylist()
+        assert [column[row] for row in range(4)] == texts == column.array().tolist()
         assert column.missing.tolist() == [text.lower() in MISSING for text in texts]
         numbers = [None if text.lower() in MISSING else as_number(text) for text in texts]
         assert [None if np.isnan(number) else number for number in column.numbers()] == numbers

@@ -299,7 +299,9 @@ def test_a_ledger_charges_replace_one_and_the_largest_clip(small_cell: MakeCell)
     assert other.epsilon_of(1e-5) > 1.3 * stream.guarantee.epsilon_of(1e-5)
     changing = dataclasses.replace(stream, clips=(1.0, 2.0) * 4).guarantee
     assert changing == dataclasses.replace(stream, clips=(2.0,) * 8).guarantee
-    with pytest.raises(InputError, match="'shuffled' is none of fixed, poisson, allocation, available, phases"):
+    with pytest.raises(
+        InputError, match="'shuffled' is none of fixed, poisson, allocation, balanced, available, phases"
+    ):
         from_data({**as_data(stream), "participation": {"name": "shuffled"}})
 
 

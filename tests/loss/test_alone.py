@@ -117,6 +117,7 @@ MAPPED: dict[str, Callable[[Tensor], Tensor]] = {
     "frozen features": frozen,
     "orientations": images,
     "scaled": lambda features: scaled(features, 1.0, exactly=True),
+    "scaled to at most a norm": lambda features: scaled(features, 1.0, exactly=False),
     "features and a bias": lambda features: features_and_bias(
         features.numpy(), F32, LinearSettings(feature_norm=1.0)
     ),

@@ -60,6 +60,23 @@ def test_scaled_to_at_most_a_norm_or_exactly() -> None:
     torch.testing.assert_close(scaled(rows, 2.0, exactly=True), exactly)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [3, 39, 1030])
+def test_a_glance_changes_no_bit_of_scaled_features(dtype: torch.dtype, width: int) -> None:
+    """Guarantee of `scaled`: rows within a few roundings of the norm, tiny and hostile ones, each by itself."""
+    drawn = torch.randn(600, width, dtype=dtype, generator=torch.Generator().manual_seed(width))
+    lengths = 1.0 + torch.arange(-300, 300, dtype=dtype).view(-1, 1) * torch.finfo(dtype).eps / 2.0
+    near = drawn / torch.linalg.vector_norm(drawn, dim=1, keepdim=True) * lengths
+    ends = torch.tensor([0.0, -0.0, 1e-45, 1e-30, 1e38, math.inf, -math.inf, math.nan], dtype=dtype).view(-1, 1)
+    rows = torch.cat([near, drawn * 0.01, ends.expand(-1, width)])
+    found, tiny = scaled(rows, 1.0, exactly=False), torch.finfo(dtype).tiny
+    for row, values in zip(rows, found, strict=True):
+        alone = row.clone().unsqueeze(0)
+        length = torch.linalg.vector_norm(alone, dim=1, keepdim=True)
+        expected = alone * (1.0 / length.clamp(min=tiny)).clamp(max=1.0)
+        assert values.numpy().tobytes() == expected.numpy().tobytes()
+
+
 @pytest.mark.parametrize("shape", [(2, 30, 28), (2, 32, 32, 3)])
 def test_images_without_whole_cells_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(InputError, match="gray images whose sides are multiples of 4"):

@@ -12,7 +12,7 @@ import torch
 from fedpriv.core.errors import InputError
 from fedpriv.loss.models import MODELS, RidgeStatisticsSettings
 from fedpriv.loss.objective import Batch, Query, Records
-from fedpriv.loss.ridge import RidgeStatistics
+from fedpriv.loss.ridge import Published, RidgeStatistics
 from fedpriv.noise.integers.increments import integer_sum
 from fedpriv.rounds.plan import ALLOWANCE, apart_of, plan_of
 from fedpriv.rounds.task import task_of_schema
@@ -113,7 +113,7 @@ def test_intervals_cover_the_weights_of_the_population(classes: bool, std: float
     for _ in range(400):
         point = mean_of(asked, drawn(1000, draw, classes=classes))
         noise = torch.from_numpy(std * draw.normal(size=asked.dimension))
-        found = asked.coefficients(point + noise, std, 1000)
+        found = asked.coefficients(point + noise, Published(std, 1000, 1.0, 1))
         hits += [each.low <= value <= each.high for each, value in zip(found, true, strict=True)]
     assert 0.95 - 4.5 * math.sqrt(0.0475 / 400) < float(np.mean(hits)) < 0.99
 

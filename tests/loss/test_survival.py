@@ -12,8 +12,9 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from fedpriv.core.errors import InputError, RunError
+from fedpriv.data.cells import read_table
+from fedpriv.data.encode import encode
 from fedpriv.data.schema import Survival, TableSchema
-from fedpriv.data.tables import encoded_table
 from fedpriv.engines.table import engine_named
 from fedpriv.loss.models import MODELS, SoftmaxSettings
 from fedpriv.loss.objective import Batch, Query, Records
@@ -251,8 +252,8 @@ def test_a_row_without_a_time_is_refused_or_dropped(tmp_path: Path) -> None:
     rows[3]["years"] = ""
     path = write_csv(tmp_path / "gaps.csv", rows)
     with pytest.raises(InputError, match="line 5, column 'years': '' is a missing value"):
-        encoded_table(path, TableSchema.model_validate(SCHEMA))
-    dropped = encoded_table(path, TableSchema.model_validate({**SCHEMA, "missing": "drop"}))
+        encode(read_table(path), TableSchema.model_validate(SCHEMA))
+    dropped = encode(read_table(path), TableSchema.model_validate({**SCHEMA, "missing": "drop"}))
     counts = np.zeros(20, np.bool_)
     for part in (dropped.places.train, dropped.places.test):
         counts[part.rows[part.counts]] = True

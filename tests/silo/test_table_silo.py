@@ -161,7 +161,7 @@ def test_float_features_of_a_regression_lie_in_an_npz_file_too(tmp_path: Path) -
         ({"features": np.ones((3, 2))}, "expected `labels`, and either `images` or `features`; found features"),
         ({"features": np.ones((3, 2)), "images": np.ones((3, 2)), "labels": np.ones(3)}, "either `images` or"),
         ({"features": np.full((3, 2), np.inf), "labels": np.ones(3)}, "a value is not finite"),
-        ({"features": np.ones((3, 2), int), "labels": np.ones(3)}, "records are bytes .* or floats"),
+        ({"features": np.ones((3, 2), np.complex64), "labels": np.ones(3)}, "records are bytes .* or floats"),
     ],
 )
 def test_shards_that_cannot_be_used_are_one_line(tmp_path: Path, arrays: dict[str, Any], line: str) -> None:

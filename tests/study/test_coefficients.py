@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedpriv.core.errors import InputError
-from fedpriv.loss.ridge import RidgeStatistics
+from fedpriv.loss.ridge import Coefficient, Published, RidgeStatistics
 from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.task import task_of_schema
 from fedpriv.scenario.load import resolve_cell, scenario_of
@@ -25,10 +26,11 @@ def test_features_are_named_and_the_noise_is_that_of_the_mean(
     folder = run_sweep(scenario_of(tree, "test"), RunOptions(out=tmp_path / "run"))
     given, before = list[float](), RidgeStatistics.coefficients
 
-    def noted(self: RidgeStatistics, point: object, std: float, records: int) -> object:
-        given.append(std)
-        assert records == 200  # of 300 places, two thirds count
-        return before(self, point, std, records)  # type: ignore[arg-type]
+    def noted(self: RidgeStatistics, point: torch.Tensor, published: Published) -> list[Coefficient]:
+        given.append(published.std)
+        assert published.records == 200  # of 300 places, two thirds count
+        assert published.counted == pytest.approx(2.0 / 3.0)
+        return before(self, point, published)
 
     monkeypatch.setattr(RidgeStatistics, "coefficients", noted)
     (record,) = read_results(folder).cells
@@ -39,7 +41,7 @@ def test_features_are_named_and_the_noise_is_that_of_the_mean(
     cell = resolve_cell(record["scenario"], "test")
     assert cell.data.table_schema is not None
     plan = plan_of(cell, task_of_schema(cell, cell.data.table_schema).objective)
-    assert given[0] * 2.0 / 3.0 == pytest.approx(float(plan.noise.std_in_mean), rel=1e-6)
+    assert given[0] == pytest.approx(float(plan.noise.std_in_mean), rel=1e-6)
 
 
 def test_coefficients_of_another_model_are_refused(tmp_path: Path) -> None:

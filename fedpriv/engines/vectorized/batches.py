@@ -20,6 +20,14 @@ from fedpriv.rounds.round import Read, record_weight
 _GATHER_VALUES = 2**20
 
 
+class _Gathered(NamedTuple):
+    """The records of the last round that filled a block: the next round reads them where it reads the same."""
+
+    read: list[list[int]] = []  # noqa: RUF012 - never written to
+    places: Tensor = torch.empty(0)
+    records: Sequence[Records] = ()
+
+
 class OrderedBatches:
     """The records of every round, gathered block by block and once for all replicates that read the same."""
 
@@ -55,7 +63,7 @@ class OrderedBatches:
         spans = [list(self._schedule.batches(t)) for t in range(1, self._schedule.rounds + 1)]
         alike = {count: self._read(count) for count in set(map(len, spans))}
         columns = {count: self._silo_by_silo(count).to(device) for count in alike}
-        t = 1
+        t, kept = 1, _Gathered()
         for count, members in itertools.groupby(spans, key=len):
             equal, column = list(members), columns[count]
             for start in range(0, len(equal), block):
@@ -66,9 +74,14 @@ class OrderedBatches:
                 if count == 0:
                     yield from itertools.repeat(alike[0], len(read) - over)
                     continue
-                index = self._places[torch.tensor(read, device=device)]  # (rounds, count, orders, records)
-                index = index.movedim(1, 2).flatten(2)[..., column]
-                gathered = self._of_replicates(Records(features[index], labels[index]))
+                if block > 1 or read != kept.read:
+                    index = self._places[torch.tensor(read, device=device)]  # (rounds, count, orders, records)
+                    index = index.movedim(1, 2).flatten(2)[..., column]
+                    gathered: Iterable[Records] = self._of_replicates(Records(features[index], labels[index]))
+                    if block == 1:
+                        kept = _Gathered(read, index, gathered := list(gathered))
+                else:
+                    _, index, gathered = kept
                 weights = self._weights(alike[count].weights, index)
                 for records, weight in itertools.islice(zip(gathered, weights, strict=False), over, None):
                     yield Read(records, weight, alike[count].rows)
@@ -91,13 +104,10 @@ class OrderedBatches:
     def _read(self, batches: int) -> Read:
         """A round that reads so many batches of every silo, still without its records."""
         rows = tuple((silo, batches * size) for silo, size in enumerate(self._sizes))
-        weights = [
-            record_weight(share, size, batches)
-            for share, size in zip(self._silo_weights, self._sizes, strict=True)
-            for _ in range(batches * size)
-        ]
-        device = self._train.features.device
-        return Read(None, torch.tensor(weights, dtype=self._dtype, device=device), rows)
+        shares = zip(self._silo_weights, self._sizes, strict=True)
+        weights = torch.tensor([record_weight(share, size, batches) for share, size in shares], dtype=self._dtype)
+        each = weights.repeat_interleave(torch.tensor([count for _, count in rows]))
+        return Read(None, each.to(self._train.features.device), rows)
 
     def _silo_by_silo(self, count: int) -> Tensor:
         """Where to find the records of `count` batches, one batch after another, silo after silo."""

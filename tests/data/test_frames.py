@@ -1,0 +1,72 @@
+"""DataFrames in place of a table's file: the same run, content for a name, refusals in one line."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+
+import fedpriv
+from fedpriv.core.errors import InputError
+from fedpriv.data.cells import read_table
+from fedpriv.data.frames import add_frame, frame_at, is_frame
+from tests.data.tables import rows, table_tree, write_csv
+
+
+def columns() -> dict[str, list[Any]]:
+    """Columns of the table with numbers as such."""
+    records = rows()
+    return {name: [int(row[name]) if name == "age" else row[name] for row in records] for name in records[0]}
+
+
+def frames() -> list[str]:
+    return ["pyarrow", "pandas", "polars", "categories"]
+
+
+def frame_by(library: str) -> Any:
+    held = pyarrow.table(columns())
+    if library == "pyarrow":
+        return held
+    if library == "categories":
+        return held.set_column(held.column_names.index("pain"), "pain", held["pain"].dictionary_encode())
+    pytest.importorskip(library)
+    return importlib.import_module(library).DataFrame(columns())
+
+
+@pytest.mark.parametrize("library", frames())
+def test_a_run_on_a_frame_is_that_on_a_file_of_it(tmp_path: Path, library: str) -> None:
+    tree = table_tree(write_csv(tmp_path / "t.csv", rows()))
+    of_file = fedpriv.run(tree, out=tmp_path / "file")
+    given = fedpriv.run(tree, train=frame_by(library), out=tmp_path / "frame")
+    assert given.cells[0].model().tobytes() == of_file.cells[0].model().tobytes()
+    assert given.cells[0].metrics == of_file.cells[0].metrics
+
+
+@pytest.mark.parametrize("library", frames())
+def test_a_frame_has_the_cells_of_a_file_and_a_name_by_its_content(tmp_path: Path, library: str) -> None:
+    name, table = add_frame(frame_by(library)), read_table(write_csv(tmp_path / "t.csv", rows()))
+    found = frame_at(Path(name))
+    assert found is not None
+    for column, cells in table.columns.items():
+        assert found.column(column).array().tolist() == cells.array().tolist()
+    assert name == add_frame(frame_by(library))
+    other = pyarrow.table({**columns(), "age": [*columns()["age"][:-1], 91]})
+    assert add_frame(other) != name
+    assert frame_at(Path("given.parquet")) is None
+
+
+def test_frames_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
+    tree, held = table_tree(write_csv(tmp_path / "t.csv", rows())), pyarrow.table(columns())
+    assert not is_frame([1, 2])
+    assert not is_frame(held["age"])
+    for given, asked, line in (
+        ({"train": held}, "own-data", "needs \\[data.table\\] in the scenario"),
+        ({"train": held, "test": held}, tree, "has its test records by data.table"),
+        ({"train": held.drop_columns(["age"])}, tree, "train: has no column 'age'"),
+        ({"train": held.slice(0, 0)}, tree, "train: has no records"),
+        ({"train": pyarrow.table({"a": [[1], [2]]})}, tree, "train, column 'a': of type list"),
+        ({"train": held, "engine": "ray"}, tree, "its processes have no arrays and modules of this program"),
+    ):
+        with pytest.raises(InputError, match=line):
+            fedpriv.run(asked, out=tmp_path / "out", **given)  # type: ignore[arg-type]

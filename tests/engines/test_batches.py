@@ -1,0 +1,39 @@
+"""Batches of the vectorized engine: what is gathered once, and that it changes no bit."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from fedpriv.engines.table import engine_named
+from fedpriv.engines.vectorized import batches
+from fedpriv.loss.objective import Records
+from fedpriv.rounds.outcome import RunObserver
+from fedpriv.scenario.schema import Cell
+
+
+@pytest.mark.parametrize(("read", "gathered"), [("every batch in every round", 1), ("one batch a round", 8)])
+def test_rounds_that_read_the_same_records_gather_them_once(
+    small_cell: Callable[..., Cell], monkeypatch: pytest.MonkeyPatch, read: str, gathered: int
+) -> None:
+    """Where a round fills a block; the model is that of rounds gathered in one block."""
+    changes: dict[str, Any] = {
+        "algorithm": {"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1},
+        "privacy": {"mu": 1.0, "relation": "zero-out"},
+    }
+    if read.startswith("every"):
+        changes |= {"federation__epochs": 8, "federation__batch": 20}
+    cell = small_cell(**changes)
+    (in_a_block,) = engine_named("vectorized")([cell], RunObserver())
+    monkeypatch.setattr(batches, "_GATHER_VALUES", 1)
+    calls = []
+    real = batches.OrderedBatches._of_replicates
+
+    def counting(self: batches.OrderedBatches, records: Records) -> Iterator[Records]:
+        calls.append(records)
+        yield from real(self, records)
+
+    monkeypatch.setattr(batches.OrderedBatches, "_of_replicates", counting)
+    (alone,) = engine_named("vectorized")([cell], RunObserver())
+    assert len(calls) == gathered
+    assert alone.finished.model.tobytes() == in_a_block.finished.model.tobytes()

@@ -1,0 +1,204 @@
+"""Noisy Newton: what a record adds, in integers; what the server solves; what its intervals cover."""
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import optimize
+from torch.autograd.functional import hessian
+
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.data.schema import TableSchema
+from fedpriv.loss.estimators import Round
+from fedpriv.loss.linear import LogisticRegression
+from fedpriv.loss.objective import Batch, Query, Records
+from fedpriv.loss.ridge import Published
+from fedpriv.noise.integers.increments import integer_sum
+from fedpriv.papers.newton import GradientAndHessian, NoisyNewton, matrix
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import resolve_cell, scenario_of
+from fedpriv.silo.demo import policy_text
+from fedpriv.study.coefficients import coefficients_of
+from fedpriv.study.results import read_results
+from fedpriv.study.sweep import RunOptions, run_sweep
+from tests.data.tables import SCHEMA, rows, table_tree, write_csv
+from tests.silo.test_table_silo import guard_at
+
+NORM = 2**36
+NEWTON = {"name": "noisy-newton", "trust": "untrusted", "clip": 1.0, "curvature_clip": 0.5, "penalty": 0.1}
+
+
+def asked(clip: float = 2.0, curvature_clip: float = 1.0, share: float = 0.25) -> GradientAndHessian:
+    kappa = clip / curvature_clip * math.sqrt(share / (1.0 - share))
+    return GradientAndHessian(LogisticRegression(3, 2.0), clip, curvature_clip, kappa, 0.02)
+
+
+def drawn(count: int, draw: np.random.Generator) -> Records:
+    z = np.hstack([draw.uniform(-1.0, 1.0, (count, 2)), np.ones((count, 1))])
+    chance = 1.0 / (1.0 + np.exp(-z @ np.array([1.2, -0.8, 0.3])))
+    return Records(torch.from_numpy(z), torch.from_numpy((draw.random(count) < chance).astype(np.float64)))
+
+
+def solved(
+    of: GradientAndHessian, records: Records, rounds: int, std: float, draw: np.random.Generator
+) -> torch.Tensor:
+    server = NoisyNewton(3, of.kappa, of.penalty)
+    weights = torch.full((len(records.labels),), 1.0 / len(records.labels), dtype=torch.float64)
+    state = server.start(of.initial())
+    for t in range(1, rounds + 1):
+        exact = of.increment(Query((state,)), Batch(records, weights), 10.0).total
+        noise = torch.from_numpy(std * draw.normal(size=of.dimension))
+        state = server.update(state, exact + noise, Round(t, (1.0,), 0.0, 10.0, 1.0))
+    return server.output(state)
+
+
+def test_a_record_answers_with_its_gradient_and_its_hessian() -> None:
+    of, records = asked(1e6, 1e6), drawn(1, np.random.default_rng(0))
+    at = torch.tensor([0.4, -2.0, 0.7], dtype=torch.float64, requires_grad=True)
+
+    def loss(point: torch.Tensor) -> torch.Tensor:
+        return of.base.losses(point, records).sum()
+
+    (slope,) = torch.autograd.grad(loss(at), at)
+    point = torch.cat([at.detach(), torch.full((6,), 7.0, dtype=torch.float64)])  # whatever the matrix is
+    found = of.per_record(Query((point,)), Batch(records, torch.ones(1).double()), torch.zeros(1), 1e9)[0]
+    torch.testing.assert_close(found[:3], slope)
+    torch.testing.assert_close(matrix(found[3:] / of.kappa, 3), hessian(loss, at.detach()))
+
+
+def test_no_record_adds_more_than_either_clip() -> None:
+    """Guarantee: norms in integers, for any query and record: of the gradient, of the Hessian, and of both."""
+    of, clip = asked(0.5, 0.1), 0.5 / math.sqrt(0.75)
+    values = [0.0, 1.0, -1e3, 1e38, 5e-324, math.inf, math.nan]
+    seen = list[np.ndarray[Any, Any]]()
+    for a, b, y, query in itertools.product(values, values, (0.0, 1.0), (0.0, 0.3, -1e30, math.nan)):
+        point = torch.full((of.dimension,), query, dtype=torch.float64)
+        record = Records(torch.tensor([[a, b, 1.0]]).double(), torch.tensor([y]).double())
+        seen.append(integer_sum(of, Query((point,)), clip, record, NORM, NORM / clip, 0).astype(float) / NORM)
+    array = np.array(seen) * clip
+    assert np.linalg.norm(array, axis=1).max() <= clip
+    assert 0.49 < np.linalg.norm(array[:, :3], axis=1).max() <= 0.5 * (1.0 + 1e-9)
+    assert 0.099 < np.linalg.norm(array[:, 3:], axis=1).max() / of.kappa <= 0.1 * (1.0 + 1e-9)
+
+
+def test_a_sum_is_that_of_its_records_and_counts_each_that_is_clipped_anywhere() -> None:
+    records, point = drawn(40, np.random.default_rng(1)), torch.full((9,), 0.2, dtype=torch.float64)
+    weights = torch.ones(40).double()
+    weights[7:] = 0.5
+    for of, beyond in ((asked(9.0, 9.0), 0), (asked(9.0, 0.01), 40), (asked(0.01, 9.0), 40)):
+        batch = Batch(records, weights)
+        whole = of.increment(Query((point,)), batch, 20.0)
+        each = of.per_record(Query((point,)), batch, torch.arange(40), 20.0)
+        torch.testing.assert_close(whole.total, each.sum(0))
+        assert whole.clipped == beyond
+        beside = torch.cat([point[:3], torch.full((6,), math.nan).double()])
+        assert torch.equal(of.per_record(Query((beside,)), batch, torch.arange(40), 20.0), each)
+
+
+def test_the_clip_that_is_asked_for_holds() -> None:
+    """Guarantee: whatever the settings say, no increment is longer than the clip of the round."""
+    of, records = asked(9.0, 9.0), drawn(20, np.random.default_rng(1))
+    batch = Batch(records, torch.full((20,), 0.5).double())
+    found = of.per_record(Query((torch.zeros(9).double(),)), batch, torch.arange(20), 0.01)
+    assert float(found.norm(dim=1).max()) <= 0.005
+
+
+def test_without_noise_the_server_finds_the_penalized_minimum() -> None:
+    of, records = asked(), drawn(400, np.random.default_rng(2))
+    z, y = records.features.numpy(), records.labels.numpy()
+
+    def loss(x: Any) -> float:
+        score = z @ x
+        return float(np.mean(np.logaddexp(0.0, score) - y * score) + 0.01 * x @ x)
+
+    best = optimize.minimize(loss, np.zeros(3), tol=1e-12).x
+    found = solved(of, records, 12, 0.0, np.random.default_rng(0))
+    np.testing.assert_allclose(found[:3].numpy(), best, atol=1e-3)
+    assert of.evaluate(found, records).loss == pytest.approx(loss(best) - 0.01 * best @ best, abs=1e-4)
+
+
+@pytest.mark.parametrize(("rounds", "std"), [(3, 0.0), (3, 0.02), (5, 0.02)])
+def test_intervals_cover_the_weights_of_the_population(rounds: int, std: float) -> None:
+    """Guarantee: sampling and the noise of gradients and Hessians are in an interval."""
+    draw, of = np.random.default_rng(5), asked()
+    true = solved(of, drawn(300_000, draw), 10, 0.0, draw)[:3].tolist()
+    hits = list[bool]()
+    for _ in range(100):
+        found = of.coefficients(
+            solved(of, drawn(1000, draw), rounds, std, draw), Published(std, 1000, 1.0, rounds)
+        )
+        hits += [each.low <= value <= each.high for each, value in zip(found, true, strict=True)]
+    assert 0.95 - 4.5 * math.sqrt(0.0475 / 300) < float(np.mean(hits)) <= 0.995
+
+
+def tree_of(folder: Path, **algorithm: Any) -> dict[str, Any]:
+    tree = table_tree(write_csv(folder / "t.csv", rows(300)))
+    return tree | {
+        "model": {"name": "logistic-regression", "feature_norm": 2.0},
+        "federation": {"silos": 2, "rounds": 3, "epochs": 3, "batches": [180, 120]},
+        "algorithm": NEWTON | algorithm,
+        "privacy": {"relation": "replace-one", "mu": 1.0},
+        "run": {"dtype": "float64", "evaluations": 1},
+    }
+
+
+@pytest.mark.parametrize("trust", ["untrusted", "secure-aggregation", "trusted"])
+def test_a_run_gives_named_coefficients_and_costs_what_it_was_calibrated_for(tmp_path: Path, trust: str) -> None:
+    tree = tree_of(tmp_path, trust=trust)
+    del tree["seed"]
+    (record,) = read_results(run_sweep(scenario_of(tree, "test"), RunOptions(out=tmp_path / "run"))).cells
+    assert record["mu"] == pytest.approx(1.0, rel=1e-9)
+    found = coefficients_of(record, tmp_path / "run")
+    assert [name for name, _ in found][-1] == "constant"
+    assert len(found) == 7
+    assert all(each.low < each.value < each.high for _, each in found)
+
+
+def test_a_guard_answers_with_both_and_charges_every_round_once(tmp_path: Path) -> None:
+    write_csv(tmp_path / "own.csv", [row for row in rows(300) if row["hospital"] == "north"])
+    (tmp_path / "own.csv").chmod(0o600)
+    keys = {"silo": 0, "shard": "own.csv", "ledger": "l.sqlite", "socket": "s.sock"}
+    allow = {"relation": "replace-one", "clip": 1.2, "rounds": 3, "budget": 1.0}
+    (tmp_path / "policy.toml").write_text(policy_text(keys, allow, TableSchema.model_validate(SCHEMA)))
+    guard = guard_at(tmp_path / "policy.toml")
+    tree = tree_of(tmp_path)
+    tree["federation"]["batches"] = [90, 60]
+    cell = resolve_cell(tree, "test")
+    text, zero = json.dumps(cell.canonical()), torch.zeros(7 + 28).double()
+    first = guard.answer("run", text, 1, zero)
+    assert torch.equal(first, guard.answer("run", text, 1, zero))
+    with pytest.raises(RunError):
+        guard.answer("run", text, 2, zero[:7])
+    with pytest.raises(RunError, match="budget"):
+        guard.answer("again", text, 1, zero)
+    plan = plan_of(cell, task_of_cell(cell).objective, released=True)
+    assert plan.releases(3)[0].mu == pytest.approx(1.0, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ({"name": "softmax-regression", "feature_norm": 2.0}, 'is of model.name = "logistic-regression"'),
+        ({"name": "logistic-regression", "feature_norm": 2.0, "penalty": 0.1}, "noisy-newton's is the server's"),
+    ],
+)
+def test_other_models_are_refused(tmp_path: Path, model: dict[str, Any], said: str) -> None:
+    cell = resolve_cell(tree_of(tmp_path) | {"model": model}, "test")
+    with pytest.raises(InputError, match=said):
+        task_of_cell(cell)
+
+
+def test_more_than_fifty_parameters_are_refused() -> None:
+    from fedpriv.papers.newton import NOISY_NEWTON
+
+    assert NOISY_NEWTON.model is not None
+    settings = NOISY_NEWTON.settings.model_validate({"clip": 1.0, "curvature_clip": 1.0, "penalty": 0.1})
+    assert NOISY_NEWTON.model(settings, LogisticRegression(50, 1.0)).dimension == 1325
+    with pytest.raises(InputError, match="at most 50 parameters, and the model has 51; take 'dp-sgd'"):
+        NOISY_NEWTON.model(settings, LogisticRegression(51, 1.0))
