@@ -226,7 +226,7 @@ def test_what_nobody_has_proved_is_refused(relation: Relation) -> None:
 
 def test_overlaps_are_those_of_the_strategy_and_clips_count() -> None:
     """κ² and the largest ⟨C_s, C_t⟩ clip_s clip_t of two rounds of a group, from the matrix itself."""
-    clips = np.array([1.0, 3.0, 0.5, 2.0, 2.0, 1.0, 0.2, 4.0, 1.0, 1.0, 2.0, 0.7])
+    clips = np.array([1.0, 3.0, 0.5, 2.0, 4.0, 1.0, 0.2, 2.0, 1.0, 1.0, 2.0, 0.7])
     mechanism = BufferedToeplitz(1.0, (0.9, 0.4), (0.6, 0.1))
     workload = Workload(Allocation(12, 12, 3), 1.0, clips)
     coefficients = mechanism.strategy(12)
