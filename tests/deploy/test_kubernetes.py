@@ -1,4 +1,4 @@
-"""The Kubernetes manifests: the guard is a sidecar of its own user; the SuperNode mounts nothing that is the silo's."""
+"""The Kubernetes manifests: the guard is a sidecar of its own user, and the SuperNode mounts nothing of it."""
 
 from pathlib import Path
 from typing import Any
