@@ -10,7 +10,7 @@ INSTALLED := build/installed/fedpriv
 # A process for each core; what took longest, and what was skipped and why, are printed.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --dist worksteal --durations=25 -rfEs
 
-.PHONY: run test test-slow test-all scenarios e2e e2e-tools lint lock docs docs-version dist bench bench-peers clean
+.PHONY: run test test-slow test-all gameday scenarios e2e e2e-tools lint lock docs docs-version dist bench bench-gpu bench-peers clean
 
 run: $(READY)  ## install, fetch MNIST, run the quickstart, print the table, draw the plots
 	$(BIN)/fedpriv data fetch mnist
@@ -23,7 +23,12 @@ test: $(READY)  ## what a change must pass: at most 6 minutes on two cores
 test-slow: $(READY)  ## what `make test` leaves out: whole audits and grids, attacks at full strength, paper tables
 	$(PYTEST) -m "slow and not deployment and not containers"
 
-test-all: test test-slow  ## every test but those of `make e2e`
+MINUTES := 10
+SEED := 0
+gameday: $(READY)  ## a federation of three sites, and faults at random: what broke, who was told, when all was well
+	FEDPRIV_ALLOW_ROOT=1 OMP_NUM_THREADS=1 $(BIN)/python -m tests.gameday --minutes $(MINUTES) --seed $(SEED)
+
+test-all: test test-slow gameday  ## every test but those of `make e2e`
 	$(PYTEST) -m long
 
 scenarios: $(READY)  ## every scenario at reduced size: one seed, a few rounds
@@ -58,6 +63,9 @@ dist: $(READY)  ## the wheel, in dist/
 
 bench: $(READY)  ## speed, against Flower's Ray engine and against the limit
 	$(BIN)/python -m benchmarks
+
+bench-gpu: $(READY)  ## rounds per second on this machine's GPU, beside its processor
+	$(BIN)/python -m benchmarks.gpu
 
 bench-peers:  ## an environment for each peer that `make bench` compares with: .venv-pfl, .venv-opacus
 	sh benchmarks/peer_environments.sh $(PYTHON)

@@ -2,8 +2,9 @@
 
     python -m benchmarks.growth_point ENGINE SILOS HIDDEN CLIENT_STEPS
 
-Prints {"dimension", "seconds", "processor", "bytes"}: d, seconds of the clock and of the processor for one step of
-one client with local noise, and the peak of the memory that the run takes beyond the loaded data.
+Prints {"dimension", "seconds", "processor", "bytes", "said"}: d, seconds of the clock and of the processor for one
+step of one client with local noise, the peak of the memory that the run takes beyond the loaded data, and what
+`fedpriv run --dry-run` says of it.
 """
 
 import json
@@ -14,6 +15,7 @@ import psutil
 
 from benchmarks.clock import timed
 from benchmarks.memory import forget_peak, peak
+from fedpriv.engines.memory import need_of
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import scenario_of
 from fedpriv.scenario.schema import Cell
@@ -40,12 +42,15 @@ def main() -> None:
     engine, (silos, hidden, client_steps) = sys.argv[1], map(int, sys.argv[2:])
     one = cell(silos, hidden, client_steps)
     dimension = task_of_cell(one).objective.dimension
+    need = need_of([one], engine)
+    assert need is not None
     forget_peak()
     before = psutil.Process().memory_info().rss
     clock = timed(engine, one)
     taken = max(peak() - before, 1)
     seconds, processor = 1.0 / (clock.rounds_per_second * silos), clock.processor_per_round / silos
     told = {"dimension": dimension, "seconds": seconds, "processor": processor, "bytes": taken}
+    told["said"] = sum(need.parts.values())
     print(json.dumps(told))
 
 

@@ -22,21 +22,21 @@ from fedpriv.scenario.schema import Cell
 
 _TURNS = 3
 _SILOS = 100
-_ROUNDS = {"cnn": 40, "wide-cnn": 6}
+ROUNDS = {"cnn": 40, "wide-cnn": 6}
 _DATA = "benchmark-pictures"
 _OURS = "fedpriv, vectorized"
 _SCRIPT = "opacus_rounds.py"
 
 
-def cell(network: str) -> Cell:
+def cell(network: str, device: str = "cpu") -> Cell:
     tree: dict[str, Any] = {
         "name": "networks",
         "data": {"name": _DATA},
         "model": {"name": f"benchmark-{network}"},
-        "federation": {"silos": _SILOS, "rounds": _ROUNDS[network]},
+        "federation": {"silos": _SILOS, "rounds": ROUNDS[network]},
         "algorithm": {"name": "dp-sgd", "trust": "trusted", "clip": 1.0, "step": 0.1},
         "privacy": {"relation": "zero-out", "mu": 4.0},
-        "run": {"evaluations": 1},
+        "run": {"evaluations": 1, "device": device},
     }
     return scenario_of(tree, "benchmarks/networks.py").points[0].cell
 
@@ -63,7 +63,7 @@ def _fedpriv(network: str) -> _Took:
 
 
 def _opacus(mode: str, network: str) -> _Took | None:
-    told = told_by_peer("opacus", _SCRIPT, mode, str(_ROUNDS[network]), network)
+    told = told_by_peer("opacus", _SCRIPT, mode, str(ROUNDS[network]), network)
     return None if told is None else _of(told["rounds_per_second"], told["processor_per_round"])
 
 
@@ -73,7 +73,7 @@ def _of(rounds_per_second: float, processor_per_round: float) -> _Took:
 
 def _pictures() -> Any:
     """Noise, which costs what pictures cost; few test records, since evaluations are not what is compared."""
-    draw, count = np.random.default_rng(0), _SILOS * max(_ROUNDS.values())
+    draw, count = np.random.default_rng(0), _SILOS * max(ROUNDS.values())
     features = draw.random((count, 784), np.float32)
     labels = draw.integers(0, CLASSES, count)
     return (features, labels), (features[:100], labels[:100])
@@ -82,7 +82,7 @@ def _pictures() -> Any:
 def register() -> None:
     """The data and the networks, by the names that cells have for them."""
     fedpriv.add_data(_DATA, _pictures, classes=CLASSES)
-    for network in _ROUNDS:
+    for network in ROUNDS:
         fedpriv.add_model(f"benchmark-{network}", lambda _shape, _classes, name=network: NETWORKS[name]())
 
 
@@ -90,7 +90,7 @@ def run() -> None:
     register()
     print("| network | who | us per record, median (range) | x fedpriv | processor us | x fedpriv | load |")
     print("|---|---|---|---|---|---|---|")
-    for network in _ROUNDS:
+    for network in ROUNDS:
         took: dict[str, list[_Took]] = {}
         for _ in range(_TURNS):
             for name, measure in _contenders(network).items():

@@ -185,7 +185,8 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
             self._wipe_sums(but=t)
         except OSError as error:
             raise RunError(
-                f"round {t}: the server's journal could not be written, so nothing is released: {error}"
+                f"round {t}: the server's journal in {self._folder} could not be written, so nothing is released: "
+                f"{error}; make room there, and run the same command with --resume"
             ) from None
         self._rounds = t
 

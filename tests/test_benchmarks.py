@@ -14,6 +14,10 @@ from benchmarks.compare import interval, verdict
 from benchmarks.differences import differences
 from benchmarks.differences import interval as students_interval
 from benchmarks.refining import fresh_seeds, neighbours
+from benchmarks.statistics_beside import lines_of
+from fedpriv.scenario.statistics import read_plan
+from tests.data.tables import rows, write_csv
+from tests.study.test_statistics import tree_of
 
 
 def test_the_interval_is_that_of_students_test_of_the_logarithms() -> None:
@@ -101,3 +105,23 @@ def test_five_settings_of_which_two_have_the_same_product(key: str, longer: floa
 def test_neighbours_are_compared_on_seeds_of_their_own() -> None:
     assert fresh_seeds([100]) == [101, 102]
     assert fresh_seeds([7, 3]) == [8, 9]
+
+
+def test_a_plan_is_shown_beside_what_its_table_has(tmp_path: Path) -> None:
+    held = rows(600)
+    tables: list[dict[str, Any]] = [
+        {"of": ["sex", "outcome"]},
+        {"name": "mean", "of": ["age"], "kind": "means"},
+        {"name": "quantiles", "of": ["age"], "kind": "quantiles", "edges": {"age": [0, 30, 60, 100]}},
+    ]
+    privacy = {"relation": "replace-one", "epsilon": 1.0}
+    tree = tree_of(write_csv(tmp_path / "t.csv", held), table=tables, privacy=privacy)
+    lines = [line.split("|") for line in lines_of(read_plan(tree))]
+    found = {(line[1].strip(), line[2].strip()): line[3] for line in lines}
+    train = [row for row in held if row["part"] == "train"]
+    ill = sum((row["sex"], row["outcome"]) == ("f", "ill") for row in train)
+    assert float(found["outcome by sex", "f, ill"]) == ill
+    ages = np.array([float(row["age"]) for row in train if row["age"]])
+    assert float(found["mean", "values"]) == len(ages)
+    assert float(found["mean", "mean"]) == pytest.approx(ages.mean(), abs=0.06)
+    assert float(found["quantiles", "quantile 0.5"]) == 60.0

@@ -52,10 +52,11 @@ from fedpriv.accounting.curves import (
     highest,
     lowest,
 )
-from fedpriv.accounting.gaussian import Relation, check_positive, relation_named
+from fedpriv.accounting.gaussian import RELATION_FACTOR, Relation, check_positive, relation_named
 from fedpriv.accounting.gaussian import epsilon_of as gaussian_epsilon_of
 from fedpriv.accounting.guarantees import Sampled, least_noise
 from fedpriv.accounting.losses import RAISED, Losses
+from fedpriv.accounting.overlap import beside
 from fedpriv.accounting.symmetric import LEAST_MULTIPLIER, Symmetric
 from fedpriv.core.errors import InputError
 
@@ -194,6 +195,8 @@ class AllocatedGaussian(Sampled):
     epochs: int = 1
     """Epochs begun; one that stopped early counts as whole."""
     relation: Relation = "zero-out"
+    common: float = 0.0
+    """Share of a round's squared distance by which two rounds of a unit overlap at most (`overlap`); below 1."""
 
     kind: ClassVar[str] = "allocated-gaussian"
     title: ClassVar[str] = "random allocation"
@@ -205,6 +208,8 @@ class AllocatedGaussian(Sampled):
             raise InputError(f"bins = {self.bins}: a unit draws among 1 to {_MOST_BINS:,} rounds of an epoch")
         if not 1 <= self.epochs <= _MOST_EPOCHS:
             raise InputError(f"epochs = {self.epochs}: there are 1 to {_MOST_EPOCHS:,}")
+        if not 0.0 <= self.common < 1.0:
+            raise InputError(f"common = {self.common}: a share of 0 or more and below 1")
 
     @property
     def curve(self) -> Curve:
@@ -219,6 +224,22 @@ class AllocatedGaussian(Sampled):
     def times(self) -> int:
         """In how many rounds a unit takes part: one an epoch."""
         return self.epochs
+
+    @property
+    def known_mu(self) -> float:
+        return super().known_mu * math.sqrt(1.0 + (self.epochs - 1) * self.common) * (1.0 + 1e-15)
+
+    @property
+    def common_mu(self) -> float:
+        """μ of what its rounds move alike, which no secret hides: k √a of `overlap`."""
+        factor = RELATION_FACTOR[self.relation] * self.epochs
+        return factor * math.sqrt(self.common) / self.noise_multiplier * (1.0 + 1e-15)
+
+    @property
+    def rest(self) -> "AllocatedGaussian":
+        """The allocation of what is left, with independent noise."""
+        multiplier = self.noise_multiplier / math.sqrt(1.0 - self.common) * (1.0 - 1e-15)
+        return dataclasses.replace(self, noise_multiplier=multiplier, common=0.0) if self.common else self
 
 
 def _tails_for(delta: float, epochs: int) -> tuple[float, ...]:
@@ -235,15 +256,17 @@ def _curve(mechanism: AllocatedGaussian, fineness: _Fineness, tails: tuple[float
     known, (remove, add) = gaussian(mechanism.known_mu), directions(mechanism, fineness, tails)
     if mechanism.relation == "zero-out":
         return lowest([known, highest([remove, add])])
-    loose = lowest([known, chained(remove, add)])
-    if mechanism.bins == 1 or mechanism.noise_multiplier < LEAST_MULTIPLIER:
+    loose, secret = lowest([known, chained(remove, add)]), mechanism.rest
+    if secret.bins == 1 or secret.noise_multiplier < LEAST_MULTIPLIER:
         return loose
-    pair = Symmetric(mechanism.noise_multiplier, mechanism.bins, fineness.size_replaced)
-    if mechanism.epochs == 1:
+    pair = Symmetric(secret.noise_multiplier, secret.bins, fineness.size_replaced)
+    if mechanism.epochs == 1 and mechanism.common == 0.0:
         return lowest([loose, pair.curve(fineness.knots, loose)])
-    of_one = gaussian_epsilon_of(dataclasses.replace(mechanism, epochs=1).known_mu, LEAST_DELTA)
-    law = _composed(pair.losses(fineness.knots, of_one), mechanism.epochs, fineness)
-    return lowest([loose, law.deltas])
+    of_one = gaussian_epsilon_of(dataclasses.replace(secret, epochs=1).known_mu, LEAST_DELTA)
+    law = pair.losses(fineness.knots, of_one)
+    if mechanism.epochs > 1:
+        law = _composed(law, mechanism.epochs, fineness)
+    return lowest([loose, beside(law, mechanism.common_mu).deltas])
 
 
 def directions(
@@ -253,15 +276,17 @@ def directions(
 
     Guarantee: each bounds its direction under zero-out, whatever `mechanism.relation` says.
     """
-    z, bins, epochs = mechanism.noise_multiplier, mechanism.bins, mechanism.epochs
+    secret = mechanism.rest
+    known = mechanism.common_mu / RELATION_FACTOR[mechanism.relation]  # of one unit more or less
+    z, bins, epochs = secret.noise_multiplier, secret.bins, secret.epochs
     size = fineness.size if epochs == 1 else fineness.size_of_many
     caps = _CAPS if epochs == 1 else (min(_CAPS[0], end_of_grid(z, bins, _TAILS[-1], narrow=True) / bins),)
-    removed = [losses_when_removed(z, bins, size, end) for end in _ends(mechanism, tails)]
+    removed = [losses_when_removed(z, bins, size, end) for end in _ends(secret, tails)]
     added = [losses_when_added(z, bins, size, cap) for cap in caps]
     if epochs > 1:
         removed = [_composed(law, epochs, fineness) for law in removed]
         added = [_composed(law, epochs, fineness) for law in added]
-    return _lowest_of(removed), _lowest_of(added)
+    return _lowest_of([beside(law, known) for law in removed]), _lowest_of([beside(law, known) for law in added])
 
 
 def _composed(law: Losses, epochs: int, fineness: _Fineness) -> Losses:
@@ -286,7 +311,12 @@ def _lowest_of(laws: Sequence[Losses]) -> Curve:
 
 @lru_cache(maxsize=256)
 def calibrated(
-    epsilon: float, delta: float, bins: int, epochs: int = 1, relation: Relation = "zero-out"
+    epsilon: float,
+    delta: float,
+    bins: int,
+    epochs: int = 1,
+    relation: Relation = "zero-out",
+    common: float = 0.0,
 ) -> AllocatedGaussian:
     """The mechanism with about the smallest noise multiplier that is (`epsilon`, `delta`)-DP.
 
@@ -295,7 +325,7 @@ def calibrated(
     """
 
     def mechanism(multiplier: float) -> AllocatedGaussian:
-        return AllocatedGaussian(multiplier, bins, epochs, relation)
+        return AllocatedGaussian(multiplier, bins, epochs, relation, common)
 
     tails = _tails_for(delta, epochs)
     coarse, fine = (lambda z: _curve(mechanism(z), _COARSE, tails)), (lambda z: _curve(mechanism(z), _FINE, tails))

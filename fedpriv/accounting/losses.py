@@ -138,6 +138,17 @@ class LatticeLosses:
         infinite = min(1.0, infinite + _TAIL + times * _PER_RELEASE)
         return LatticeLosses(self.step, times * self.low + cut, np.maximum(sums, 0.0), infinite).atoms
 
+    def beside(self, other: "LatticeLosses") -> "LatticeLosses":
+        """The law of both releases together, on the same lattice; no transforms, so that nothing cancels.
+
+        Guarantee: losses add up.
+        """
+        if other.step != self.step:
+            raise ValueError(f"laws on lattices of steps {self.step} and {other.step}")
+        infinite = self.infinite + other.infinite - self.infinite * other.infinite
+        sums = np.convolve(self.masses, other.masses)
+        return LatticeLosses(self.step, self.low + other.low, sums, min(1.0, infinite))
+
     @property
     def atoms(self) -> Losses:
         places = self.low + np.arange(len(self.masses), dtype=np.float64)

@@ -25,6 +25,7 @@ import torch
 from fedpriv.accounting.gaussian import epsilon_of
 from fedpriv.audit import secret
 from fedpriv.audit.canaries import objective_for, rows_read
+from fedpriv.audit.counts import A_RELEASE, COUNTS, found_of, small_cell
 from fedpriv.audit.families import (
     CANARIES,
     FAMILIES,
@@ -42,7 +43,8 @@ from fedpriv.audit.statistics import ClaimedCurve
 from fedpriv.audit.transcripts import check_clients
 from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import one_thread
-from fedpriv.noise.trust import CLIENT
+from fedpriv.loss.indicators import STATISTICS
+from fedpriv.noise.trust import CLIENT, RECORD
 from fedpriv.rounds.plan import plan_of
 from fedpriv.scenario.schema import Cell
 
@@ -111,6 +113,9 @@ def audit(
     if cell.schedule.secret:
         with one_thread(), torch.inference_mode():
             return _secret(cell, claimed_mu, trials, confidence, seed, progress, started)
+    if cell.model.name == STATISTICS:
+        with one_thread(), torch.inference_mode():
+            return _counted(cell, claimed_mu, trials, confidence, seed, progress, started)
     runs = -(-trials // CANARIES)
     parts = parts_of(cell, claimed_mu, runs, seed)
     with one_thread(), torch.inference_mode():
@@ -176,6 +181,15 @@ def _check(cell: Cell, claimed_mu: float, trials: int, confidence: float, seed: 
             f"trials = {trials}, confidence = {confidence}, mu = {claimed_mu}: expected at least {LEAST_TRIALS} "
             f"trials, a confidence in [0.5, 1) and a mu in [{SMALLEST_MU:g}, {LARGEST_MU:g}]"
         )
+    if cell.algorithm.row.model is not None:
+        raise InputError(
+            f"algorithm.name = {cell.algorithm.name!r}: canaries are gradients, and its records answer with more; "
+            "audit a copy with 'dp-sgd', whose clip, noise and guards are the same"
+        )
+    if cell.model.name == STATISTICS and cell.privacy.unit != RECORD.name:
+        raise InputError(
+            f'privacy.unit = "{cell.privacy.unit}": canaries of statistics are records; audit a plan of records'
+        )
     if cell.privacy.unit == CLIENT.name:
         check_clients(cell)
     if cell.algorithm.trust == "curator":
@@ -184,6 +198,16 @@ def _check(cell: Cell, claimed_mu: float, trials: int, confidence: float, seed: 
         rows_read(cell)
     if seed < 0:
         raise InputError(f"seed = {seed}: expected a whole number of at least 0")
+
+
+def _counted(
+    cell: Cell, mu: float, trials: int, confidence: float, seed: int, progress: Progress, started: float
+) -> Audit:
+    """Statistics: releases of the plan's own tables, in which the canary is in one of two cells of each."""
+    releases = -(-trials // A_RELEASE)
+    found = {COUNTS: found_of(cell, mu, releases, 1.0 - confidence, seed, Steps(progress, releases))}
+    bound = _bound_of(found[COUNTS], cell.privacy.delta)
+    return _outcome(cell, small_cell(cell, mu), bound, found, confidence, releases, started)
 
 
 def _secret(

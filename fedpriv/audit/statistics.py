@@ -152,19 +152,19 @@ def likelihoods(plan: Plan, trials: Trials) -> Scores:
     """
     heaviest = heaviest_round(plan)
     scores = _finite(trials.of_round(heaviest).seen @ matched_filter(plan, heaviest))
-    weight, std = _weight(plan, heaviest)
+    weight, std = weight_of(plan, heaviest)
     return (scores - _half_way(plan, heaviest)) * _sides(plan) * weight / std**2
 
 
 def separation(plan: Plan) -> float:
     """Standard deviations of the noise between both worlds in the best test: μ, if it is exact."""
     heaviest = heaviest_round(plan)
-    weight, std = _weight(plan, heaviest)
+    weight, std = weight_of(plan, heaviest)
     squared = float(_signal(plan, heaviest) @ matched_filter(plan, heaviest))
     return _sides(plan) * weight * math.sqrt(squared) / std
 
 
-def _weight(plan: Plan, canary_round: int) -> tuple[float, float]:
+def weight_of(plan: Plan, canary_round: int) -> tuple[float, float]:
     """Weight of a canary in what is seen, and the standard deviation of the noise there."""
     in_mean = plan.masked or float(plan.noise.std_of(SERVER)) > 0.0
     weight = (plan.weights[0] if in_mean else 1.0) / plan.batch_sizes[0]
@@ -187,7 +187,7 @@ def _half_way(plan: Plan, canary_round: int) -> float:
     """Between the matched filter's scores of both worlds, if records are clipped and weighted as the plan says."""
     if plan.relation == "replace-one":
         return 0.0  # increments that point in opposite directions
-    weight, _ = _weight(plan, canary_round)
+    weight, _ = weight_of(plan, canary_round)
     return weight * float(_signal(plan, canary_round) @ matched_filter(plan, canary_round)) / 2.0
 
 

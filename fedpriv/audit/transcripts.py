@@ -193,7 +193,7 @@ def run_trials(cell: Cell, layout: CanaryLayout, seed: int, queries: Sequence[Te
     asked, none = queries or zeros(plan), np.empty((count, 0))
     with folder_of_silos(cell, plan, shards) as (folder, silos):
         if queries is not None or plan.trust.releases(SERVER):
-            seen = _along(_seen(plan, folder, silos, asked))
+            seen = _along(seen_of(plan, folder, silos, asked))
             return Trials(seen, none, none, present, layout.round)
         first, again, other = _two_runs(plan, silos, asked)
     seen = _along(first)
@@ -213,10 +213,10 @@ def rolled_back(cell: Cell, layout: CanaryLayout, seed: int, t: int) -> Trials:
     after = [*before[: t - 1], _pushed(before[0]), *before[t:]]
     with folder_of_silos(cell, plan, shards) as (folder, silos):
         if t > 1:
-            _seen(plan, folder, silos, before[: t - 1])
+            seen_of(plan, folder, silos, before[: t - 1])
         backup = {path: path.read_bytes() for path in _journal(folder)}
         put_back = [silo.keep() for silo in silos]
-        first = _along(_seen(plan, folder, silos, before))
+        first = _along(seen_of(plan, folder, silos, before))
         for path in _journal(folder) - backup.keys():
             path.unlink()
         for path, content in backup.items():
@@ -224,7 +224,7 @@ def rolled_back(cell: Cell, layout: CanaryLayout, seed: int, t: int) -> Trials:
             path.chmod(0o600)
         for silo in put_back:
             silo()
-        again = _along(_seen(plan, folder, silos, after))
+        again = _along(seen_of(plan, folder, silos, after))
     differences = first[:, t - 1 :] - again[:, t - 1 :]
     return Trials(first, np.empty((count, 0)), differences, present, layout.round)
 
@@ -242,7 +242,7 @@ def _shards(cell: Cell, plan: Plan, layout: CanaryLayout, seed: int) -> tuple[ND
     return present, [layout.shard(present, cell.privacy.relation), *idle]
 
 
-def _seen(plan: Plan, folder: Path, silos: Sequence[Restartable], queries: Sequence[Tensor]) -> list[Tensor]:
+def seen_of(plan: Plan, folder: Path, silos: Sequence[Restartable], queries: Sequence[Tensor]) -> list[Tensor]:
     """Collect what this trust setting's adversary sees of the rounds that have `queries`; some may be over."""
     if plan.trust.draws(SERVER):
         return broadcasts(plan, folder, silos, queries)
@@ -251,13 +251,18 @@ def _seen(plan: Plan, folder: Path, silos: Sequence[Restartable], queries: Seque
     return replies(silos[0], queries)
 
 
+def temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder for ledgers, in memory where there is room."""
+    memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None
+    return tempfile.TemporaryDirectory(prefix="fedpriv-audit-", dir=memory)
+
+
 @contextmanager
 def folder_of_silos(
     cell: Cell, plan: Plan, shards: Sequence[Shard]
 ) -> Iterator[tuple[Path, Sequence[Restartable]]]:
     """Guards with these shards, or a pool of clients, in a folder that is gone afterwards."""
-    memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="fedpriv-audit-", dir=memory) as name:
+    with temporary_folder() as name:
         silos: Sequence[Restartable]
         if cell.federation.clients is not None:
             silos = [Pool(cell, plan, shard) for shard in shards]

@@ -86,6 +86,9 @@ def run(
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Run groups of cells on this Ray cluster (extra: ray).")
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything and say what memory it takes; nothing is run.")
+    ] = False,
 ) -> None:
     """Run every cell of a scenario; write results.json, history.jsonl and table.md as it goes.
 
@@ -104,11 +107,13 @@ def run(
         fedpriv run deployment --engine deployment
 
         fedpriv run mnist-untrusted --workers 2
+
+        fedpriv run mnist-untrusted --set federation.silos=100 --dry-run
     """
     from fedpriv.core.files import scenario_file
 
     scenario_file(scenario)  # a name that is wrong is told before torch is imported
-    from fedpriv.cli.run import run_scenario
+    from fedpriv.cli.run import run_scenario, weigh
     from fedpriv.engines.table import Connection
     from fedpriv.engines.workers import Workers
     from fedpriv.study.sweep import RunOptions
@@ -122,6 +127,9 @@ def run(
         overrides=overrides or [],
         imports=imports or [],
     )
+    if dry_run:
+        weigh(scenario, options)
+        return
     run_scenario(scenario, options, display)
 
 
@@ -352,7 +360,7 @@ def table(
 def coefficients(
     run_dir: RunDir, as_json: Annotated[bool, typer.Option("--json", help="Plain data in one line.")] = False
 ) -> None:
-    """Print a ridge-statistics model's weights, with intervals that have sampling and noise in them.
+    """Print the weights of ridge-statistics or noisy-newton, with intervals that have sampling and noise in them.
 
     Example: fedpriv coefficients runs/ridge
     """

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
@@ -18,7 +19,10 @@ from fedpriv.core.extensions import import_files
 from fedpriv.core.figures import epsilon_words, lower_figure, upper_figure
 from fedpriv.noise.trust import trust_named
 from fedpriv.scenario.load import load_scenario
+from fedpriv.scenario.schema import Cell
+from fedpriv.scenario.statistics import is_plan, read_plan
 from fedpriv.show.statement import check_audited, power_words, store_audit
+from fedpriv.study.statistics import Statistics
 
 _LINE_EVERY = 5.0  # seconds, where there is no terminal to draw a bar on
 
@@ -26,7 +30,7 @@ _LINE_EVERY = 5.0  # seconds, where there is no terminal to draw a bar on
 def audit_scenario(asked: AuditRequest) -> None:
     """Audit the first cell of a scenario."""
     import_files(asked.imports or [])
-    cell = load_scenario(asked.scenario, asked.overrides or []).points[0].cell
+    cell = _cell_of(asked)
     if asked.store is not None:
         if cell.schedule.secret:
             raise InputError(
@@ -44,6 +48,14 @@ def audit_scenario(asked: AuditRequest) -> None:
             f"the claim μ = {upper_figure(outcome.claimed_mu)} is refuted: {outcome.statistic} shows "
             f"at least {lower_figure(outcome.mu)} with confidence {outcome.confidence:g}"
         )
+
+
+def _cell_of(asked: AuditRequest) -> Cell:
+    """The first cell of a scenario, or that of a plan of statistics."""
+    path, overrides = Path(asked.scenario), asked.overrides or []
+    if path.is_file() and is_plan(path):
+        return Statistics.of(read_plan(path, overrides)).cell
+    return load_scenario(asked.scenario, overrides).points[0].cell
 
 
 def _tested(outcome: Audit, name: str, bound: float) -> str:

@@ -256,7 +256,12 @@ class TuneRequest:
 class AuditRequest:
     """All that `fedpriv audit` is asked for."""
 
-    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario; its first cell is audited.")]
+    scenario: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SCENARIO", help="A scenario, of which the first cell is audited, or a plan of statistics."
+        ),
+    ]
     imports: Imports = None
     overrides: Overrides = None
     mu: Annotated[float, typer.Option(help="The claim: the scenario is recalibrated to it.")] = 1.0

@@ -16,13 +16,15 @@ from fedpriv.cli.options import Display
 from fedpriv.cli.progress import JsonLines, MLflow, Progress, TensorBoard
 from fedpriv.core.errors import FedprivError, InputError, RunError
 from fedpriv.core.extensions import import_files
+from fedpriv.core.figures import counted
+from fedpriv.engines.memory import memory_words
 from fedpriv.engines.table import engine_row
 from fedpriv.rounds.outcome import Finished, RunObserver
 from fedpriv.scenario.load import Scenario, load_scenario
 from fedpriv.show.page import page_of, write_report
 from fedpriv.show.table import write_table
 from fedpriv.study.results import read_claims
-from fedpriv.study.sweep import RunOptions, run_sweep
+from fedpriv.study.sweep import RunOptions, run_sweep, weighed
 
 _REFRESH_SECONDS = 1.0
 _LAST_LOOK_SECONDS = 3.0
@@ -111,6 +113,16 @@ def watching(watched: Watched) -> Iterator[str]:
 
 
 INTERRUPTED = 130
+
+
+def weigh(path: Path, options: RunOptions) -> None:
+    """Check a scenario as a run does, and say what it takes; InputError for what would not be run."""
+    import_files(options.imports)
+    scenario = load_scenario(path, options.overrides)
+    need = weighed(scenario, options)
+    sys.stdout.write(f"{counted(len(scenario.points), 'cell')}, engine {options.engine}\n")
+    told = "not counted, its silos are processes of their own" if need is None else f"at most {need.words()}"
+    sys.stdout.write(f"memory: {told}; {memory_words()} here\n")
 
 
 def run_scenario(path: Path, options: RunOptions, shown: Display) -> None:

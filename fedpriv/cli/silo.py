@@ -31,6 +31,10 @@ app = typer.Typer(
     suggest_commands=False,
 )
 Policy = Annotated[Path, typer.Argument(metavar="POLICY", help="The silo's policy file (TOML).")]
+Metrics = Annotated[
+    str | None,
+    typer.Option(metavar="PORT|SOCKET", help="Where this machine, and no other, asks for Prometheus figures."),
+]
 
 
 @app.command()
@@ -61,17 +65,18 @@ def init(
 
 
 @app.command()
-def run(policy: Policy) -> None:
+def run(policy: Policy, metrics: Metrics = None) -> None:
     """Run the guard until it is ended.  `fedpriv silo POLICY` is the same.
 
     Example: fedpriv silo run silo-0.toml
+    Example: fedpriv silo run silo-0.toml --metrics 9464
     """
     from fedpriv.core.logs import log_as_service
     from fedpriv.silo.daemon import serve
     from fedpriv.silo.policy import read_policy
 
     log_as_service(silo=read_policy(policy).silo)
-    serve(policy, ready=lambda socket: typer.echo(f"answering on {socket}"))
+    serve(policy, lambda socket: typer.echo(f"answering on {socket}"), metrics)
 
 
 @app.command()
@@ -240,6 +245,7 @@ def superlink(
     simulation: Annotated[
         bool, typer.Option("--simulation", help="No SuperNodes: for Flower's Ray engine.")
     ] = False,
+    metrics: Metrics = None,
 ) -> None:
     """Run Flower's SuperLink, where the server runs, until ended; SuperNodes reach nothing of it but messages.
 
@@ -247,7 +253,16 @@ def superlink(
     """
     from fedpriv.engines.superlink_process import serve_superlink
 
-    serve_superlink(control, keys, host=host, port=port, simulation=simulation, insecure=insecure, kept=state)
+    serve_superlink(
+        control,
+        keys,
+        host=host,
+        port=port,
+        simulation=simulation,
+        insecure=insecure,
+        kept=state,
+        metrics=metrics,
+    )
 
 
 def supernode(
@@ -263,6 +278,7 @@ def supernode(
     health: Annotated[
         Path | None, typer.Option(metavar="SOCKET", help="Where it says how it is, as a guard does; else nowhere.")
     ] = None,
+    metrics: Metrics = None,
 ) -> None:
     """Run a silo's SuperNode, which carries queries to the guard and releases back, until ended.
 
@@ -272,7 +288,7 @@ def supernode(
     """
     from fedpriv.engines.supernode_process import become_supernode
 
-    become_supernode(superlink, silo, guard, keys, insecure=insecure, health=health)
+    become_supernode(superlink, silo, guard, keys, insecure=insecure, health=health, metrics=metrics)
 
 
 def certificates(

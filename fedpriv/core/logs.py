@@ -1,25 +1,32 @@
-"""Log lines of a service: time (UTC), level, silo, run and round, as text or as JSON objects.
+"""Log lines of a service: time (UTC), level, event, silo, run and round, as text or as JSON objects.
 
-The environment variable FEDPRIV_LOG chooses: `text`, which is the default, or `json`.  A record has its silo, run
+The environment variable FEDPRIV_LOG chooses: `text`, which is the default, or `json`.  A record has its event, run
 and round from `facts`.
+
+Guarantee: a stranger's words make no line and no fact of their own.  In text a record's first line alone begins
+with a time, and facts with other characters than those of names are quoted.
 """
 
 import json
 import logging
 import os
+import re
 import sys
 import time
 from typing import Any
 
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, printable
 
 FORMAT = "FEDPRIV_LOG"
-_FACTS = ("silo", "run", "round")
+_LONGEST = 2000  # characters of a line
+_FACTS = ("event", "silo", "run", "round")
+_NAME = re.compile(r"[\w.:/-]+", re.ASCII)
 
 
-def facts(run: str | None = None, t: int | None = None) -> dict[str, Any]:
-    """Give a record the run and the round that it is about: the argument `extra` of a logger's methods."""
-    return {key: value for key, value in (("run", run), ("round", t)) if value is not None}
+def facts(run: str | None = None, t: int | None = None, event: str | None = None) -> dict[str, Any]:
+    """Give a record its event, and the run and the round that it is about: the argument `extra` of a logger."""
+    given = {"event": event, "run": run, "round": t}
+    return {key: value for key, value in given.items() if value is not None}
 
 
 class _Line(logging.Formatter):
@@ -33,9 +40,15 @@ class _Line(logging.Formatter):
         message = super().format(record)
         if self._as_json:
             level = record.levelname.lower()
-            return json.dumps({"time": moment, "level": level, **about, "message": message}, ensure_ascii=False)
-        words = "".join(f" {key}={value}" for key, value in about.items())
-        return f"{moment} {record.levelname}{words} {message}"
+            return json.dumps({"time": moment, "level": level, **about, "message": message})
+        words = "".join(f" {key}={_quoted(value)}" for key, value in about.items())
+        lines = "\n  | ".join(printable(line, _LONGEST) for line in message.splitlines())
+        return f"{moment} {record.levelname}{words} {lines}"
+
+
+def _quoted(value: object) -> str:
+    text = str(value)
+    return text if _NAME.fullmatch(text) else json.dumps(text)
 
 
 def log_as_service(**always: int) -> None:

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import write_text
 from fedpriv.engines.processes import CERTIFICATE
+from fedpriv.protocol.metrics import Figure
 
 _log = logging.getLogger("fedpriv.certificates")
 SOON = datetime.timedelta(days=30)
@@ -93,6 +94,19 @@ def warn_of_ends(*paths: Path) -> None:
             continue
         for certificate in ending:
             _log.warning("a certificate ends soon: %s; see `fedpriv certificates`", certificate.line())
+
+
+def ends_of(*paths: Path) -> list[Figure]:
+    """When the certificates in `paths` end, for Prometheus; 0 for a file that has none."""
+    found = []
+    for path in paths:
+        try:
+            end = min(each.content.not_valid_after_utc.timestamp() for each in certificates_of(path))
+        except (InputError, ValueError):
+            end = 0.0
+        about = {"file": path.name}
+        found.append(Figure("fedpriv_certificate_end_seconds", "When it ends, since 1970.", end, about))
+    return found
 
 
 def renew(keys: Path, authority: Path) -> Certificate:

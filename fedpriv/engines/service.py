@@ -21,8 +21,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from fedpriv.core.errors import InputError, RunError, printable
+from fedpriv.core.errors import RunError, printable
 from fedpriv.protocol.messages import receive_json, send_frame
+from fedpriv.protocol.metrics import private_socket
 
 _log = logging.getLogger("fedpriv.service")
 
@@ -142,20 +143,6 @@ def health_socket(path: Path | None, health: Health) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)
-
-
-def private_socket(path: Path, option: str) -> socket.socket:
-    """A Unix socket at `path`, of mode 0600 from the start; InputError, naming `option`, if none can be."""
-    path.unlink(missing_ok=True)
-    bound = socket.socket(socket.AF_UNIX)
-    previous = os.umask(0o177)
-    try:
-        bound.bind(str(path))
-    except OSError as error:
-        raise InputError(f"{option} {path}: {error}") from None
-    finally:
-        os.umask(previous)
-    return bound
 
 
 def _answer(listener: socket.socket, health: Health) -> None:

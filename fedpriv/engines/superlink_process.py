@@ -24,7 +24,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.responses import JSONResponse, PlainTextResponse
@@ -32,7 +34,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.logs import log_as_service
-from fedpriv.engines.certificates import Renewed, check_certificates, warn_of_ends
+from fedpriv.engines.certificates import Renewed, check_certificates, ends_of, warn_of_ends
 from fedpriv.engines.flower_private import CONTROL, FLEET, RUNTIME, superexec_command
 from fedpriv.engines.flower_private.kept import KeptRuns
 from fedpriv.engines.flower_private.presence import STATUS, Presence
@@ -45,8 +47,9 @@ from fedpriv.engines.processes import (
     node_public_key,
     tls_options,
 )
-from fedpriv.engines.service import BEATS, EXECUTOR, Health, Part, late, part_lost, private_socket
+from fedpriv.engines.service import BEATS, EXECUTOR, Health, Part, late, part_lost
 from fedpriv.protocol.messages import REFUSED, REGISTERED
+from fedpriv.protocol.metrics import Figure, metrics_served, private_socket
 
 _log = logging.getLogger("fedpriv.superlink")
 _LOOK, _DAY = 0.5, 86_400.0  # seconds between two looks at the executor, and two warnings of a certificate's end
@@ -103,12 +106,13 @@ def serve_superlink(
     simulation: bool = False,
     insecure: bool = False,
     kept: Path | None = None,
+    metrics: str | None = None,
 ) -> None:
     """Serve until asked to end; RunError if a part ends unasked.
 
     `control` is the socket to be made; `keys` a folder with ca.crt, server.pem, server.key and nodes/silo-N.pub.
-    `kept` is a file with the runs of before.  `insecure`: SuperNodes connect without TLS and keys.
-    `simulation`: there are none.
+    `kept` is a file with the runs of before; `metrics` is where figures are told (`metrics_served`).
+    `insecure`: SuperNodes connect without TLS and keys.  `simulation`: there are none.
     InputError for keys or certificates that cannot be used.
     """
     log_as_service()
@@ -140,8 +144,16 @@ def serve_superlink(
         command = superexec_command(address, runtime_keys / AUTHORITY, secret, os.getpid())
         executor, began = subprocess.Popen(command, env=environment), time.monotonic()
         try:
-            with asyncio.Runner(loop_factory=uvicorn.Config(app).get_loop_factory()) as runner:
-                health, look = partial(late, beats, EXECUTOR, began), partial(runs.look, link.state)
+            health = partial(late, beats, EXECUTOR, began)
+
+            def look() -> None:
+                runs.look(link.state)
+                link.pushes.forget(link.state)
+
+            with (
+                metrics_served(metrics, lambda: _figures(app.seen(), health, keys)),
+                asyncio.Runner(loop_factory=uvicorn.Config(app).get_loop_factory()) as runner,
+            ):
                 asked = runner.run(_serve(app, listeners, executor, health, look))
             if not asked:
                 code = executor.poll()
@@ -154,6 +166,25 @@ def serve_superlink(
             executor.terminate()
             executor.wait()
             control.unlink(missing_ok=True)
+
+
+def _figures(seen: Mapping[str, Any], health: Health, keys: Path | None) -> list[Figure]:
+    """For Prometheus: each silo by its name, whether it was heard of or not."""
+    silos = seen["silos"].copy().items()
+    return [
+        Figure("fedpriv_superlink_info", "The SuperLink's version.", 1, {"version": version("fedpriv")}),
+        Figure("fedpriv_superlink_healthy", "1 if its parts are at work.", health() is None),
+        *(
+            Figure(f"fedpriv_superlink_silo_{name}", words, silo.get(key, 0.0), {"silo": silo_name})
+            for name, words, key in (
+                ("seen_seconds", "When it was heard of, since 1970; 0 if never.", "seen"),
+                ("ahead_seconds", "By how much its clock is ahead.", "ahead"),
+                ("refused_seconds", "When its clock kept it out, since 1970; 0 if it is let in.", "refused"),
+            )
+            for silo_name, silo in silos
+        ),
+        *([] if keys is None else ends_of(keys / AUTHORITY, keys / CERTIFICATE)),
+    ]
 
 
 def _nodes(keys: Path) -> dict[str, bytes]:

@@ -1,6 +1,6 @@
 """`fedpriv supernode`: Flower's SuperNode of one silo; no other user of the machine can take or answer its tasks.
 
-    python -P -m fedpriv.engines.supernode_process SUPERLINK SILO GUARD KEYS|- HEALTH|-
+    python -P -m fedpriv.engines.supernode_process SUPERLINK SILO GUARD KEYS|- HEALTH|- METRICS|-
 
 Its parts are Flower's SuperNode and an executor.  A SuperNode that lost its SuperLink, which was restarted, is
 away or refuses the key (one that was killed counts as connected for a minute), is started again, for ever, and so
@@ -8,18 +8,20 @@ is one whose port another program has taken meanwhile.  Any other end of a part 
 """
 
 import logging
+import math
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
 from fedpriv.core.errors import FedprivError, InputError
 from fedpriv.core.logs import log_as_service
-from fedpriv.engines.certificates import check_certificates, warn_of_ends
+from fedpriv.engines.certificates import check_certificates, ends_of, warn_of_ends
 from fedpriv.engines.flower_private import superexec_command, supernode_command
 from fedpriv.engines.processes import AUTHORITY, free_ports, isolated, tls_options
 from fedpriv.engines.service import (
@@ -35,6 +37,7 @@ from fedpriv.engines.service import (
     part_lost,
     read_beat,
 )
+from fedpriv.protocol.metrics import Figure, metrics_served
 
 _log = logging.getLogger("fedpriv.supernode")
 NODE_KEY = "node.key"
@@ -45,14 +48,28 @@ _AWAY = 40.0  # seconds without an answer of the SuperLink; heartbeats go out ev
 _DAY = 86_400.0
 
 
-def command(superlink: str, silo: int, guard: Path, keys: Path | None, health: Path | None = None) -> list[str]:
+def command(
+    superlink: str,
+    silo: int,
+    guard: Path,
+    keys: Path | None,
+    health: Path | None = None,
+    metrics: str | None = None,
+) -> list[str]:
     """The command that runs silo `silo`'s SuperNode; `keys` has ca.crt and node.key, None for no TLS, no key."""
-    given = ["-" if path is None else str(path) for path in (keys, health)]
+    given = ["-" if place is None else str(place) for place in (keys, health, metrics)]
     return [sys.executable, "-P", "-m", __name__, superlink, str(silo), str(guard), *given]
 
 
 def become_supernode(
-    superlink: str, silo: int, guard: Path, keys: Path | None, *, insecure: bool, health: Path | None = None
+    superlink: str,
+    silo: int,
+    guard: Path,
+    keys: Path | None,
+    *,
+    insecure: bool,
+    health: Path | None = None,
+    metrics: str | None = None,
 ) -> NoReturn:
     """Make this process silo `silo`'s SuperNode; InputError for keys that cannot be used."""
     if (keys is None) != insecure:
@@ -61,14 +78,22 @@ def become_supernode(
         check_certificates(keys / AUTHORITY)
         if not (keys / NODE_KEY).exists():
             raise InputError(f"{keys / NODE_KEY}: no such key; run deploy/make-keys.sh, or ssh-keygen")
-    words = command(superlink, silo, guard, keys, health)
+    words = command(superlink, silo, guard, keys, health, metrics)
     os.execv(words[0], words)
 
 
 def run_supernode(
-    superlink: str, silo: int, guard: Path, keys: Path | None, health: Path | None = None
+    superlink: str,
+    silo: int,
+    guard: Path,
+    keys: Path | None,
+    health: Path | None = None,
+    metrics: str | None = None,
 ) -> NoReturn:
-    """Run until this process is asked to end; RunError if a part ends otherwise than by losing the SuperLink."""
+    """Run until this process is asked to end; RunError if a part ends otherwise than by losing the SuperLink.
+
+    `metrics` is where figures are told: see `metrics_served`.
+    """
     with isolated("supernode") as (folder, secret, options):
         options += [f"--superlink={superlink}", "--node-config", f"partition-id={silo} guard='{guard}'"]
         options += tls_options(folder)
@@ -81,7 +106,7 @@ def run_supernode(
         beats.mkdir(mode=0o700)
         os.environ[BEATS] = str(beats)
         watch = Watch("SuperNode", superlink, beats, keys)
-        with health_socket(health, watch.ails):
+        with health_socket(health, watch.ails), metrics_served(metrics, lambda: watch.figures(silo)):
             stay(lambda: _run_once(options, folder / AUTHORITY, secret, watch), watch)
 
 
@@ -97,6 +122,18 @@ class Watch:
     def ails(self) -> str | None:
         """What ails the service itself; a SuperLink that is away does not."""
         return late(self._beats, EXECUTOR, self._began)
+
+    def figures(self, silo: int) -> list[Figure]:
+        """For Prometheus."""
+        beat = read_beat(self._beats, SUPERNODE)
+        silent = time.monotonic() - (self._began if beat is None else beat.at)
+        who = {"silo": str(silo), "version": version("fedpriv")}
+        return [
+            Figure("fedpriv_supernode_info", "The SuperNode's silo and version.", 1, who),
+            Figure("fedpriv_supernode_healthy", "1 if its parts are at work.", self.ails() is None),
+            Figure("fedpriv_supernode_silent_seconds", "Since the SuperLink answered.", math.floor(silent)),
+            *([] if self._keys is None else ends_of(self._keys / AUTHORITY)),
+        ]
 
     def look(self, *, lost: bool = False) -> None:
         """Say it if the SuperLink is away, `lost` for sure, or if a certificate ends soon, once a day."""
@@ -164,15 +201,16 @@ def _ended_with_us(words: Sequence[str], inherited: int) -> Iterator["subprocess
 _END_SECONDS = 20.0  # Flower ends itself hard after 5, and a service manager us after 90
 
 
-def main(superlink: str, silo: str, guard: str, *folders: str) -> None:
+def main(superlink: str, silo: str, guard: str, keys: str, health: str, metrics: str) -> None:
     """Run the command line of `command`."""
     log_as_service(silo=int(silo))
     end_when_asked()
-    keys, health = (None if given == "-" else Path(given) for given in folders)
-    if keys is not None:
-        warn_of_ends(keys / AUTHORITY)
+    folder, healthy = (None if given == "-" else Path(given) for given in (keys, health))
+    if folder is not None:
+        warn_of_ends(folder / AUTHORITY)
     try:
-        run_supernode(superlink, int(silo), Path(guard), keys, health)
+        told = None if metrics == "-" else metrics
+        run_supernode(superlink, int(silo), Path(guard), folder, healthy, told)
     except FedprivError as error:
         _log.error("%s", error)
         sys.exit(error.exit_code)

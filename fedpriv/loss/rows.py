@@ -18,6 +18,7 @@ from torch import Tensor
 from fedpriv.core.errors import InputError
 from fedpriv.data.encode import MOMENTS_APART, MOMENTS_RADIUS, moments_of
 from fedpriv.data.layout import layout_of
+from fedpriv.loss.augment import Augmentation
 from fedpriv.loss.features import pixels
 from fedpriv.loss.imported import build, imported, is_import_path, with_group_norm
 from fedpriv.loss.inputs import objective_over
@@ -88,6 +89,9 @@ class ModuleSettings(ModelSettings):
     """Models of torch layers."""
 
     initial_seed: Annotated[int, Field(ge=0)] = Field(0, description="the first model follows from it alone")
+    augment: Augmentation | None = Field(
+        None, description="copies, shift and flip: copies of a picture inside of one clip"
+    )
 
 
 def flat_pixels(images: NDArray[Any], dtype: torch.dtype, _settings: ModelSettings) -> Tensor:

@@ -78,6 +78,7 @@ class BufferedToeplitz(Toeplitz):
     """
 
     name: ClassVar[str] = "blt"
+    fades: ClassVar[bool] = True
     words: ClassVar[str] = "Gaussian noise correlated over the rounds (a few decaying buffers)"
 
     decay: float = field(default=1.0, metadata=SHARED)

@@ -169,6 +169,9 @@ class Mechanism(Protocol):
     movement: float | None = None
     """The sensitivity holds if queries move by at most this a round, which silos check; None: for any queries."""
 
+    fades: ClassVar[bool] = False
+    """Whether C ≥ 0 has no end to its bands and its columns fade: `columns` says by how much two overlap."""
+
     @property
     def assumption(self) -> str | None:
         """Assumption of the sensitivity about the loss and the arithmetic, as a sentence; None: nothing at all.

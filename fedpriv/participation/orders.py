@@ -71,6 +71,10 @@ class Sums(Protocol):
         """
         ...
 
+    def overlap(self, groups: int) -> tuple[float, float]:
+        """That distance also where its rounds overlap, and by which share of its square two of them do at most."""
+        ...
+
     def moved(self, distance: float) -> float:
         """Such a distance with the record's weight and the neighbouring relation in it."""
         ...
@@ -153,7 +157,7 @@ class Participation(Protocol):
         """Guarantee to every record where one in the order `known` is promised `mu` > 0."""
         ...
 
-    def charged(self, relation: Relation, mu: float, delta: float) -> float:
+    def charged(self, sums: Sums, mu: float, delta: float) -> float:
         """μ' so that noise of `sums.moved(distance)` / μ' gives what μ-GDP gives at δ."""
         ...
 
@@ -208,7 +212,7 @@ class KnownRounds(Plain):
     def promised(self, mu: float, relation: Relation) -> GaussianDP:
         return GaussianDP(mu)
 
-    def charged(self, relation: Relation, mu: float, delta: float) -> float:
+    def charged(self, sums: Sums, mu: float, delta: float) -> float:
         return mu
 
 

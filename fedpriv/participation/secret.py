@@ -117,9 +117,13 @@ class SecretOrder(Plain):
         """`sums.moved` of it is the clip of one record: the 2 of replace-one is in the accounting already."""
         return sums.clip_apart(self.groups) / RELATION_FACTOR[sums.relation]
 
-    def charged(self, relation: Relation, mu: float, delta: float) -> float:
+    def charged(self, sums: Sums, mu: float, delta: float) -> float:
         """For a record that is known to take part; a rounding to the safe side is in it."""
-        return (1.0 - 1e-12) / self.calibrated(epsilon_of(mu, delta), delta, relation).noise_multiplier
+        found = self._calibrated_for(sums, epsilon_of(mu, delta), delta)
+        return (1.0 - 1e-12) / found.noise_multiplier
+
+    def _calibrated_for(self, sums: Sums, epsilon: float, delta: float) -> Sampled:
+        return self.calibrated(epsilon, delta, sums.relation)
 
 
 @dataclass(frozen=True)
@@ -153,8 +157,19 @@ class Allocation(SecretOrder):
     def calibrated(self, epsilon: float, delta: float, relation: Relation) -> AllocatedGaussian:
         return calibrated(epsilon, delta, self.bins, self.epochs, relation)
 
+    def _calibrated_for(self, sums: Sums, epsilon: float, delta: float) -> AllocatedGaussian:
+        common = sums.overlap(self.groups)[1]
+        return calibrated(epsilon, delta, self.bins, self.epochs, sums.relation, common)
+
     def promise(self, multiplier: float, relation: Relation) -> AllocatedGaussian:
         return AllocatedGaussian(multiplier, self.bins, self.epochs, relation)
+
+    def guarantee(self, sums: Sums, std: float) -> AllocatedGaussian:
+        found, common = super().guarantee(sums, std), sums.overlap(self.groups)[1]
+        return AllocatedGaussian(found.noise_multiplier, self.bins, self.epochs, sums.relation, common)
+
+    def distance(self, sums: Sums) -> float:
+        return sums.overlap(self.groups)[0] / RELATION_FACTOR[sums.relation]
 
     @property
     def epochs(self) -> int:

@@ -110,14 +110,14 @@ def exact_plan_of(
     name, schedule, trust = cell.algorithm.row.name, cell.schedule, cell.algorithm.trust_setting
     targets = cell.targets
     assert targets is not None  # of a run without noise nothing is exact
-    sums = RunningSums(mechanism, workload, cell.privacy.relation)
+    sums = RunningSums(mechanism, workload, cell.privacy.relation, exact=True)
     known = RunningSums(mechanism, replace(workload, schedule=schedule.known), sums.relation)
     share = 1.0 if schedule.known is schedule else known.sensitivity() / schedule.distance(sums)
     unit = cell.privacy.protected
 
     def of_one_silo(target: float) -> float:
         """What a unit's records in one silo may be charged, less what rounding adds."""
-        mu = schedule.charged(sums.relation, target, cell.privacy.delta) * share
+        mu = schedule.charged(sums, target, cell.privacy.delta) * share
         return (unit.of_one_silo(mu) if trust.releases(0) else mu / unit.shared) * _SAFE
 
     sizes, rounds = cell.batch_sizes, range(1, schedule.rounds + 1)
@@ -336,11 +336,12 @@ def float_noise_of(
     target, relation, delta = cell.target, cell.privacy.relation, cell.privacy.delta
     if target is None:
         return Noise()
-    distance = schedule.distance(RunningSums(mechanism, workload, relation))
+    sums = RunningSums(mechanism, workload, relation)
+    distance = schedule.distance(sums)
     mus = None
     if cell.privacy.shares:
-        mus = [schedule.charged(relation, each, delta) for each in cell.targets or ()]
-    mu = schedule.charged(relation, target, delta)
+        mus = [schedule.charged(sums, each, delta) for each in cell.targets or ()]
+    mu = schedule.charged(sums, target, delta)
     return cell.algorithm.trust_setting.noise(
         distance, cell.batch_sizes, weights, relation, mu, cell.privacy.protected, apart, mus
     )

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedpriv.accounting.gaussian import APART, Relation, moved_by, relation_named
 from fedpriv.accounting.guarantees import Guarantee
@@ -20,10 +21,11 @@ from fedpriv.core.errors import InputError
 from fedpriv.noise.integers.claim import Claim
 from fedpriv.noise.integers.plan import claimed
 from fedpriv.noise.integers.strategies import Lattice
-from fedpriv.noise.mechanism import Mechanism, Sensitivity
+from fedpriv.noise.mechanism import Inner, Mechanism, Sensitivity
 from fedpriv.noise.registry import integer_form, mechanism_from
+from fedpriv.noise.sensitivity import MOST_ROUNDS
 from fedpriv.noise.trust import RECORD, Unit, unit_from
-from fedpriv.noise.workload import Workload
+from fedpriv.noise.workload import Floats, Workload
 from fedpriv.participation.orders import Participation
 from fedpriv.participation.registry import participation_from
 
@@ -154,7 +156,8 @@ class ReleaseStream:
     @cached_property
     def sums(self) -> "RunningSums":
         """What is released, without the noise."""
-        return RunningSums(self.mechanism, self.workload, self.relation, self.per_record, self.apart)
+        exact = self.integers is not None
+        return RunningSums(self.mechanism, self.workload, self.relation, self.per_record, self.apart, exact)
 
 
 _SILOS = re.compile("silos? ([0-9]+)(?:-([0-9]+))?")
@@ -171,6 +174,8 @@ class RunningSums:
     relation: Relation
     per_record: float = 1.0
     apart: float = APART
+    exact: bool = False
+    """Whether they are released as integers."""
 
     @cached_property
     def certified(self) -> Sensitivity:
@@ -189,6 +194,11 @@ class RunningSums:
         """
         decay, blocks = self.workload.decay, self.mechanism.blocks(self.workload)
         refused = "secret participation (federation.sampling) cannot be accounted for"
+        if blocks is None and self.mechanism.fades:
+            raise InputError(
+                f"{refused} with {self.mechanism.name} noise, which fades and never ends, by Poisson sampling or "
+                'on integers; take sampling = "allocation" in floating point, or mechanism = "banded"'
+            )
         if blocks is None:
             raise InputError(
                 f"{refused} with {self.mechanism.name} noise on running sums of decay = {decay:g}: a record's "
@@ -203,8 +213,32 @@ class RunningSums:
             )
         return float(np.max(self.workload.clips * blocks.norms) * (1.0 + _ROUNDING))
 
+    def overlap(self, groups: int) -> tuple[float, float]:
+        """κ, and the largest ⟨C_s, C_t⟩ clip_s clip_t / κ² of two rounds of one record: 0 for disjoint blocks.
+
+        Guarantee: both are those of `accounting.overlap`, rounded up; asked of noise that fades, C ≥ 0, in real
+        numbers. InputError for anything else, with the reason.
+        """
+        if not self.mechanism.fades or self.exact or self.mechanism.assumption is not None:
+            return self.clip_apart(groups), 0.0
+        clips, columns = self.workload.clips, self.mechanism.columns(self.workload)
+        held = [np.arange(first, len(clips), groups) for first in range(min(groups, len(clips)))]
+        if len(held[0]) > MOST_ROUNDS:
+            raise InputError(
+                f"secret participation with {self.mechanism.name} noise: a record may take part in {len(held[0])} "
+                f"rounds, and overlaps are looked at up to {MOST_ROUNDS:,}; set federation.groups higher"
+            )
+        largest = float(np.max(clips**2 * columns.squared_norms)) * (1.0 + _ROUNDING)
+        shared = max(float(np.max(np.triu(_products(clips, columns.inner, each), 1))) for each in held)
+        return math.sqrt(largest) * (1.0 + _ROUNDING), shared * (1.0 + 1e-12) / largest
+
     def moved(self, distance: float) -> float:
         return moved_by(self.relation, self.per_record, distance, self.apart)
+
+
+def _products(clips: Floats, inner: Inner, held: NDArray[np.int64]) -> Floats:
+    """Of the columns of these rounds, times their clips; (n, n)."""
+    return inner(held) * np.outer(clips[held], clips[held])
 
 
 def as_data(stream: ReleaseStream) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import torch
 from fedpriv.accounting.gaussian import APART, Relation, epsilon_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER
+from fedpriv.loss.augment import check_seen_whole
 from fedpriv.loss.curves import CurveScores
 from fedpriv.loss.estimators import Estimator, RaisedClips, Round, rounds_of
 from fedpriv.loss.indicators import Indicators
@@ -300,7 +301,8 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
     private = cell.target is not None
     check_clips(rounds_of(estimator, schedule.rounds), max(batch_sizes), private)
     relation, unit = cell.privacy.relation, cell.privacy.protected
-    looked_at = _by_units(row.objective(settings, problem, objective), unit, row.name)
+    check_seen_whole(objective, seen := row.objective(settings, problem, objective), row.name)
+    looked_at = _by_units(seen, unit, row.name)
     arithmetic: Reals | Wholes = REALS
     apart = apart_of(looked_at, estimator, mechanism, schedule)
     if _exactly(cell, released):

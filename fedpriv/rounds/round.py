@@ -365,9 +365,14 @@ class Seeded:
         if count is not None:
             return torch.from_numpy(self._source.nodes(size, owner, t, count)).to(self._dtype)
         if owner not in self._ahead:
-            ahead = max(1, min(_ROUNDS_AHEAD, _VALUES_AHEAD // (size * len(self._plan.batch_sizes))))
+            ahead = rounds_ahead(size, len(self._plan.batch_sizes))
             self._ahead[owner] = DrawAhead(self._source, size, owner, self._plan.schedule.rounds, ahead)
         return torch.from_numpy(self._ahead[owner].vector(t)).to(self._dtype, copy=True)
+
+
+def rounds_ahead(size: int, silos: int) -> int:
+    """The rounds whose vectors a simulated silo draws at a time; 1 where it keeps none."""
+    return max(1, min(_ROUNDS_AHEAD, _VALUES_AHEAD // (size * silos)))
 
 
 class DrawAhead:

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from fedpriv.accounting.gaussian import check_positive, relation_named
+from fedpriv.accounting.gaussian import RELATION_FACTOR, check_positive, relation_named
 from fedpriv.accounting.guarantees import DEFAULT_DELTA, GaussianDP, Guarantee
 from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import one_thread
@@ -155,7 +155,7 @@ class Setting:
         check_positive("mu", mu)
         order = self.participation
         if not isinstance(order, Separated):
-            mu = order.charged(relation_named(self.relation), mu, delta)
+            mu = order.charged(self._sums(mechanism), mu, delta)
         noise = self._noise(self._distance(mechanism), mu)
         return cost_of(mechanism, self.workload, self._certified(mechanism), noise)
 
@@ -212,8 +212,9 @@ class Setting:
         """Of everything released, or, where rounds are secret, of what is amplified."""
         if not self.secret:
             return mechanism.certified(self.workload)
-        clip = self._sums(mechanism).clip_apart(self.groups)
-        return Sensitivity(clip, True, "rounds of a record move disjoint blocks: of one block, where it is known")
+        clip = self._distance(mechanism) * RELATION_FACTOR[relation_named(self.relation)]
+        reason = "rounds of a record move disjoint blocks, or what they share is counted as known: of one round"
+        return Sensitivity(clip, True, reason)
 
     def _noise(self, sensitivity: float, mu: float) -> Noise:
         share = 1.0 / self.silos

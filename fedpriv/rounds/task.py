@@ -34,8 +34,10 @@ from fedpriv.data.partition import (
 )
 from fedpriv.data.schema import TableSchema
 from fedpriv.data.splits import resplit, spared
+from fedpriv.loss.augment import augmented
 from fedpriv.loss.goldstein import Measured
 from fedpriv.loss.objective import Objective, Records
+from fedpriv.loss.rows import ModuleSettings
 from fedpriv.loss.scores import Scored, check_scores
 from fedpriv.loss.views import absent
 from fedpriv.noise.trust import RECORD, USER, Unit
@@ -166,7 +168,10 @@ class ModelInputs:
                 f"model.name = {self.model.name!r}: takes one label a record, and here labels are of shape "
                 f"{layout.labels}; a module of your own takes several, with a loss such as 'binary'"
             )
-        objective = row.objective(layout, classes, DTYPES[self.dtype], self.model.settings)
+        settings = self.model.settings
+        objective = row.objective(layout, classes, DTYPES[self.dtype], settings)
+        if isinstance(settings, ModuleSettings):
+            objective = augmented(objective, settings.augment, layout, getattr(settings, "shape", ()))
         if self.asked is None or (model := algorithm_named(self.asked[0]).model) is None:
             return objective
         return model(self.asked[1], objective)

@@ -89,3 +89,11 @@ def read_plan(given: Path | Mapping[str, Any], overrides: Sequence[str] = ()) ->
     for override in overrides:
         assign(tree, *parsed_assignment(override))
     return validated(StatisticsPlan, tree, str(given))
+
+
+def is_plan(path: Path) -> bool:
+    """Whether a file that can be read has tables of statistics, as no scenario has."""
+    try:
+        return isinstance(tomllib.loads(path.read_text(encoding="utf-8")).get("table"), list)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return False

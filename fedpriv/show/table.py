@@ -186,8 +186,9 @@ def _list(results: Results, known: Mapping[int, References]) -> Table:
         body.append([*map(value_text, point.values()), *(row.get(name, "") for name in shown)])
     alone = {metric.title: _alone_text(results, known, metric, {}) for metric in shared_metrics(results)}
     if any(alone.values()):
-        first = [ALONE, *[""] * (len(names) - 1)] if names else []
-        body.append([*first, *(alone.get(name, "") for name in shown)])
+        if not names:  # one point: two rows have to say which is which
+            names, body = ["model"], [["released", *row] for row in body]
+        body.append([ALONE, *[""] * (len(names) - 1), *(alone.get(name, "") for name in shown)])
     return Table("", [*names, *shown], body, labels=len(names))
 
 

@@ -28,7 +28,6 @@ from typing import Any, NamedTuple
 import torch
 
 from fedpriv.core.errors import FedprivError, InputError, RunError, printable
-from fedpriv.core.logs import facts
 from fedpriv.protocol.commits import LONGEST
 from fedpriv.protocol.messages import (
     AGREE,
@@ -41,6 +40,7 @@ from fedpriv.protocol.messages import (
     receive_length,
     send_frame,
 )
+from fedpriv.protocol.metrics import Figure, metrics_served
 from fedpriv.rounds.task import DTYPES
 from fedpriv.silo.admission import LONGEST_SCENARIO
 from fedpriv.silo.guard import Guard
@@ -50,40 +50,9 @@ from fedpriv.silo.masks import CARD_BYTES
 from fedpriv.silo.memory import hold_to
 from fedpriv.silo.narrowing import RELOAD, narrowing
 from fedpriv.silo.policy import Policy, read_policy
+from fedpriv.silo.seen import Events
 
 _log = logging.getLogger("fedpriv.guard")
-_IN_FULL = 100
-_THEN_EVERY = 1000
-_LONGEST = 300
-
-
-class RefusalLog:
-    """The first hundred refusals of a process, then every thousandth: whoever asks for ever fills no disk."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def tell(self, run: str, reason: str) -> None:
-        """One line; `run` and `reason` may have words of a stranger."""
-        self._count += 1
-        if self._count <= _IN_FULL or self._count % _THEN_EVERY == 0:
-            named = printable(run, 40)
-            _log.warning(
-                "refusal %d, run %s: %s", self._count, named, printable(reason, _LONGEST), extra=facts(named)
-            )
-
-
-class AnswerLog:
-    """A line for each round that is answered, once: who repeats a question for ever fills no disk."""
-
-    def __init__(self) -> None:
-        self._last: dict[tuple[str, bool], int] = {}
-
-    def tell(self, run: str, t: int, *, tests: bool) -> None:
-        """Called after the answer is in the ledger, and so for runs that a budget was charged for."""
-        if t > self._last.get((run, tests), 0):
-            self._last[run, tests] = t
-            _log.info("answered %s", "an evaluation" if tests else "a round", extra=facts(printable(run, 40), t))
 
 
 _LOOK = 0.1  # seconds
@@ -154,16 +123,19 @@ class Asked(NamedTuple):
     reply: "Future[Reply]"
 
 
-def serve(policy_path: Path, ready: Callable[[Path], None] = lambda _: None) -> None:
-    """Answer until the process is ended; InputError if policy, shard or ledger cannot be used."""
+def serve(policy_path: Path, ready: Callable[[Path], None] = lambda _: None, metrics: str | None = None) -> None:
+    """Answer until the process is ended; InputError if policy, shard or ledger cannot be used.
+
+    `metrics` is where figures are told: see `metrics_served`.
+    """
     torch.set_num_threads(1)
     policy = read_policy(policy_path)
     guards = open_guards(policy, partial(within, _PLANNING, _WAITING))
-    desk = Desk(policy, guards, partial(read_policy, policy_path))
+    desk = Desk(policy, guards, partial(read_policy, policy_path), figures=metrics is not None)
     signal.signal(signal.SIGHUP, lambda *_: desk.reload_soon())
     threading.stack_size(_STACK)
     hold_to(policy.allow.memory)
-    with _listening(policy) as listener:
+    with _listening(policy) as listener, metrics_served(metrics, desk.figures):
         threading.Thread(target=desk.accept, args=(listener,), daemon=True).start()
         ready(policy.socket)
         desk.work()
@@ -222,11 +194,20 @@ def _peer(connection: socket.socket) -> int:
 class Desk:
     """Where requests wait for the guard."""
 
-    def __init__(self, policy: Policy, guards: Guards, read: Callable[[], Policy] | None = None) -> None:
-        """`read` reads the policy again; by default it stays as it is."""
+    def __init__(
+        self,
+        policy: Policy,
+        guards: Guards,
+        read: Callable[[], Policy] | None = None,
+        *,
+        figures: bool = False,
+    ) -> None:
+        """`read` reads the policy again; by default it stays as it is.  `figures`: somebody will ask for them."""
         self._policy, self._guards, self._read = policy, guards, read or (lambda: policy)
         self._waiting: queue.SimpleQueue[Asked] = queue.SimpleQueue()  # a signal's handler may put into it
-        self._refusals, self._answers = RefusalLog(), AnswerLog()
+        self._events = Events()
+        self._watched = figures
+        self._figures = self._seen()
         self._began: float | None = None
         cards = CARD_BYTES * (policy.allow.silos or guards.training.peers)
         self._longest_header = 4 * LONGEST_SCENARIO + 2 * (cards + LONGEST)  # JSON in JSON, every quote escaped
@@ -266,8 +247,10 @@ class Desk:
         asked = self._waiting.get()
         self._began = began = time.monotonic()
         reply = self._replied(asked)
+        figures = self._seen()
         if (tick := self._policy.allow.tick) > 0.0:
             time.sleep((began - time.monotonic()) % tick)
+        self._figures = figures
         asked.reply.set_result(reply)
         self._began = None
 
@@ -337,6 +320,17 @@ class Desk:
         began = self._began
         return began is None or time.monotonic() - began < _STUCK
 
+    def figures(self) -> list[Figure]:
+        """As they were when the last tick was over, for another thread."""
+        return [*self._figures, Figure("fedpriv_guard_healthy", "1 if it is at work, or waits.", self._healthy())]
+
+    def _seen(self) -> list[Figure]:
+        if not self._watched:
+            return []
+        guards = {"training": self._guards.training, "tests": self._guards.tests}
+        known = {records: guard.standing for records, guard in guards.items() if guard is not None}
+        return self._events.figures(self._policy.silo, known)
+
     def _replied(self, asked: Asked) -> Reply:
         """Never an exception: what is wrong with a request is refused, what is wrong here is logged here."""
         try:
@@ -344,9 +338,10 @@ class Desk:
                 return self._reload()
             return self._answer(asked.header, asked.query)
         except FedprivError as error:
-            self._refusals.tell(str(asked.header.get("run")), str(error))
+            self._events.refused(str(asked.header.get("run")), str(error))
             return _refused(str(error), final=not isinstance(error, LedgerError))  # a disk may be full now only
         except Exception:
+            self._events.failed()
             _log.exception("a request failed")
             return _refused(f"silo {self._policy.silo}: its guard failed, and its own log says why", final=True)
 
@@ -380,7 +375,7 @@ class Desk:
         if dtype is None or not query or len(query) % dtype.itemsize:
             return malformed
         release = guard.answer(run, cell, t, torch.frombuffer(query, dtype=dtype), cards, seen=commits).numpy()
-        self._answers.tell(run, t, tests=header.get("tests") is True)
+        self._events.answered(run, t, tests=header.get("tests") is True)
         return Reply({"dtype": str(release.dtype), COMMIT: guard.told(run, cell, t).hex()}, release.tobytes())
 
     def _tests(self) -> Guard:

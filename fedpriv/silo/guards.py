@@ -6,12 +6,10 @@ A silo's administrator asks the ledgers here: what was spent, and to end a run.
 """
 
 import json
-import math
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedpriv.accounting.budget import ApproximateGDP, LifetimeBudget
 from fedpriv.core.errors import InputError, printable
 from fedpriv.core.figures import counted, lower_figure, upper_figure
 from fedpriv.loss.objective import Objective
@@ -19,11 +17,12 @@ from fedpriv.noise.trust import RECORD
 from fedpriv.rounds.beside import evaluation_cell, evaluation_plan_of, evaluations_of
 from fedpriv.rounds.plan import Plan
 from fedpriv.scenario.schema import Cell
-from fedpriv.silo.admission import ROUNDING, Admission, InTime, spent, together
+from fedpriv.silo.admission import ROUNDING, Admission, InTime
 from fedpriv.silo.guard import Guard, open_guard
 from fedpriv.silo.ledger import SiloLedger, create_ledger
 from fedpriv.silo.memory import Room
 from fedpriv.silo.policy import Policy, read_policy
+from fedpriv.silo.seen import standing_of
 from fedpriv.silo.shard import Shard
 
 
@@ -128,18 +127,16 @@ def status_lines(path: Path) -> list[str]:
 def _lines(policy: Policy) -> list[str]:
     ledger = SiloLedger(policy.ledger, policy.marked)
     rows, allow = ledger.overview(), policy.allow
-    prices = spent(ledger.charges(), allow.relation, allow.unit)
-    total, left = together(prices), LifetimeBudget(allow.budget, allow.slack).left(prices) or ApproximateGDP(0.0)
+    _, used, left, *_ = standing_of(ledger, allow)
     lines = [
         f"silo {policy.silo}: {policy.ledger}",
         f"budget mu = {upper_figure(allow.budget, 6)}, spent "
-        f"{upper_figure(math.inf if total is None else total.mu, 6)} by {counted(len(rows), 'run')}, "
+        f"{upper_figure(used.mu, 6)} by {counted(len(rows), 'run')}, "
         f"left for one more {lower_figure(left.mu, 6)}",
     ]
     if allow.slack or any(row.slack for row in rows):
-        used = sum(row.slack for row in rows)
         lines.append(
-            f"slack {upper_figure(allow.slack, 6)}, spent {upper_figure(used, 3)}, left "
+            f"slack {upper_figure(allow.slack, 6)}, spent {upper_figure(used.slack, 3)}, left "
             f"{lower_figure(left.slack, 3)}"
         )
     for row in rows:

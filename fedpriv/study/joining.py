@@ -11,6 +11,7 @@ What a split gave is kept in the user's cache, for its owner alone, so that a st
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,7 +120,7 @@ class Joining:
 def joining(question: Question, say: Say = lambda _: None) -> Joining:
     """Answer a question; InputError for what cannot be run or compared."""
     grid = question.epsilons
-    if not grid or min(grid) <= 0.0 or list(grid) != sorted(set(grid)):
+    if not grid or not all(0.0 < e < math.inf for e in grid) or list(grid) != sorted(set(grid)):
         raise InputError(f"--epsilon: expected rising numbers above 0, found {', '.join(map(str, grid))}")
     trusts = _trusts(question)
     first = _scenario(question, trusts[0], None, None)
@@ -206,9 +207,9 @@ def _split(question: Question, trusts: Sequence[str], number: int | None, choice
     key = _key(first, question, cells)
     if (tree := read_kept("worth", key, records)) is not None:
         try:
-            return _restored(tree)
-        except (KeyError, TypeError, ValueError):
-            pass  # of another version: computed again
+            return _restored(tree, trusts, (len(question.epsilons), len(seeds)), question.own)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+            pass  # of another version, or damaged: computed again
     taken = _chosen(question, trusts, number, cells, benches, say) if choice else _fixed(cells, question.epsilons)
     wanted = [cells[trust][cell] for trust in trusts for at in taken[trust].values() for cell in at.values()]
     say(f"{len(wanted)} runs")
@@ -381,13 +382,24 @@ def _stored(split: Split) -> dict[str, Any]:
     return {**tree, "noiseless": split.noiseless.tolist(), "tests": split.tests.tolist()}
 
 
-def _restored(tree: Mapping[str, Any]) -> Split:
-    """The split that was kept; ValueError for numbers that cannot be its figures."""
-    keys = Split.__dataclass_fields__
-    fields = {name: tree[name] for name in keys}
-    for name in _BY_TRUST:
+def _restored(tree: Mapping[str, Any], trusts: Sequence[str], shape: tuple[int, int], own: bool) -> Split:
+    """The split that was kept; ValueError for numbers that cannot be its figures, (ε, seeds) by `shape`."""
+    fields = {name: tree[name] for name in Split.__dataclass_fields__}
+    names, told = tuple(tree["names"]), [fields["judged"]]
+    silos, wanted = (len(names),), dict.fromkeys(trusts, shape)
+    shapes = {"released": wanted, "recalibrated": wanted, "gains": dict.fromkeys(trusts, (*shape, *silos))}
+    shapes["personal"] = wanted if own else {}
+    for name, by_trust in shapes.items():
         fields[name] = {trust: np.array(values, np.float64) for trust, values in fields[name].items()}
-        if not all(np.isfinite(values).all() for values in fields[name].values()):
+        if {trust: values.shape for trust, values in fields[name].items()} != by_trust:
             raise ValueError(name)
     fields |= {"noiseless": np.array(tree["noiseless"], np.float64), "tests": np.array(tree["tests"], np.int64)}
-    return Split(**{**fields, "names": tuple(tree["names"])})
+    figures = [fields[name] for name in ("alone", "balanced", "pooled", "own_intercept", "ratio", "noiseless")]
+    figures += [values for name in _BY_TRUST for values in fields[name].values()]
+    if not all(np.isfinite(values).all() for values in figures):
+        raise ValueError("figures")
+    if not silos[0] or fields["noiseless"].shape != shape[1:] or fields["tests"].shape != silos:
+        raise ValueError("shapes")
+    if fields["tests"].min() < 1 or not all(isinstance(text, str) for text in (*names, *told)):
+        raise ValueError("counts or names")
+    return Split(**{**fields, "names": names})

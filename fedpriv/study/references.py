@@ -10,11 +10,10 @@ Not private: scores are functions of silos' records, so a file is its owner's al
 
 import hashlib
 import json
-import math
 import os
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +136,7 @@ def read_kept(kind: str, key: str, records: str | None = None) -> Mapping[str, A
             tree = json.loads(opened.read())
         same = tree["key"] == key and (records is None or tree["records"] == records)
         return dict(tree) if same else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
@@ -151,17 +150,32 @@ def known_references(key: str, records: str | None = None) -> References | None:
 
 
 def _references(tree: Mapping[str, Any]) -> References:
-    known = References(str(tree["metric"]), int(tree["of"]), tuple(Alone(**silo) for silo in tree["silos"]))
-    if known.metric not in ("accuracy", "-loss") or not 0 < len(known.silos) <= known.of:
+    known = References(tree["metric"], tree["of"], tuple(Alone(**silo) for silo in tree["silos"]))
+    if known.metric not in ("accuracy", "-loss") or not 0 < len(known.silos) <= _counted(known.of):
         raise ValueError("no references")
     for silo in known.silos:
-        shares = (silo.score, silo.constant, silo.balanced, silo.majority)
-        numbers = [value for each in fields(silo) if isinstance(value := getattr(silo, each.name), int | float)]
-        if not all(map(math.isfinite, numbers)) or silo.train < 0 or silo.test < 1:
+        shares = [silo.score, silo.constant, silo.balanced, silo.majority]
+        if silo.any_learner is not None:
+            shares.append(silo.any_learner)
+        if not all(type(value) in (int, float) and abs(value) <= _MOST for value in (*shares, silo.penalty)):
             raise ValueError("no scores")
         if known.metric == "accuracy" and not all(0.0 <= share <= 1.0 for share in shares):
             raise ValueError("no accuracies")
+        if min(_counted(silo.silo), _counted(silo.train), _counted(silo.test) - 1) < 0:
+            raise ValueError("no counts")
+        if not isinstance(silo.name, str) or not isinstance(silo.learner, str):
+            raise ValueError("no names")
     return known
+
+
+_MOST = 1e100
+"""More than any score or count is, and little enough to be added up."""
+
+
+def _counted(value: object) -> int:
+    if type(value) is not int or abs(value) > _MOST:
+        raise ValueError("no count")
+    return value
 
 
 def keep_references(key: str, records: str, known: References) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from fedpriv.core.errors import FedprivError, InputError, RunError, printable
+from fedpriv.engines.memory import Need, check_memory, need_of
 from fedpriv.engines.table import LOCAL, Connection, Engine, engine_named, engine_row
 from fedpriv.engines.workers import Workers, on_workers
 from fedpriv.rounds.beside import scaled_scenario
@@ -94,6 +95,11 @@ class RunOptions:
     """KEY=VALUE, as they were given: the scenario has them already."""
     imports: Sequence[Path] = ()
 
+    @property
+    def processes(self) -> int:
+        """Of this machine, that run cells at a time."""
+        return (self.workers.count or 1) if self.workers is not None else 1
+
     def command(self, scenario: str) -> str:
         """The command line that runs a scenario file with these options."""
         words = [] if self.engine == "vectorized" else ["--engine", self.engine]
@@ -134,6 +140,8 @@ def run_sweep(
         check_free(path, resume=resume)  # before anything is released
         alone = engine_named(options.engine, path, options.connection)
         scenario, first_steps = scaled_scenario(scenario, partial(_alone, alone), released=row.releases)
+        if options.connection.superlink is None:
+            check_memory([point.cell for point in scenario.points], options.engine, options.processes)
         folder = RunFolder(
             path, scenario, options.engine, resume=resume, rerun=rerun, fits=fits, groups=row.groups
         )
@@ -155,6 +163,16 @@ def run_sweep(
             raise RunError(f"engine {options.engine} left {len(folder.missing)} cells without a result")
         kept.clear()
     return path
+
+
+def weighed(scenario: Scenario, options: RunOptions) -> Need | None:
+    """Check records and fit noise as a run does, and count the memory that it takes; InputError as for a run."""
+    for point in scenario.points:
+        check_records(point.cell)
+    fitted, _ = fitted_scenario(scenario, {})
+    cells = [point.cell for point in fitted.points]
+    check_memory(cells, options.engine, options.processes)
+    return need_of(cells, options.engine, options.processes)
 
 
 def _alone(engine: Engine, cell: Cell) -> Finished:

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from fedpriv.engines.processes import ALLOW_ROOT, script
-from fedpriv.engines.service import private_socket
 from fedpriv.engines.workers import Workers, _ray_of
+from fedpriv.protocol.metrics import private_socket
 from tests.attacks.neighbour import as_nobody
 from tests.e2e.federation import SCENARIO, federation, finish, wait_until
 

@@ -16,6 +16,7 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.message_pb2 import Metadata, ObjectTree
 from flwr.proto.node_pb2 import Node, NodeInfo
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.server.superlink.linkstate import InMemoryLinkState
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.error import FlowerError
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
@@ -132,7 +133,10 @@ def test_a_silos_name_is_what_its_key_was_registered_with(app: Any, keys: Mappin
 
 def test_a_reply_counts_only_as_its_senders(app: Any) -> None:
     """Would gain: a release of its making in another silo's name, if it learnt what that silo was sent."""
-    state = mock.MagicMock()
+    state = mock.MagicMock(spec=InMemoryLinkState)
+    state._lock_object_push_sessions = mock.MagicMock()
+    state._object_push_session_by_root = {}
+    state._object_push_sessions = {}
     state.store_message_and_object_tree.return_value = ({}, set())
     state.start_session.return_value = "session"
     told = mock.Mock(metadata=mock.Mock(message_id="m", run_id=1))

@@ -75,8 +75,8 @@ class Federation:
         for silo in self.silos:
             silo.start()
 
-    def run(self, *options: str, out: str = "run") -> Command:
-        """`fedpriv run` in the background."""
+    def command(self, *options: str, out: str = "run") -> list[str]:
+        """`fedpriv run` against this federation."""
         command = [
             script("fedpriv"),
             "run",
@@ -89,9 +89,12 @@ class Federation:
         command += ["--superlink", self.link.control.address, *options]
         for override in self.overrides:
             command += ["--set", override]
-        return subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(self.home)
-        )
+        return command
+
+    def run(self, *options: str, out: str = "run") -> Command:
+        """`fedpriv run` in the background."""
+        command, env = self.command(*options, out=out), environment(self.home)
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
 
     def own(self, out: str = "run") -> Path:
         """The folder below RUN_DIR where the server writes."""

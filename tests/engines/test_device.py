@@ -35,8 +35,11 @@ from tests.conftest import small_tree
 from tests.engines.test_engines import run
 from tests.engines.test_every_row import SETTINGS
 
-COPYING = {"goldstein-erm", "goldstein-single-pass", "momentum-tree-aligned", "momentum-tree-reduced"}
-"""Rows with directions that are drawn on the host, and with a check of every query's movement."""
+COPYING = {
+    *("goldstein-erm", "goldstein-single-pass", "momentum-tree-aligned", "momentum-tree-reduced"),
+    "noisy-newton",
+}
+"""Rows with directions or places that the host has, and with a check of every query's movement."""
 CLIENTS = {"privacy": {"relation": "zero-out", "mu": 2.0, "unit": "client", "records": 2}}
 KEYS: dict[str, dict[str, Any]] = {
     **{name: CLIENTS for name in SETTINGS if name.startswith("dp-fed")},

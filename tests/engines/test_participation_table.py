@@ -31,6 +31,7 @@ FRESH = (
 TREE = ({"name": "dp-ftrl", "clip": 1.0, "step": 0.1, "mechanism": "tree"},)
 SUMS = ({"name": "dp-ftrl", "clip": 1.0, "step": 0.1, "mechanism": "independent"},)
 BANDED = ({"name": "dp-ftrl", "clip": 1.0, "step": 0.1, "mechanism": "banded", "bands": 2},)
+FADING = ({"name": "dp-ftrl", "clip": 1.0, "step": 0.1, "mechanism": "lambda-cgd", "theta": (0.8,)},)
 
 
 class Row(NamedTuple):
@@ -55,6 +56,8 @@ TABLE = (
     Row("secret rounds of records or persons, fresh noise", SECRET, SMALL, FRESH),
     Row("the same, banded noise in as many groups", SECRET, SMALL, BANDED, 2),
     Row("the same, more bands than groups", SECRET, SMALL, BANDED),
+    Row("the same by allocation, λ-CGD or buffers", ("allocation", "balanced"), SMALL, FADING, 2),
+    Row("the same by Poisson sampling, λ-CGD or buffers", ("poisson",), SMALL, FADING, 2),
     Row("the same, noise on sums that run on", SECRET, SMALL, SUMS),
     Row("the same, a tree's noise", SECRET, SMALL, TREE),
     Row("secret rounds of the clients of a silo, fresh noise", SECRET, ("client",), FRESH),

@@ -25,11 +25,13 @@ from fedpriv.core.logs import facts, log_as_service
 from fedpriv.engines import deployment, service, supernode_process
 from fedpriv.engines.flower_private import CONTROL
 from fedpriv.engines.flower_private.control import UnreachableError
+from fedpriv.engines.flower_private.executor import Turns
 from fedpriv.engines.flower_private.supernode import clock_trouble
 from fedpriv.engines.processes import free_ports
-from fedpriv.engines.service import EXECUTOR, LOST, SUPERNODE, Absence, Part, leave_beat, private_socket, read_beat
+from fedpriv.engines.service import EXECUTOR, LOST, SUPERNODE, Absence, Part, leave_beat, read_beat
 from fedpriv.engines.superlink_process import Listener, _serve
 from fedpriv.protocol.cell_folder import FolderReader, report_waiting
+from fedpriv.protocol.metrics import private_socket
 from fedpriv.rounds.outcome import RunObserver
 
 HEALTH = Path(__file__).resolve().parents[2] / "deploy" / "health.py"
@@ -74,6 +76,24 @@ def test_a_port_that_is_anothers_by_now_is_not_asked_for_again(
         with pytest.raises(RunError, match="its SuperNode ended with exit code 3"):
             run_parts(monkeypatch, tmp_path / "guard.sock", LISTEN)
     assert capfd.readouterr().out == "listening\n"
+
+
+def test_a_runs_server_that_is_killed_is_told_of_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Was: after a minute, when its heartbeats were missed."""
+    killed, ended, alive = (subprocess.Popen([sys.executable, "-c", code]) for code in (SLEEP, "", SLEEP))
+    killed.kill()
+    tasks = [killed, ended, alive]
+    for task in (killed, ended):
+        task.wait()
+    Turns(tasks).sleep(0.0)
+    Turns(tasks).sleep(0.0)
+    (line,) = caplog.messages
+    assert line.startswith(
+        "a run's server was ended by SIGKILL; a machine that runs out of memory does that; the run ends"
+    )
+    assert tasks == [alive]
+    alive.kill()
+    alive.wait()
 
 
 @pytest.mark.parametrize(

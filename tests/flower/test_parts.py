@@ -13,7 +13,7 @@ from fedpriv.flower import ModelLayout, guard_of, read_terms
 from fedpriv.loss.imported import shapes_of
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
-from fedpriv.silo.daemon import RefusalLog
+from fedpriv.silo.seen import Events
 from tests.conftest import small_tree
 from tests.doc_pages import ROOT
 from tests.flower.quickstart.client_app import SCENARIO
@@ -115,10 +115,10 @@ def test_a_guard_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 
 
 def test_who_is_refused_for_ever_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
-    told = RefusalLog()
+    told = Events()
     with caplog.at_level(logging.WARNING, "fedpriv.guard"):
         for _ in range(3500):
-            told.tell("run\n\x1b[31m", "no\nreason")
+            told.refused("run\n\x1b[31m", "no\nreason")
     lines = [record.getMessage() for record in caplog.records]
     assert lines[0] == r"refusal 1, run run\n\x1b[31m: no\nreason"
     assert [int(line.split()[1].rstrip(",")) for line in lines] == [*range(1, 101), 1000, 2000, 3000]

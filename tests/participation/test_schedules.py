@@ -1,5 +1,7 @@
 """Which batches a round reads: schedules against their definition, written out round by round."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 
@@ -103,7 +105,7 @@ def test_it_is_data() -> None:
     assert participation_from(order.as_data()) == order
     assert order.first(12) == Available(12, 3, 10, PLACES)
     assert order.first(12).most == 2
-    assert mu_of(1.0, 1e-5) == order.charged("zero-out", mu_of(1.0, 1e-5), 1e-5)
+    assert mu_of(1.0, 1e-5) == order.charged(mock.Mock(), mu_of(1.0, 1e-5), 1e-5)
 
 
 @pytest.mark.parametrize(

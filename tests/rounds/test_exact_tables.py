@@ -4,6 +4,7 @@ Each hospital's guard holds the file that `prepare_silos` cut for it, with the s
 system's; of shards as such see `test_exact_runs`.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,17 +19,20 @@ from fedpriv.data.partition import secret_order
 from fedpriv.rounds.beside import evaluation_integers_key
 from fedpriv.scenario.load import scenario_of
 from fedpriv.scenario.schema import Cell
+from fedpriv.scenario.statistics import read_plan
 from fedpriv.server import grid as patient_grid
 from fedpriv.server.app import deploy_cell
 from fedpriv.server.journal import ServerJournal
 from fedpriv.silo.demo import prepare_silos
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.silo import Silo
+from fedpriv.study.statistics import Statistics
 from tests.data.tables import rows, table_tree, write_csv
 from tests.engines.test_engines import run
 from tests.engines.test_units import persons_tree
 from tests.parts import in_turn
 from tests.server.test_evaluation import Heard, grid_over
+from tests.study.test_statistics import tree_of as counted_tree
 
 TRUSTS = ("untrusted", "secure-aggregation", "trusted")
 
@@ -38,7 +42,7 @@ def deployed(folder: Path, tree: dict[str, Any], monkeypatch: pytest.MonkeyPatch
     scenario, heard = scenario_of(tree, "test"), Heard()
     cell = scenario.points[0].cell
     policies = [each / "policy.toml" for each in prepare_silos(scenario, folder / "silos", runs=1)]
-    training, tests = integers_key(cell.seed), evaluation_integers_key(cell)
+    training, tests = integers_key(cell.noise_seed), evaluation_integers_key(cell)
     opened, begun = Guard._new_run, ServerJournal.key
 
     def new_run(guard: Guard, *asked: Any) -> Any:
@@ -112,3 +116,39 @@ def test_persons_in_a_secret_order(
         same(cell, heard)
     monkeypatch.setattr(SimulatedFederation, "silo", in_secret)
     same(cell, heard)
+
+
+def statistics_tree(folder: Path) -> dict[str, Any]:
+    path = write_csv(folder / "t.csv", rows(120))
+    tree = Statistics.of(read_plan(counted_tree(path))).cell.canonical()
+    return {key: value for key, value in tree.items() if key != "label"}
+
+
+def newton_tree(folder: Path) -> dict[str, Any]:
+    tree = table_tree(write_csv(folder / "t.csv", rows()))
+    tree["model"] = {"name": "logistic-regression", "feature_norm": 2.0}
+    tree["federation"] = {"silos": 2, "rounds": 3, "epochs": 3, "batches": [36, 24]}
+    newton = {"name": "noisy-newton", "clip": 1.0, "curvature_clip": 0.5, "penalty": 0.1}
+    return {**tree, "algorithm": newton, "privacy": {"relation": "replace-one", "mu": 1.0}}
+
+
+@pytest.mark.parametrize("trust", TRUSTS)
+@pytest.mark.parametrize("tree_of", [statistics_tree, newton_tree])
+def test_releases_of_moments_and_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trust: str, tree_of: Callable[[Path], dict[str, Any]]
+) -> None:
+    """Guarantee of `run.arithmetic`: statistics and Newton's steps have the same bits in process and deployed."""
+    same(*deployed(tmp_path, integers(tree_of(tmp_path), trust), monkeypatch))
+
+
+@pytest.mark.slow
+def test_statistics_under_ray_have_the_same_bits(tmp_path: Path) -> None:
+    """In integers, masked; and in floating point, where the vectorized engine differs by rounding alone."""
+    cell = scenario_of(integers(statistics_tree(tmp_path), "secure-aggregation"), "test").points[0].cell
+    floats = cell.model_copy(update={"run": cell.run.model_copy(update={"arithmetic": "float"})})
+    outcomes, _ = run("ray", cell, floats)
+    for ray, inprocess in zip(outcomes, run("inprocess", cell, floats)[0], strict=True):
+        assert ray.finished.model.tobytes() == inprocess.finished.model.tobytes()
+        assert ray.finished.releases == inprocess.finished.releases
+    (vectorized,), _ = run("vectorized", floats)
+    torch.testing.assert_close(*(torch.from_numpy(each.finished.model) for each in (vectorized, outcomes[1])))

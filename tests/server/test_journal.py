@@ -1,5 +1,7 @@
 """The server's journal: what a killed server goes on from."""
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,3 +104,26 @@ def test_silos_may_be_left_out_only_where_nobody_needs_all_of_them() -> None:
     tree = small_tree(deployment={"missing": "continue"}, algorithm__trust="secure-aggregation")
     with pytest.raises(InputError, match="masks cancel in the sum of all silos only"):
         resolve_cell(tree, "test")
+
+
+@pytest.mark.parametrize("short", [False, True], ids=["refused", "cut short"])
+def test_a_full_disk_is_one_line_with_its_folder_and_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short: bool
+) -> None:
+    journal = journal_in(tmp_path)
+    vector = torch.randn(7850, dtype=torch.float64)
+    write = os.pwrite
+
+    def full(file: int, body: bytes, place: int) -> int:
+        if not short:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, body[:100], place)
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "pwrite", full)
+        with pytest.raises(RunError, match=rf"journal in {tmp_path} .*nothing is released: .*; make room there"):
+            journal.record(1, Kept(vector), {}, None)
+    journal.record(1, Kept(vector), {}, None)
+    again = journal.released(1)
+    assert again is not None
+    assert torch.equal(again.values, vector)

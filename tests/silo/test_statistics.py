@@ -123,6 +123,10 @@ def test_the_answer_is_the_count_and_its_noise(tmp_path: Path) -> None:
         assert counts.get(3 * sex + outcome, 0.0) == pytest.approx(true, abs=1e-6)
 
 
+def of_tables(*tables: Any) -> dict[str, Any]:
+    return {"model": {"tables": list(tables)}}
+
+
 HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "a column that is not allowed": (
         {"model": {"tables": [{"axes": [{"column": 1, "words": 3}]}]}}, "'pain' are asked for, and allow"
@@ -145,6 +149,48 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "too much": ({"privacy": {"mu": 1.5}}, "costs mu = 1.5"),
     "two rounds": ({"federation": {"rounds": 2, "epochs": 2}}, "allowed are 1"),
     "no noise": ({"privacy": {"mode": "none", "mu": None}}, "release its sums without noise"),
+    "an edge that is no number": (
+        of_tables({"axes": [{"column": 0, "edges": [0.0, math.nan]}]}), "cannot be planned"
+    ),
+    "an edge beyond all numbers": (
+        of_tables({"axes": [{"column": 0, "edges": [0.0, math.inf]}]}), "cannot be planned"
+    ),
+    "one edge": (of_tables({"axes": [{"column": 0, "edges": [1.0]}]}), "at least 2 items"),
+    "edges and words": (
+        of_tables({"axes": [{"column": 0, "edges": [0.0, 1.0], "words": 2}]}), "for numbers, or words"
+    ),
+    "no words": (of_tables({"axes": [{"column": 1, "words": 0}]}), "words = 0: expected"),
+    "a column before all": (of_tables({"axes": [{"column": -1, "words": 2}]}), "column = -1: expected"),
+    "a column twice": (of_tables({"axes": [{"column": 2, "words": 2}] * 2}), "has a column twice"),
+    "five columns": (
+        of_tables({"axes": [{"column": place, "words": 2} for place in range(5)]}), "at most 4 items"
+    ),
+    "no tables": ({"model": {"tables": []}}, "at least 1 item"),
+    "too many tables": (of_tables(*[{"axes": [{"column": 2, "words": 2}]}] * 65), "at most 64 items"),
+    "a table of no weight": (
+        of_tables({"axes": [{"column": 2, "words": 2}], "weight": 0.0}), "weight = 0.0: expected"
+    ),
+    "a table of all weight": (
+        of_tables({"axes": [{"column": 2, "words": 2}], "weight": math.inf}), "cannot be planned"
+    ),
+    "a kind that there is not": (
+        of_tables({"axes": [{"column": 2, "words": 2}], "form": "maximum"}), "form = 'maximum': expected"
+    ),
+    "moments of words": (of_tables({"axes": [{"column": 2, "words": 2}], "form": "moments"}), "is of one number"),
+    "sums over words": (of_tables({"axes": [{"column": 2, "words": 2}], "form": "prefix"}), "is of numbers"),
+    "survival without a time": (
+        of_tables({"axes": [{"column": 2, "words": 2}], "form": "survival"}), "needs a time, with edges"
+    ),
+    "many small tables": (
+        of_tables(*[{"axes": [{"column": 0, "words": 2**15}]}] * 3), "98307 cells of all tables"
+    ),
+    "other neighbours": ({"privacy": {"relation": "zero-out"}}, "allowed is replace-one"),
+    "sums for a server": ({"algorithm": {"trust": "trusted"}}, "release its sums without noise"),
+    "another target": (
+        {"data": {"table": {**FILLED, "classes": ["ill", "well"]}}}, "otherwise than this policy does"
+    ),
+    "a coin for each record": ({"federation": {"sampling": "poisson"}}, "allow.slack = 0 leaves none"),
+    "a clip that the policy has not": ({"algorithm": {"clip": 2.0}}, "clips at 2, allowed is 1"),
 }  # fmt: skip
 
 

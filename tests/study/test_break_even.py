@@ -286,6 +286,37 @@ def test_a_study_that_was_stopped_goes_on_and_its_cache_is_the_owners(
     )
 
 
+def test_a_damaged_study_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, federation_of(flipped("damaged", 3, 20, 0.0), 3, 20))
+    question = Question(path, (), ("untrusted",), (1.0,), 0)
+    joining(question)
+    (file,) = folder_of("worth").iterdir()
+    sound = json.loads(file.read_text())
+
+    def computed(_: Any) -> Any:
+        raise InterruptedError
+
+    monkeypatch.setattr(joined, "_models", computed)
+    joining(question)
+    damages: tuple[dict[str, Any], ...] = (
+        {"gains": {"untrusted": [[0.0]]}},
+        {"gains": {}},
+        {"released": [1.0]},
+        {"alone": math.nan},
+        {"noiseless": [0.0]},
+        {"names": ["a", "b"]},
+        {"tests": [0, 0, 0]},
+        {"tests": [10**400] * 3},
+    )
+    for damage in damages:
+        file.write_text(json.dumps({**sound, **damage}))
+        with pytest.raises(InterruptedError):
+            joining(question)
+    for epsilon in (math.nan, math.inf, 0.0):
+        with pytest.raises(InputError, match="rising numbers above 0"):
+            joining(Question(path, (), ("untrusted",), (epsilon,), 0))
+
+
 def test_the_command_says_from_where_on_joining_pays(tmp_path: Path) -> None:
     path = written(tmp_path, federation_of(flipped("said", 8, 20, 0.0), 8, 20))
     words = ["worth", str(path), "--splits", "2", "--epsilon", "0.1", "--epsilon", "30", "--trust", "untrusted"]
@@ -308,6 +339,21 @@ def test_a_cache_of_other_records_or_of_somebody_else_is_not_believed() -> None:
     for lie in ({"records": "0" * 64}, {"key": "0" * 64}, {"metric": "rank"}, {"silos": []}):
         file.write_text(json.dumps({**tree, **lie}))
         assert references(cell) == known
+    silo = tree["silos"][0]
+    lies: tuple[dict[str, Any], ...] = (
+        {"score": 7.0},
+        {"train": 10**400},
+        {"name": [1]},
+        {"test": 2.5},
+        {"any_learner": 7},
+        {"silo": -1},
+    )
+    for wrong in lies:
+        file.write_text(json.dumps({**tree, "silos": [{**silo, **wrong}, *tree["silos"][1:]]}))
+        assert known_references(key) is None, wrong
+    for text in ("[" * 200_000, '{"a":' * 100_000, "", json.dumps({**tree, "of": float("inf")})):
+        file.write_text(text)
+        assert known_references(key) is None
     tree["silos"][0]["score"] = 7.0
     file.write_text(json.dumps(tree))
     assert references(cell) == known
@@ -335,6 +381,18 @@ def test_a_table_has_the_row_of_each_silo_alone_and_never_computes_it(tmp_path: 
     two = two_classes(3, 40, 0.2, 2_000, seed=1)
     fedpriv.add_data("rowed", lambda: two, classes=2)
     assert "nothing released" not in render(results, "markdown")
+
+
+def test_the_row_of_each_silo_alone_has_its_name_where_nothing_is_swept(tmp_path: Path) -> None:
+    """It had none in the table, page and terminal of a run of one point, as `data inspect` writes it."""
+    tree = cell_on(added("single", 3, 40, 1.0), 3, 40).canonical()
+    fedpriv.run(tree, out=tmp_path / "run")
+    assert CliRunner().invoke(app, ["worth", str(tmp_path / "run"), "--alone"]).exit_code == 0
+    lines = render(read_claims(tmp_path / "run"), "markdown").splitlines()
+    assert [line for line in lines if line.startswith("| released ")]
+    assert [line for line in lines if line.startswith("| each silo alone, nothing released ")]
+    shown = CliRunner().invoke(app, ["show", str(tmp_path / "run")])
+    assert "each silo alone, nothing released" in shown.output
 
 
 @pytest.mark.parametrize("wrong", [np.full(42, np.nan), np.zeros(7)])

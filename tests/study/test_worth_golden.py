@@ -26,6 +26,9 @@ from tests.study.test_worth import own_cache
 
 DIMENSION, TRAIN = 20, 20
 COUNTS = (5, 10, 20, 50, 100)
+WORLDS = 12
+UNTRUSTED = (4.7, 2.5, 1.6, 1.1, 0.65)
+MASKED = (1.3, 0.7, 0.3, 0.16, 0.1)
 
 
 @pytest.fixture
@@ -114,17 +117,18 @@ def test_pooling_gains_twelve_points_where_silos_are_small_and_alike() -> None:
 def test_the_break_even_falls_with_the_number_of_silos_and_with_masks() -> None:
     """Golden 3: |m| = 1, 20 training records: 4.7, 2.5, 1.6, 1.1, .65 untrusted; less with masks.
 
-    Those figures agree with ε by the formula of zCDP, which is 1.3 times the exact ε of the same noise: a program
-    of numpy alone (logistic regression, exact accuracies, 10 worlds) has 3.4, 2.5, 1.7, .9, .6 by the formula, and
-    2.8, 1.9, 1.2, .65, .45 exactly.  So they are told in exact ε here, and then the factor of 1.5 that was asked
-    for holds; M = 50 has .7 where .8 is expected.
+    With masks 1.3, .7, .3, .16, below .1.  Those figures agree with ε by the formula of zCDP, which is 1.2 to 1.6
+    times the exact ε of the same noise: a program of numpy alone (logistic regression, exact accuracies, 10
+    worlds) has 3.4, 2.5, 1.7, .9, .6 by the formula, and 2.8, 1.9, 1.2, .65, .45 exactly.  So they are told in
+    exact ε here.  Twelve worlds have 2.8, 2.0, 1.5, .68, .43 and 1.2, .57, .28, 0, 0 (below the grid); the first
+    six have 4.4 for 5 silos.
     """
     grid = np.array([0.1, 0.3, 1.0, 3.0, 10.0, 30.0])
     found: dict[tuple[str, int], float] = {}
     for silos in COUNTS:
         for trust in ("untrusted", "secure-aggregation"):
-            gains = np.zeros((len(grid), 6, 1))
-            for seed in range(6):
+            gains = np.zeros((len(grid), WORLDS, 1))
+            for seed in range(WORLDS):
                 tree = world(f"gains-{silos}-{seed}", silos, TRAIN, 1.0, seed)
                 tree["algorithm"]["trust"] = trust
                 bench: Bench | None = None
@@ -141,10 +145,10 @@ def test_the_break_even_falls_with_the_number_of_silos_and_with_masks() -> None:
             found[trust, silos] = break_even(grid, gains, 0.0, monotone=True).epsilon
     untrusted = [found["untrusted", silos] for silos in COUNTS]
     assert untrusted == sorted(untrusted, reverse=True)
-    for value, known in zip(untrusted, map(exactly, (4.7, 2.5, 1.6, 1.1, 0.65)), strict=True):
-        assert abs(math.log(value / known)) < math.log(1.5)
-    for silos in COUNTS:
-        assert found["secure-aggregation", silos] < found["untrusted", silos]
+    masked = [found["secure-aggregation", silos] for silos in COUNTS]
+    for value, known in zip([*untrusted, *masked], map(exactly, (*UNTRUSTED, *MASKED)), strict=True):
+        assert abs(math.log(max(value, grid[0]) / max(known, grid[0]))) < math.log(1.5)
+    assert all(less < more for less, more in zip(masked, untrusted, strict=True))
 
 
 def exactly(epsilon: float, delta: float = 1e-5) -> float:

@@ -1,5 +1,6 @@
 """The executor: start a process for each task, that of a ClientApp by a fork of the zygote."""
 
+import logging
 import os
 import select
 import subprocess
@@ -18,19 +19,34 @@ from flwr.supercore.superexec import run_superexec as loop
 from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 
+from fedpriv.core.logs import log_as_service
 from fedpriv.engines.flower_private import serverapp_command
 from fedpriv.engines.fork_server import ForkServer
-from fedpriv.engines.service import EXECUTOR, leave_beat
+from fedpriv.engines.service import EXECUTOR, how, leave_beat
+
+_log = logging.getLogger("fedpriv.executor")
 
 _END_SECONDS = 2.0  # Flower itself ends a process hard after 5
 _LOOK_SECONDS = 5.0  # between looks for tasks that no bell announced
 
 
 class Turns:
-    """A stand-in for the loop's module `time`: a sleep after the loop had an answer to its question for tasks."""
+    """A stand-in for the loop's module `time`: a sleep after the loop had an answer to its question for tasks.
+
+    A task's process that was killed is told of at once: Flower misses it after a minute.
+    """
+
+    def __init__(self, tasks: "list[subprocess.Popen[bytes]]") -> None:
+        self._tasks = tasks
 
     def sleep(self, seconds: float) -> None:
         leave_beat(EXECUTOR)
+        for task in [task for task in self._tasks if task.poll() is not None]:
+            self._tasks.remove(task)
+            if task.returncode < 0:
+                _log.error(
+                    "a run's server %s; the run ends within a minute, and can be resumed", how(task.returncode)
+                )
         time.sleep(seconds)
 
 
@@ -49,6 +65,7 @@ class Bell:
 
 def run_superexec(options: Sequence[str], bell: int | None) -> None:
     """`flower-superexec OPTIONS`; with a bell it is a SuperNode's, whose ClientApps are forked."""
+    log_as_service()
     server = None if bell is None else _clientapp_server()
     tasks: list[subprocess.Popen[bytes]] = []
 
@@ -57,14 +74,13 @@ def run_superexec(options: Sequence[str], bell: int | None) -> None:
             with suppress(OSError), _token_file(spec) as token:
                 server.launch(words_of(spec), token.fileno(), quiet=spec.suppress_output)
                 return LaunchResult.accepted()
-        tasks[:] = [task for task in tasks if task.poll() is None]
         tasks.append(launch_process(spec))
         return LaunchResult.accepted()
 
     with (
         mock.patch.object(SubprocessExecutor, "launch", launch),
         mock.patch.object(sys, "argv", ["flower-superexec", *options]),
-        mock.patch.object(loop, "time", Turns() if bell is None else Bell(bell)),
+        mock.patch.object(loop, "time", Turns(tasks) if bell is None else Bell(bell)),
     ):
         try:
             flower_superexec()

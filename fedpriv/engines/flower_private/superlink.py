@@ -37,6 +37,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fedpriv.engines.flower_private import FLEET, RUNTIME
 from fedpriv.engines.flower_private.kept import create_nodes
+from fedpriv.engines.flower_private.unfinished import Pushes
 
 WHOLE = frozenset(path for _, path in PROTOBUF_REQUEST_TYPES if path.startswith((FLEET, RUNTIME)))
 """Paths whose answers are one protobuf message, which is there before any of it is sent."""
@@ -233,6 +234,7 @@ class SuperLinkApp(NamedTuple):
 
     app: ASGIApp
     state: LinkState
+    pushes: Pushes
 
 
 def superlink_app(options: Sequence[str], nodes: Mapping[str, bytes]) -> SuperLinkApp:
@@ -246,6 +248,8 @@ def superlink_app(options: Sequence[str], nodes: Mapping[str, bytes]) -> SuperLi
 
     wait_for_slow_starts()
     hand_on_whole_answers()
+    pushes = Pushes()
+    pushes.watch()
     _refuse_replies_of_others()
     with mock.patch.object(sys, "argv", ["flower-superlink", *options]):
         config = _parse_superlink_lifespan_config()
@@ -253,7 +257,7 @@ def superlink_app(options: Sequence[str], nodes: Mapping[str, bytes]) -> SuperLi
     state = app.state.linkstate_factory.state()
     create_nodes(state, nodes)
     held = {PULL: Held(node_of_pull, _HOLD_SECONDS), REPLIES: Held(server_of_pull, _HOLD_SERVER_SECONDS)}
-    return SuperLinkApp(HeldAnswers(app, held, bells_of(state)), state)
+    return SuperLinkApp(HeldAnswers(app, held, bells_of(state)), state, pushes)
 
 
 def bells_of(state: LinkState) -> Bells:

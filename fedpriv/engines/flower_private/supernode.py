@@ -10,13 +10,15 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from typing import Any, NoReturn, ParamSpec, TypeVar
 from unittest import mock
 
 import httpx
+from flwr.common.constant import Status
 from flwr.supercore.app_utils import start_parent_process_monitor
 from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
@@ -35,7 +37,9 @@ from fedpriv.protocol.clocks import difference, is_tolerated
 from fedpriv.protocol.messages import PROTOCOL
 
 _LONGEST_WAIT = 3.0  # seconds between two looks at a SuperLink that answers "nothing" at once
+_NO_REPLY = 30.0  # seconds without a ClientApp at work after which no reply comes
 _HELD = 1.0  # seconds after which such an answer was held back
+_AT_WORK = (Status.PENDING, Status.STARTING, Status.RUNNING)
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -52,6 +56,8 @@ class Waits:
         self._now = now
         self._happened = threading.Event()
         self._wait, self._woke = SOON, now()
+        self._working: Callable[[], bool] | None = None
+        self._idle: float | None = None
 
     def happened(self) -> None:
         """A reply or an object of one is there; called by any thread."""
@@ -61,10 +67,28 @@ class Waits:
         """The SuperLink had one."""
         self._wait = SOON
 
+    @contextmanager
+    def for_reply(self, working: Callable[[], bool]) -> Iterator[None]:
+        """A block that waits for a ClientApp's reply; it ends by an error once none is `working` any more."""
+        self._working, self._idle = working, None
+        try:
+            yield
+        finally:
+            self._working = None
+
     def sleep(self, seconds: float) -> None:
         if seconds < _LONGEST_WAIT:
             self._happened.wait(seconds)
             self._happened.clear()
+            if self._working is None or self._working():
+                self._idle = None
+            elif self._idle is None:
+                self._idle = self._now()
+            elif self._now() - self._idle > _NO_REPLY:
+                raise RuntimeError(
+                    "a ClientApp ended without a reply, and nothing else brings one; a clock that jumped ahead or "
+                    "a machine that was suspended does that"
+                )
         else:
             self._wait = SOON if self._now() - self._woke > _HELD else min(2.0 * self._wait, _LONGEST_WAIT)
             threading.Event().wait(self._wait)
@@ -144,7 +168,7 @@ def _run_supernode(options: Sequence[str], bell: int) -> None:
     wait_for_slow_starts()
     hand_on_whole_answers()
     waits = Waits()
-    pull = loop._pull_and_store_message
+    pull, push = loop._pull_and_store_message, loop._push_messages
 
     def pulled(*given: Any, **named: Any) -> int | None:
         run = pull(*given, **named)
@@ -153,8 +177,13 @@ def _run_supernode(options: Sequence[str], bell: int) -> None:
             os.write(bell, b"\n")
         return run
 
+    def pushed(state: InMemoryNodeState, *given: Any, **named: Any) -> None:
+        with waits.for_reply(lambda: bool(state.get_tasks(statuses=_AT_WORK))):
+            push(state, *given, **named)
+
     with (
         mock.patch.object(loop, "time", waits),
+        mock.patch.object(loop, "_push_messages", pushed),
         mock.patch.object(loop, "pull_objects", partial(pull_objects, initial_backoff=SOON)),
         mock.patch.object(loop, "_pull_and_store_message", pulled),
         mock.patch.object(FleetHttpClient, "_send", _beating(FleetHttpClient._send)),

@@ -1,0 +1,201 @@
+"""Say what memory a run takes before it starts, and refuse one that the machine cannot hold.
+
+All is counted from public numbers and from what this process has already: the program and the records, which are
+loaded when a scenario is checked.  What comes on top are vectors of the model's size, and the records of a round.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedpriv.core.errors import InputError
+from fedpriv.engines.table import ENGINES
+from fedpriv.participation.orders import PublicOrder
+from fedpriv.rounds.plan import Plan, plan_of
+from fedpriv.rounds.round import rounds_ahead
+from fedpriv.rounds.task import Task, task_of_cell
+from fedpriv.scenario.schema import Cell
+from fedpriv.silo.memory import limit_of
+
+_WIDE = 8
+_FEED = 4
+"""Blocks of noise: one in use, two drawn ahead, one that is drawn."""
+_FEED_VALUES = 2**21
+_WORK = 8
+"""Vectors of a replicate in a round: its query, increments, their sum, noise, the mean, the step."""
+_PARTS = 14
+"""The same of the one silo and the server that compute at a time in process, in float64, messages included."""
+_CONTAINERS = 2**17
+"""Of a simulated silo, whatever its model."""
+_SCRATCH = 96 * 2**20
+"""What torch and the increments of a few records take whatever the model's size."""
+_BESIDE = 16
+"""Numbers that are computed of a record beside its features: scores, slopes, lengths, factors."""
+_LOOSE = 64
+_SHOWN = 2**20
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that a run takes at most."""
+
+    here: int
+    """What this process has: the program and the records."""
+    parts: dict[str, int]
+    """What the run adds, by what it is for."""
+    processes: int = 1
+
+    @property
+    def total(self) -> int:
+        return self.processes * (self.here + sum(self.parts.values()))
+
+    def words(self) -> str:
+        named = {"the program and the records": self.here, **self.parts}
+        told = ", ".join(f"{name} {_mb(size)}" for name, size in named.items() if size >= _SHOWN)
+        each = f"; each of {self.processes} processes" if self.processes > 1 else ""
+        return f"{_mb(self.total)} ({told}{each})"
+
+
+def need_of(cells: Sequence[Cell], engine: str, workers: int = 1, *, roughly: bool = False) -> Need | None:
+    """The most that a run of these cells takes at a time; None for an engine with processes of its own.
+
+    `roughly` takes all cells with the same data and model for one group, which is more, and plans few of them.
+    """
+    row = ENGINES[engine]
+    if row.groups is None or not cells:
+        return None
+    together = engine == "vectorized"
+    groups = [[cells[place] for place in members] for members in ([] if roughly else row.groups(cells))]
+    if roughly:
+        kinds = {
+            repr((cell.data.name, cell.model, cell.run, cell.federation, cell.algorithm.name)): cell
+            for cell in cells
+        }
+        groups = [
+            [cell, *(each for each in cells if each is not cell)] if together else [cell]
+            for cell in kinds.values()
+        ]
+    largest: dict[str, int] = {}
+    for group in groups:
+        task = task_of_cell(group[0])
+        parts = (_together if together else _in_process)(plan_of(group[0], task.objective), task, group)
+        if sum(parts.values()) > sum(largest.values()):
+            largest = parts
+    return Need(_resident(), largest, min(workers, len(cells)))
+
+
+def check_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> None:
+    """Count what a run takes; InputError, with the remedy, if this machine or its control group has less."""
+    there = memory_there()
+    if ENGINES[engine].groups is None or min(workers, len(cells)) * _without_plans(cells) <= there:
+        return  # no plan is needed to see that it fits
+    need = need_of(cells, engine, workers, roughly=True)
+    if need is not None and need.total > there:
+        need = need_of(cells, engine, workers)
+    if need is None or need.total <= there:
+        return
+    remedies = {
+        "fewer processes (--workers)": need.processes > 1,
+        "fewer cells at a time (--set seeds=1, a narrower sweep; --resume with the others)": len(cells) > 1,
+        'run.dtype = "float32"': cells[0].run.dtype == "float64",
+        "--engine vectorized, which keeps no silo by itself": engine == "inprocess",
+        "a smaller model or batch, or a machine with more": True,
+    }
+    first = "; or ".join([remedy for remedy, fits in remedies.items() if fits][:2])
+    raise InputError(f"memory: a run takes up to {need.words()}, and there are {_mb(there)} here: take {first}")
+
+
+def _without_plans(cells: Sequence[Cell]) -> int:
+    """More than a process takes: no state has more vectors than four a round, and no round reads more than all."""
+    sizes = []
+    for cell in cells:
+        task, parts = task_of_cell(cell), cell.federation.silos + 1
+        vectors = _WIDE * task.objective.dimension * parts * (_LOOSE + 4 * cell.schedule.rounds)
+        sizes.append(vectors + 4 * (task.train.features.nbytes + _WIDE * _BESIDE * len(task.train.labels)))
+    return _resident() + _SCRATCH + _FEED * _FEED_VALUES * _WIDE + sum(sizes)
+
+
+def memory_there() -> int:
+    """Bytes that this machine has, or that the control group of this process may take."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = limit_of()
+    return machine if limit is None else min(machine, limit)
+
+
+def memory_words() -> str:
+    return _mb(memory_there())
+
+
+def _together(plan: Plan, task: Task, cells: Sequence[Cell]) -> dict[str, int]:
+    """Replicates that the vectorized engine computes in step."""
+    count = len(cells)
+    size, vector = task.train.features.element_size(), plan.objective.dimension
+    silos = len(plan.batch_sizes) if plan.estimator.round(1).local is not None else 1
+    states = count * vector * size * (_of_optimizer(plan) + silos * _of_sums(plan))
+    draws = max(plan.mechanism.draws(t) or 1 for t in range(1, plan.schedule.rounds + 1))
+    noise = _FEED * max(_FEED_VALUES, count * vector * draws) * size if plan.noise.sources else 0
+    return {
+        "states": 2 * states,
+        "noise": noise,
+        "rounds": count * vector * size * _WORK + _SCRATCH + _of_records(plan, task, cells),
+        "checkpoints": 2 * states,
+    }
+
+
+def _in_process(plan: Plan, task: Task, cells: Sequence[Cell]) -> dict[str, int]:
+    """The apps of one cell: every silo's own state, and what is computed of one at a time."""
+    size, vector, silos = task.train.features.element_size(), plan.objective.dimension, len(plan.batch_sizes)
+    ahead = min(rounds_ahead(vector, silos), plan.schedule.rounds)
+    drawn = silos * (ahead if ahead > 1 else 0) * vector * _WIDE if plan.noise.sources else 0
+    return {
+        "silos": silos * (vector * (_WIDE * _of_sums(plan) + 2 * size) + _CONTAINERS),
+        "noise": drawn,
+        "server": vector * _WIDE * (_of_optimizer(plan) + _of_sums(plan)),
+        "rounds": vector * _WIDE * _PARTS + _SCRATCH + _of_records(plan, task, cells),
+    }
+
+
+def _of_optimizer(plan: Plan) -> int:
+    """Vectors of an optimizer's state."""
+    return max(1, _tensors(plan.optimizer.start(plan.objective.initial()[:1])))
+
+
+def _tensors(state: Any) -> int:
+    if isinstance(state, torch.Tensor):
+        return 1
+    if hasattr(state, "__dataclass_fields__"):
+        return sum(_tensors(getattr(state, name)) for name in state.__dataclass_fields__)
+    return sum(map(_tensors, state)) if isinstance(state, tuple | list) else 0
+
+
+def _of_sums(plan: Plan) -> int:
+    """Vectors of a running sum, of the points that it remembers, and of a mechanism's state."""
+    first = plan.estimator.round(1)
+    past = plan.estimator.memory if first.split is None else 2 + first.split.rounds_per_epoch
+    workload = plan.stream_of(0, plan.schedule.rounds).workload if plan.noise.sources else None
+    return 1 + past + (0 if workload is None else plan.mechanism.memory_vectors(workload))
+
+
+def _of_records(plan: Plan, task: Task, cells: Sequence[Cell]) -> int:
+    """Records of a round, gathered for all that read them, what is computed of each, and of the test records."""
+    size, record = task.train.features.element_size(), task.train.features[0].numel()
+    orders = len({cell.seed for cell in cells}) if isinstance(plan.schedule, PublicOrder) else len(cells)
+    read = sum(map(plan.most_held, range(len(plan.batch_sizes))))
+    return size * (2 * orders * read * record + _BESIDE * (len(cells) * read + len(task.test.labels)))
+
+
+def _resident() -> int:
+    """Bytes of this process; what torch and Python take where the system does not say it."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return 350 * 2**20
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _mb(size: int) -> str:
+    return f"{-(-size // 10**6):,} MB"

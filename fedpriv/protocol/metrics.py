@@ -1,0 +1,138 @@
+"""Figures of a service for Prometheus: its text format 0.0.4, over HTTP, to this machine only.
+
+A service that is given `--metrics PLACE` answers GET /metrics there: on a port of the loopback interface, or on a
+Unix socket of mode 0600.  One request is answered at a time, in a thread of its own.
+"""
+
+import math
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import NamedTuple
+
+from fedpriv.core.errors import InputError
+
+_PATIENCE = 5.0
+"""Seconds that a request may take to come; others wait for it."""
+
+
+class Figure(NamedTuple):
+    """A number with its name; figures of one name differ in their labels."""
+
+    name: str
+    help: str
+    value: float
+    labels: Mapping[str, str] = {}
+
+    @property
+    def kind(self) -> str:
+        """By the format's own convention of names."""
+        return "counter" if self.name.endswith("_total") else "gauge"
+
+
+def exposition(figures: Iterable[Figure]) -> str:
+    """The figures in the text format; those of one name follow each other."""
+    by_name: dict[str, list[Figure]] = {}
+    for figure in figures:
+        by_name.setdefault(figure.name, []).append(figure)
+    lines = []
+    for name, group in by_name.items():
+        lines += [f"# HELP {name} {group[0].help}", f"# TYPE {name} {group[0].kind}"]
+        lines += [f"{name}{_labels(each.labels)} {_number(each.value)}" for each in group]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    escaped = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+    pairs = ",".join(f'{name}="{value.translate(escaped)}"' for name, value in labels.items())
+    return f"{{{pairs}}}" if pairs else ""
+
+
+def _number(value: float) -> str:
+    if math.isfinite(value):
+        return repr(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))
+    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+
+
+def private_socket(path: Path, option: str) -> socket.socket:
+    """A Unix socket at `path`, of mode 0600 from the start; InputError, naming `option`, if none can be."""
+    path.unlink(missing_ok=True)
+    bound = socket.socket(socket.AF_UNIX)
+    previous = os.umask(0o177)
+    try:
+        bound.bind(str(path))
+    except OSError as error:
+        raise InputError(f"{option} {path}: {error}") from None
+    finally:
+        os.umask(previous)
+    return bound
+
+
+@contextmanager
+def metrics_served(place: str | None, figures: Callable[[], Iterable[Figure]]) -> Iterator[None]:
+    """Answer GET /metrics at `place` with what `figures` says then; nothing is opened for None.
+
+    `place` is a port's number, for 127.0.0.1, or the path of a socket to be made; InputError for another, or one
+    that is taken.
+
+    Guarantee: no other machine is answered.
+    """
+    if place is None:
+        yield
+        return
+    bound = _bound(place)
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = _PATIENCE
+
+        def do_GET(self) -> None:
+            known = self.path.partition("?")[0] == "/metrics"
+            content = exposition(figures()).encode() if known else b"only /metrics is here\n"
+            self.send_response(200 if known else 404)
+            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+            """Scrapes are no events."""
+
+        def address_string(self) -> str:
+            return "this machine"
+
+    class Server(HTTPServer):
+        def handle_error(self, request: object, client_address: object) -> None:
+            """Whoever asks and goes away is no error."""
+
+    server = Server(("", 0), Handler, bind_and_activate=False)
+    server.socket.close()
+    server.socket = bound
+    bound.listen(8)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        if not place.isdigit():
+            Path(place).unlink(missing_ok=True)
+
+
+def _bound(place: str) -> socket.socket:
+    if not place.isdigit():
+        if ":" in place and "/" not in place:
+            raise InputError(
+                f"--metrics {place}: expected a port's number, for this machine only, or the path of a socket"
+            )
+        if (path := Path(place)).exists() and not path.is_socket():
+            raise InputError(f"--metrics {place}: is a file, and no socket; name a path that is free")
+        return private_socket(path, "--metrics")
+    try:
+        return socket.create_server(("127.0.0.1", int(place)))
+    except (OSError, OverflowError) as error:
+        raise InputError(f"--metrics {place}: {error}") from None

@@ -1,0 +1,92 @@
+"""Copies of a picture, LoRA and several labels at once, through a real guard.
+
+Gains, if a test here fails: a record that somebody made, or a query of a server, moves a release by more than one
+clip, or a guard answers a question twice in two ways.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedpriv.core.errors import FedprivError
+from fedpriv.loss.objective import Query, Slots
+from fedpriv.noise.integers.increments import integer_sum
+from fedpriv.rounds.task import ModelInputs
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.silo.shard import Shard
+from tests.attacks.test_company import guard_over, scenario
+from tests.conftest import small_tree
+from tests.loss import zoo
+from tests.loss.test_hostile_queries import pair_of
+
+COUNT, VICTIM = 6, 2
+SIZE = 2 * (16 + 8) + 2 * (8 + 3) + 2 * (16 + 3)
+"""Two matrices of rank 2 for each of three Linear layers."""
+_draw = np.random.default_rng(7)
+IMAGES = _draw.integers(0, 256, (COUNT, 4, 4), dtype=np.uint8)
+FLAGS = _draw.integers(0, 2, (COUNT, 3))
+CODE = f"{zoo.__name__}:adapted"
+Model = dict[str, Any]
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
+    """LoRA on constants that a file holds, with five copies of every picture."""
+    torch.manual_seed(2)
+    torch.save(zoo.Wide(16, 3).state_dict(), tmp_path / "w")
+    digest = hashlib.sha256((tmp_path / "w").read_bytes()).hexdigest()
+    (tmp_path / "w").rename(tmp_path / f"{digest}.pt")
+    monkeypatch.setenv("FEDPRIV_WEIGHTS", str(tmp_path))
+    augment = {"copies": 5, "shift": 1, "flip": True}
+    return {"name": CODE, "loss": "binary", "weights": f"sha256:{digest}", "augment": augment}
+
+
+@pytest.mark.parametrize("pattern", ["random", "largest", "cancelling", "all scales"])
+def test_an_exchanged_record_moves_a_release_by_one_clip_and_no_bit_of_the_others(
+    model: Model, pattern: str
+) -> None:
+    """Integers, as a guard adds them: with five copies, K units under zero-out, and nobody else's copies."""
+    cell, norm = resolve_cell(small_tree(model=model, run__dtype="float32"), "test"), 2**20
+    inputs, other = ModelInputs.of(cell), IMAGES.copy()
+    other[VICTIM] = 255 - other[VICTIM]
+    flags = FLAGS.copy()
+    flags[VICTIM] = 1 - flags[VICTIM]
+    objective = inputs.objective(inputs.layout(IMAGES, FLAGS, 2), 2).at(Slots(3, ((0, COUNT),)))
+    (query,) = pair_of(pattern, objective, torch.float32, 4)[:1]
+    there = np.ones(COUNT, np.bool_)
+    there[VICTIM] = False
+    without = []
+    for images, labels in ((IMAGES, FLAGS), (other, flags)):
+        records = Shard(images, labels).seen(cell)
+        whole = integer_sum(objective, Query((query,)), 1.0, records, norm, norm)
+        without.append(integer_sum(objective, Query((query,)), 1.0, records, norm, norm, counts=there))
+        assert float(np.linalg.norm((whole - without[-1]).astype(float))) <= norm
+    assert np.array_equal(*without)
+
+
+def test_a_guard_answers_once_for_them(tmp_path: Path, model: Model) -> None:
+    guard = guard_over(tmp_path / "silo", False, CODE, 2, features=IMAGES, labels=FLAGS)
+    text = scenario(1, COUNT, model=model)
+    first = guard.answer("run", text, 1, torch.full((SIZE,), 0.1))
+    assert bool(first.isfinite().all())
+    assert torch.equal(first, guard.answer("run", text, 1, torch.full((SIZE,), 0.1)))
+    with pytest.raises(FedprivError):
+        guard.answer("run", text, 1, torch.full((SIZE,), 0.2))
+
+
+@pytest.mark.parametrize(
+    ("copies", "shift", "said"), [(10**9, 1, "copies"), (2, 4, "out of sight"), (2, 0, "shift or flip")]
+)
+def test_a_guard_refuses_copies_beyond_reason(
+    tmp_path: Path, model: Model, copies: int, shift: int, said: str
+) -> None:
+    guard = guard_over(tmp_path / "silo", False, CODE, 2, features=IMAGES, labels=FLAGS)
+    tree = json.loads(scenario(1, COUNT, model=model))
+    tree["model"]["augment"] = {"copies": copies, "shift": shift}
+    with pytest.raises(FedprivError, match=said):
+        guard.answer("run", json.dumps(tree), 1, torch.zeros(SIZE))

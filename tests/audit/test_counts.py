@@ -1,0 +1,106 @@
+"""The audit of statistics: guards' integers are as far apart as is charged, and a smaller charge is refuted."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedpriv.audit.audit import audit
+from fedpriv.audit.counts import _world, found_of, furthest, small_cell
+from fedpriv.audit.families import Steps
+from fedpriv.audit.statistics import weight_of
+from fedpriv.core.errors import InputError
+from fedpriv.rounds.plan import Plan, plan_of
+from fedpriv.rounds.task import task_of_schema
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
+from tests.cli.command import fedpriv as command
+from tests.data.tables import rows, write_csv
+from tests.silo.test_statistics import TABLES, plan
+
+COUNTS: list[dict[str, Any]] = [{"of": ["sex", "outcome"]}]
+UNHEARD = Steps(lambda _: None, 1.0)
+
+
+def planned(cell: Cell, mu: float = 1.0) -> tuple[Cell, Plan]:
+    small = small_cell(cell, mu)
+    assert small.data.table_schema is not None
+    return small, plan_of(small, task_of_schema(small, small.data.table_schema).objective, released=True)
+
+
+@pytest.mark.parametrize("relation", ["replace-one", "zero-out"])
+@pytest.mark.parametrize("tables", [COUNTS, TABLES], ids=["counts", "several"])
+def test_sums_of_real_guards_are_as_far_apart_as_is_charged(
+    tmp_path: Path, relation: str, tables: list[dict[str, Any]]
+) -> None:
+    """Guarantee of `apart`: √2 clips for plain counts, measured on the integers that leave two guards."""
+    small, of = planned(plan(tmp_path, "trusted", tables, relation=relation).cell)
+    pair = furthest(small, of, seed=0)
+    sums = []
+    with torch.inference_mode():
+        for world in (0, 1):
+            silo, *others = _world(tmp_path / f"{world}", small, pair, world)
+            silo.ask(0)
+            sums.append(silo.answer("run", 1, of.objective.initial()).double() * of.exact.lattice.unit)
+            for each in (silo, *others):
+                each.close()
+    distance = float((sums[0] - sums[1]).norm())
+    charged = {"replace-one": of.apart, "zero-out": 1.0}[relation]
+    assert charged * 0.95 <= distance <= charged
+    if tables is COUNTS:
+        assert distance == pytest.approx(math.sqrt(2.0) if relation == "replace-one" else 1.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("trust", ["untrusted", "secure-aggregation", "trusted"])
+def test_the_two_worlds_are_as_far_apart_as_the_claim_says(tmp_path: Path, trust: str) -> None:
+    small, of = planned(plan(tmp_path, trust, COUNTS).cell, 3.0)
+    pair, (weight, std) = furthest(small, of, seed=0), weight_of(of, 1)
+    assert weight * float((pair.increments[0] - pair.increments[1]).norm()) / std == pytest.approx(3.0, rel=1e-4)
+
+
+def test_the_audit_looks_through_guards(tmp_path: Path) -> None:
+    with torch.inference_mode():
+        found = found_of(plan(tmp_path, "untrusted", COUNTS).cell, 2.0, 24, 0.01, 0, UNHEARD)
+    assert found.mu <= 2.0
+    assert "furthest apart, 1.4142 clips" in found.test
+
+
+@pytest.mark.slow
+def test_a_plan_stands_and_one_that_is_charged_too_little_is_refuted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guarantee: an audit notices that two counts are √2 apart and were charged as 1."""
+    cell = plan(tmp_path, "untrusted", COUNTS).cell
+    honest = audit(cell, 2.0, 16 * 400)
+    assert honest.stands
+    assert honest.mu > 1.0
+    assert honest.trials == 400
+    monkeypatch.setattr("fedpriv.rounds.plan.apart_of", lambda *_: 1.0)
+    assert not audit(cell, 2.0, 16 * 400).stands
+
+
+@pytest.mark.slow
+def test_the_command_audits_a_plan(tmp_path: Path) -> None:
+    write_csv(tmp_path / "table.csv", rows(60))
+    (tmp_path / "plan.toml").write_text(
+        'name = "counts"\n[data]\nname = "table.csv"\n[data.table]\npublic = true\ntarget = "outcome"\n'
+        'classes = ["well", "ill"]\ntest_share = 0.0\n[data.table.columns]\nage = { range = [0, 100] }\n'
+        '[privacy]\nrelation = "replace-one"\nmu = 1.0\n[[table]]\nof = ["age"]\nedges = { age = [0, 50, 100] }\n'
+    )
+    done = command("audit", "plan.toml", "--trials", 2048, "--mu", 3, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "the claim stands" in done.stdout
+    assert "1.4142 clips" in done.stdout
+
+
+def test_what_its_canaries_cannot_stand_for_is_one_line(tmp_path: Path) -> None:
+    cell = plan(tmp_path, "untrusted", COUNTS).cell
+    persons = cell.privacy.model_copy(update={"unit": "user", "records": 2})
+    with pytest.raises(InputError, match="canaries of statistics are records"):
+        audit(cell.model_copy(update={"privacy": persons}))
+    from tests.papers.test_newton import tree_of
+
+    with pytest.raises(InputError, match="canaries are gradients, and its records answer with more"):
+        audit(resolve_cell(tree_of(tmp_path), "test"))

@@ -1,0 +1,66 @@
+"""A sweep on two Ray nodes of this machine, one of which is lost in the middle: the results are one process's."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedpriv.engines.workers import Workers
+from fedpriv.rounds.outcome import RunObserver
+from fedpriv.scenario.load import Scenario, scenario_of
+from fedpriv.study.sweep import RunOptions, run_sweep
+from tests.conftest import small_tree
+
+
+def sweep() -> Scenario:
+    """Four groups, long enough that each node is in the middle of one when the other is lost."""
+    tree = small_tree(federation={"silos": 3}, run={"dtype": "float64", "evaluations": 150})
+    del tree["seed"]
+    tree["sweep"] = {"federation.rounds": [1500, 1501, 1502, 1503], "seeds": 2}
+    return scenario_of(tree, "test")
+
+
+class Breaking(RunObserver):
+    """Takes a node away as soon as something was computed."""
+
+    def __init__(self, cluster: Any, node: Any) -> None:
+        self._cluster, self._node = cluster, node
+        self.broken = False
+
+    def advanced(self, rounds: int) -> None:
+        if not self.broken:
+            self.broken = True
+            self._cluster.remove_node(self._node, allow_graceful=False)
+
+
+def without_times(folder: Path) -> str:
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    del results["date"]
+    for cell in results["cells"]:
+        del cell["wall_seconds"]
+    return json.dumps(results, sort_keys=True)
+
+
+@pytest.mark.slow
+def test_a_node_that_is_lost_changes_no_result(tmp_path: Path) -> None:
+    """Its groups are run again on the node that is left; all bits are those of one process."""
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    alone = run_sweep(sweep(), RunOptions(out=tmp_path / "alone"))
+    cluster = Cluster()
+    try:
+        nodes = [
+            cluster.add_node(num_cpus=1, object_store_memory=2**27, include_dashboard=False) for _ in range(2)
+        ]
+        breaking = Breaking(cluster, nodes[1])
+        both = run_sweep(
+            sweep(), RunOptions(out=tmp_path / "both", workers=Workers(address=cluster.address)), [breaking]
+        )
+    finally:
+        cluster.shutdown()
+    assert breaking.broken
+    assert without_times(both) == without_times(alone)
+    for model in (alone / "models").iterdir():
+        assert (both / "models" / model.name).read_bytes() == model.read_bytes()

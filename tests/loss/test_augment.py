@@ -1,0 +1,211 @@
+"""Copies of a picture inside of one clip: what they are, and that a record's are its own."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedpriv.core.errors import InputError
+from fedpriv.data.layout import Input, Layout
+from fedpriv.loss.augment import Augmentation, Augmented, augmented, check_seen_whole
+from fedpriv.loss.inputs import Labelled, objective_over
+from fedpriv.loss.layered import objective_of
+from fedpriv.loss.losses import Choice, CrossEntropy
+from fedpriv.loss.module import ModuleObjective, parameters_of
+from fedpriv.loss.objective import Batch, Query, Records, Slots, View
+from fedpriv.loss.softmax import SoftmaxRegression
+from fedpriv.loss.views import LocalTraining
+from fedpriv.noise.integers.increments import integer_sum
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.schema import Cell
+from tests.engines.test_engines import run
+from tests.loss.test_hostile_queries import small_cnn
+
+MakeCell = Callable[..., Cell]
+COUNT, SIDE, CLASSES = 7, 6, 3
+THREE = Augmentation(copies=3, shift=2, flip=True)
+PICTURES = Layout(SIDE * SIDE, (Input((SIDE, SIDE), "numbers"),))
+SLOTS = Slots(5, ((0, 4), (2, 3)))
+AUGMENTED = {"copies": 3, "shift": 2}
+
+
+def made(augmentation: Augmentation = THREE, dtype: torch.dtype = torch.float64) -> Augmented:
+    plain = objective_of(small_cnn(), SIDE * SIDE, CrossEntropy(), 0, dtype)
+    found = augmented(plain, augmentation, PICTURES)
+    assert isinstance(found, Augmented)
+    return found
+
+
+def drawn(dtype: torch.dtype = torch.float64) -> Records:
+    generator = np.random.default_rng(3)
+    features = torch.from_numpy(generator.standard_normal((COUNT, SIDE * SIDE))).to(dtype)
+    return Records(features, torch.from_numpy(generator.integers(0, CLASSES, COUNT)))
+
+
+def moved(picture: Tensor, down: int, right: int, mirrored: int) -> Tensor:
+    """Pixel by pixel: moved first, with zeros where nothing was, then mirrored."""
+    out = torch.zeros_like(picture)
+    for line in range(SIDE):
+        for column in range(SIDE):
+            if 0 <= line - down < SIDE and 0 <= column - right < SIDE:
+                out[line, column] = picture[line - down, column - right]
+    return out.flip(-1) if mirrored else out
+
+
+def by_hand(objective: Augmented, point: Tensor, records: Records, clip: float) -> Tensor:
+    """Each record's mean gradient over its copies by autograd, clipped; (B, d)."""
+    module, rows = objective.base.module, []  # type: ignore[attr-defined]
+    for place in range(len(records.labels)):
+        own = point.clone().requires_grad_()
+        losses = [
+            functional.cross_entropy(
+                torch.func.functional_call(
+                    module,
+                    parameters_of(module, own),
+                    (moved(records.features[place].view(SIDE, SIDE), *coin).view(1, -1),),
+                ),
+                records.labels[place : place + 1],
+            )
+            for coin in objective.coins[place].tolist()
+        ]
+        (gradient,) = torch.autograd.grad(torch.stack(losses).mean(), own)
+        rows.append(gradient * min(1.0, clip / float(gradient.norm())))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("clip", [1e-2, 0.5, 1e6])
+def test_an_increment_is_the_clipped_mean_gradient_of_a_records_copies(clip: float) -> None:
+    objective, records = made().at(SLOTS), drawn()
+    point, weights = objective.initial(), torch.linspace(0.5, 1.0, COUNT, dtype=torch.float64)
+    rows = by_hand(objective, point, records, clip)
+    found = objective.increment(Query((point,)), Batch(records, weights), clip)
+    assert torch.allclose(found.total, weights @ rows, atol=1e-9)
+    each = objective.per_record(Query((point,)), Batch(records, weights), torch.arange(COUNT), clip)
+    assert torch.allclose(each, weights.unsqueeze(-1) * rows, atol=1e-9)
+    few = torch.tensor([5, 1])
+    some = Batch(Records(records.features[few], records.labels[few]), weights[few])
+    assert torch.allclose(objective.per_record(Query((point,)), some, few, clip), each[few], atol=1e-12)
+    assert torch.allclose(
+        objective.gradient(point, Batch(records, weights)), weights @ by_hand(objective, point, records, 1e30)
+    )
+
+
+def test_few_records_at_a_time_and_several_replicates_add_up_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    objective, records, weights = made().at(SLOTS), drawn(), torch.ones(COUNT, dtype=torch.float64)
+    points = torch.stack([objective.initial(), 2.0 * objective.initial()])
+    whole = [objective.increment(Query((point,)), Batch(records, weights), 0.5) for point in points]
+    monkeypatch.setattr("fedpriv.loss.augment._VALUES", 2 * 3 * SIDE * SIDE)
+    both = Records(records.features.expand(2, -1, -1), records.labels.expand(2, -1))
+    found = objective.increment(Query((points,)), Batch(both, weights), 0.5)
+    assert torch.allclose(found.total, torch.stack([one.total for one in whole]))
+    assert found.clipped.tolist() == [int(one.clipped) for one in whole]
+
+
+def test_evaluations_are_of_the_records_themselves() -> None:
+    objective, records = made().at(SLOTS), drawn()
+    point = objective.initial()
+    assert torch.equal(objective.outputs(point, records), objective.base.outputs(point, records))
+    assert torch.equal(objective.evaluate(point, records).loss, objective.base.evaluate(point, records).loss)
+    assert objective.evaluations(2) == 3 * objective.base.evaluations(2)
+
+
+def test_copies_follow_from_seed_silo_round_and_row_alone() -> None:
+    coins = made().at(SLOTS).coins
+    assert np.array_equal(coins[4:], made().at(Slots(5, ((2, 3),))).coins)
+    assert np.array_equal(coins[:2], made().at(Slots(5, ((0, 2),))).coins)
+    assert not np.array_equal(coins, made().at(SLOTS._replace(t=6)).coins)
+    assert not np.array_equal(coins[:3], coins[4:])
+    assert (coins.min((0, 1)) >= [-2, -2, 0]).all()
+    assert (coins.max((0, 1)) <= [2, 2, 1]).all()
+    plain = made(Augmentation(copies=64, shift=0, flip=True)).at(SLOTS).coins
+    assert not plain[..., :2].any()
+    assert set(np.unique(plain[..., 2])) == {0, 1}
+
+
+def test_a_record_moves_no_other_records_copies_and_no_sum_by_more_than_one_clip() -> None:
+    """On integers, as a guard adds them, with 64 copies of a record that somebody made."""
+    objective, records, norm = made(Augmentation(copies=64, shift=1)).at(SLOTS), drawn(), 2**20
+    query, there = Query((1e6 * objective.initial(),)), np.ones(COUNT, np.bool_)
+    there[2] = False
+    others = integer_sum(objective, query, 1.0, records, norm, norm, counts=there)
+    for value in (1.0, 1e30, float("inf"), float("nan")):
+        records.features[2] = value
+        whole = integer_sum(objective, query, 1.0, records, norm, norm)
+        assert float(np.linalg.norm((whole - others).astype(float))) <= norm
+        assert np.array_equal(others, integer_sum(objective, query, 1.0, records, norm, norm, counts=there))
+
+
+def test_engines_agree(small_cell: MakeCell) -> None:
+    cell = small_cell(
+        data__name="synthetic", model={"name": "cnn", "augment": AUGMENTED}, federation__rounds=2,
+        federation__samples=27, federation__silos=2, run__evaluations=1, run__dtype="float64",
+        algorithm={"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.5, "output": "last"},
+        privacy={"relation": "zero-out", "mu": 1.0},
+    )  # fmt: skip
+    found = [run(engine, cell)[1].evaluations for engine in ("vectorized", "inprocess")]
+    assert np.array(found[0]) == pytest.approx(np.array(found[1]), rel=1e-9)
+
+
+def test_several_labels_a_record_are_its_copies_labels() -> None:
+    flags = torch.tensor([[0.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
+    layout = Layout(SIDE * SIDE + 2, (Input((SIDE, SIDE), "numbers"),), (2,))
+    plain, _ = objective_over(
+        nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 2)), layout, (SIDE, SIDE), Choice("binary"), 2, 0,
+        torch.float64, "flags",
+    )  # fmt: skip
+    found = augmented(plain, Augmentation(copies=2, shift=1), layout)
+    assert isinstance(found, Labelled)
+    features = torch.cat([drawn().features[:2], flags], 1)
+    batch = Batch(Records(features, torch.zeros(2)), torch.ones(2, dtype=torch.float64))
+    objective = found.at(Slots(1, ((0, 2),)))
+    assert isinstance(objective, Labelled)
+    inner = objective.base
+    assert isinstance(inner, Augmented)
+    point, total = objective.initial(), torch.zeros(objective.dimension, dtype=torch.float64)
+    for place in range(2):
+        for coin in inner.coins[place].tolist():
+            copy = moved(drawn().features[place].view(SIDE, SIDE), *coin).view(1, -1)
+            one = Records(torch.cat([copy, flags[place : place + 1]], 1), torch.zeros(1))
+            total += plain.gradient(point, Batch(one, torch.full((1,), 0.5, dtype=torch.float64)))
+    assert torch.allclose(objective.increment(Query((point,)), batch, 1e6).total, total)
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "said"),
+    [
+        ((36,), "numbers", r"of shape \(36,\)"),
+        ((6, 6), "tokens", "of whole numbers"),
+        ((12, 12, 3), "numbers", "channels come first"),
+        ((2, 30), "numbers", "out of sight"),
+    ],
+)
+def test_records_that_are_no_pictures_are_refused(shape: tuple[int, ...], kind: str, said: str) -> None:
+    width = int(np.prod(shape))
+    layout = Layout(width, (Input(shape, kind),))  # type: ignore[arg-type]
+    plain = ModuleObjective(nn.Linear(width, 2), CrossEntropy(), 0, torch.float32)
+    with pytest.raises(InputError, match=said):
+        augmented(plain, THREE, layout)
+
+
+def test_what_cannot_have_copies_is_refused(small_cell: MakeCell) -> None:
+    softmax = SoftmaxRegression(36, CLASSES, feature_norm=1.0, dtype=torch.float32)
+    with pytest.raises(InputError, match="for models of torch layers"):
+        augmented(softmax, THREE, PICTURES)
+    with pytest.raises(ValueError, match="differ by shift or flip"):
+        Augmentation(copies=4)
+    objective = made()
+    check_seen_whole(objective, objective, "a row")
+    for looked_at in (View(objective), LocalTraining(objective, 0.1, 2, 1)):
+        with pytest.raises(InputError, match=r"model\.augment: a row takes records apart in its own way"):
+            check_seen_whole(Labelled(objective, PICTURES), looked_at, "a row")
+    fedavg = {"name": "fedavg", "trust": "trusted", "step": 0.5, "local_batch": 2, "local_epochs": 1}
+    cell = small_cell(
+        model={"name": "cnn", "augment": AUGMENTED}, federation__samples=27, federation__rounds=2,
+        algorithm=fedavg, privacy={"relation": "zero-out", "mode": "none"},
+    )  # fmt: skip
+    with pytest.raises(InputError, match=r"model\.augment: fedavg takes records apart"):
+        plan_of(cell, task_of_cell(cell).objective)

@@ -1,0 +1,160 @@
+"""A guard from outside: its log lines and figures, which tell nothing of the records."""
+
+import logging
+import re
+import time
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedpriv.core import logs
+from fedpriv.protocol.metrics import Figure
+from fedpriv.silo import daemon
+from fedpriv.silo.daemon import Asked, Desk, Reply
+from fedpriv.silo.guards import begin_ledgers, open_guards
+from fedpriv.silo.ledger import LedgerError
+from fedpriv.silo.policy import read_policy
+from tests.silo.guarded import CLIP, ZERO, cell_json, write_policy
+
+FORGED = "5f0c round=9 event=opened\n2026-11-23T00:00:00Z INFO event=opened run=forged\x1b[2K"
+
+
+def records(changed: bool) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    draw = np.random.default_rng(3)
+    images, labels = draw.integers(0, 256, (20, 28, 28), dtype=np.uint8), draw.integers(0, 10, 20)
+    if changed:
+        images[7], labels[7] = 255, (labels[7] + 1) % 10
+    return images, labels
+
+
+def desk_of(folder: Path, changed: bool = False, **allow: Any) -> Desk:
+    allowed = {"relation": "replace-one", "clip": CLIP, "rounds": 10, "budget": 5.0, **allow}
+    policy = read_policy(write_policy(folder, *records(changed), **allowed))
+    begin_ledgers(policy)
+    return Desk(policy, open_guards(policy), figures=True)
+
+
+def ask(desk: Desk, run: str, t: int, text: str = "", **header: Any) -> dict[str, Any]:
+    """A request as it comes over the socket, and the header of its reply."""
+    asked = {"run": run, "cell": text or cell_json(), "t": t, "keys": "", "dtype": "float64", **header}
+    reply: Future[Reply] = Future()
+    desk._waiting.put(Asked(asked, bytearray(ZERO.numpy().tobytes()), reply))
+    desk.work_once()
+    return reply.result().header
+
+
+def asked_all(desk: Desk) -> None:
+    ask(desk, "5f0c", 1)
+    ask(desk, "5f0c", 1)
+    ask(desk, "5f0c", 2)
+    ask(desk, "5f0c", 1, dtype="float32")  # another query for a round that was answered
+    ask(desk, FORGED, 0, "{}")
+    ask(desk, "later", 1, cell_json(privacy__rho=100.0))
+
+
+def values(figures: list[Figure]) -> dict[str, float]:
+    names = (each.name.removeprefix("fedpriv_guard_") for each in figures if each.labels.get("records") != "tests")
+    return dict(zip(names, (each.value for each in figures if each.labels.get("records") != "tests"), strict=True))
+
+
+def test_a_guard_counts_what_it_does_and_says_what_is_left(tmp_path: Path) -> None:
+    desk = desk_of(tmp_path)
+    before = values(desk.figures())
+    asked_all(desk)
+    told = values(desk.figures())
+    assert (before["answered_total"], before["runs"], before["spent_mu"], before["last_answer_seconds"]) == (
+        0,
+        0,
+        0,
+        0,
+    )
+    assert (told["answered_total"], told["repeated_total"], told["refused_total"]) == (2, 1, 3)
+    assert (told["runs"], told["runs_open"], told["budget_mu"], told["failed_total"]) == (1, 1, 5.0, 0)
+    assert told["spent_mu"] == pytest.approx((5.0**2 - told["left_mu"] ** 2) ** 0.5)
+    assert told["spent_mu"] == pytest.approx(4.0)
+    assert abs(told["last_answer_seconds"] - time.time()) < 60.0
+    assert told["last_answer_seconds"] == int(told["last_answer_seconds"])
+
+
+def test_what_is_seen_of_a_guard_does_not_depend_on_a_record(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guarantee of `seen`: no line and no figure depends on the records but through their number."""
+    seen = []
+    for world in (False, True):
+        caplog.clear()
+        desk = desk_of(tmp_path / str(world), world)
+        with caplog.at_level(logging.INFO, "fedpriv.guard"):
+            asked_all(desk)
+        figures = [each for each in desk.figures() if not each.name.endswith("last_answer_seconds")]
+        seen.append((figures, [(record.getMessage(), getattr(record, "event", "")) for record in caplog.records]))
+    assert seen[0] == seen[1]
+    assert [event for _, event in seen[0][1]] == [
+        "opened",
+        "answered",
+        "answered",
+        "refused",
+        "refused",
+        "refused",
+    ]
+
+
+def test_figures_change_when_a_tick_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guarantee of `seen`: the time of a change says no more than that of a reply."""
+    desk = desk_of(tmp_path, tick=0.05)
+    during = []
+    sleep = time.sleep
+    monkeypatch.setattr(daemon.time, "sleep", lambda s: (during.append(values(desk.figures())), sleep(s)))
+    ask(desk, "5f0c", 1)
+    assert [each["answered_total"] for each in during] == [0]
+    assert [each["runs"] for each in during] == [0]
+    assert values(desk.figures())["answered_total"] == 1
+    assert values(desk.figures())["runs"] == 1
+
+
+def test_a_run_is_told_as_opened_only_once_it_is_on_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = desk_of(tmp_path)
+    ledger = desk._guards.training._ledger
+
+    def full(*_: object) -> None:
+        raise OSError("disk full")
+
+    with caplog.at_level(logging.INFO, "fedpriv.guard"), monkeypatch.context() as broken:
+        broken.setattr(type(ledger), "intend", full)
+        with pytest.raises(LedgerError, match="disk full"):
+            desk._guards.training.answer("5f0c", cell_json(), 1, ZERO)
+        ask(desk, "other", 1, "{}")
+    assert "opened" not in [getattr(record, "event", "") for record in caplog.records]
+    assert ledger.charges() == []
+    with caplog.at_level(logging.INFO, "fedpriv.guard"):
+        ask(desk, "5f0c", 1)
+    (line,) = [record for record in caplog.records if getattr(record, "event", "") == "opened"]
+    assert re.fullmatch(
+        r"opened for scenario '.*': charged mu = [\d.]+, left for one more run [\d.]+", line.getMessage()
+    )
+
+
+@pytest.mark.parametrize("form", [False, True], ids=["text", "json"])
+def test_a_strangers_words_make_no_line_and_no_fact(form: bool) -> None:
+    """Guarantee of `logs`: neither a run's name nor an error with a traceback forges a record."""
+    for name in (FORGED, "\u2028forged", "a\rb", '"quoted" event=opened'):
+        try:
+            raise ValueError(FORGED)
+        except ValueError as error:
+            trouble = (ValueError, error, error.__traceback__)
+        record = logging.LogRecord("fedpriv.guard", logging.ERROR, "", 0, "failed: %s", (name,), trouble)
+        record.__dict__ |= logs.facts(name, 3, "refused")
+        text = logs._Line(as_json=form).format(record)
+        lines = text.splitlines()
+        assert [line for line in lines[1:] if not line.startswith("  | ")] == []
+        assert "\x1b" not in text
+        if form:
+            assert len(lines) == 1
+        else:
+            without = re.sub(r'"(?:[^"\\]|\\.)*"', "NAME", lines[0].partition(" failed: ")[0])
+            assert re.fullmatch(r"\S+ ERROR event=refused run=NAME round=3", without)
