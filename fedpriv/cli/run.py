@@ -11,6 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import FrameType
 
+from pydantic_core import PydanticSerializationError
+
 from fedpriv.cli.explore import show_run
 from fedpriv.cli.options import Display
 from fedpriv.cli.progress import JsonLines, MLflow, Progress, TensorBoard
@@ -145,13 +147,16 @@ def run_scenario(path: Path, options: RunOptions, shown: Display) -> None:
     try:
         with _page(observers) if shown.watch else nullcontext():
             folder = run_sweep(scenario, options, observers, rerun)
-    except KeyboardInterrupt:
-        display.stopped(rerun)
-        sys.exit(INTERRUPTED)
     except RunError:
         if engine_row(options.engine).resumes_cells:
             display.stopped(rerun)
         raise
+    except (KeyboardInterrupt, PydanticSerializationError) as error:
+        # An interrupt while pydantic writes a record is the cause of an error of its own.
+        if not isinstance(error.__cause__ or error, KeyboardInterrupt):
+            raise
+        display.stopped(rerun)
+        sys.exit(INTERRUPTED)
     finally:
         signal.signal(signal.SIGTERM, before)
     write_table(folder)

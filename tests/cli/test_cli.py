@@ -14,9 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic_core import PydanticSerializationError
 
+from fedpriv.cli import run
+from fedpriv.cli.options import Display
 from fedpriv.show.table import render
 from fedpriv.study.results import read_results
+from fedpriv.study.sweep import RunOptions
 from tests.cli.command import FEDPRIV, SMALL, fedpriv
 from tests.parts import in_parts
 
@@ -301,3 +305,19 @@ def test_report_writes_a_page_with_the_command(copied: Path) -> None:
     page = (copied / "out" / "report.html").read_text(encoding="utf-8")
     assert results_of(copied / "out")["rerun"] in page
     assert "A small run" in page
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["bare", "inside of pydantic"])
+def test_an_interrupt_ends_with_130_wherever_it_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrapped: bool
+) -> None:
+    def stopped(*_: object) -> Path:
+        if not wrapped:
+            raise KeyboardInterrupt
+        raise PydanticSerializationError("Error calling function `str`") from KeyboardInterrupt()
+
+    monkeypatch.setattr(run, "run_sweep", stopped)
+    with pytest.raises(SystemExit) as ended:
+        run.run_scenario(Path("quickstart"), RunOptions(out=tmp_path), Display())
+    assert ended.value.code == 130
+    assert "stopped before the first cell" in capsys.readouterr().err

@@ -198,7 +198,7 @@ def test_nothing_is_proved_of_steps_that_change() -> None:
         ({"name": "dp-sgd", "step_drops": [0.5]}, "come together"),
         ({"name": "dp-sgd", "step_drop": 0.5}, "give step_drops too"),
         ({"name": "dp-sgd", "warm_up": 1.0}, r"algorithm\.warm_up = 1\.0: "),
-        ({"name": "dp-sgd", "output": "average", "fading_average": 0.9}, "two means"),
+        ({"name": "dp-sgd", "output": "average", "fading_average": 0.9}, "two things to publish"),
         ({"name": "dp-ftrl", "step_schedule": "cosine"}, "step_schedule"),
     ],
 )
