@@ -151,6 +151,15 @@ def kaplan_meier(times: NDArray[np.float64], events: NDArray[np.bool_], at: floa
     return survival
 
 
+def test_the_exact_curve_is_that_of_lifelines() -> None:
+    lifelines = pytest.importorskip("lifelines", reason="lifelines is not installed")
+    draw = np.random.default_rng(4)
+    times, events = draw.integers(1, 40, 300).astype(float), draw.random(300) < 0.6
+    fitted = lifelines.KaplanMeierFitter().fit(times, events)
+    for at in (5.0, 17.0, 39.0):
+        assert kaplan_meier(times, events, at) == pytest.approx(float(fitted.predict(at)), abs=1e-12)
+
+
 def test_without_noise_survival_is_kaplan_meiers_within_the_binning() -> None:
     draw, edges = np.random.default_rng(13), np.linspace(0.0, 10.0, 41).tolist()
     event, censored = draw.exponential(6.0, 3000), draw.exponential(10.0, 3000)
