@@ -77,17 +77,17 @@ def compared(run: Sampled, laws: list[Floats]) -> Iterator[Point]:
 
 def replaced(draw: np.random.Generator) -> Iterator[Point]:
     z, rounds = float(np.exp(draw.uniform(-0.7, 0.7))), int(np.exp(draw.uniform(math.log(4), math.log(200))))
-    seed, run = int(draw.integers(1 << 30)), AllocatedGaussian(z, rounds, 1, "replace-one")
-    for delta in _RARE:
+    seed, epsilon = int(draw.integers(1 << 30)), float(draw.uniform(0.1, 6.0))
+    delta = AllocatedGaussian(z, rounds, 1, "replace-one").delta_of(epsilon)
 
-        def excess(epsilon: float, errors: float, delta: float = delta) -> float:
-            mean, error = replaced_by_sampling(z, rounds, epsilon, 200_000 // rounds, seed)
-            return mean - errors * error - delta
+    def excess(at: float, errors: float) -> float:
+        mean, error = replaced_by_sampling(z, rounds, at, 100_000 // rounds, seed)
+        return mean - errors * error - delta
 
-        ours = run.epsilon_of(delta)
-        least, middle = (_solved(lambda e, n=n: excess(e, n), 1.5 * ours + 1.0) for n in (_ERRORS, 0.0))
+    if 1e-6 <= delta <= 1e-2:
+        least, middle = (_solved(lambda at, n=n: excess(at, n), epsilon + 1.0) for n in (_ERRORS, 0.0))
         if least > 0.05:
-            yield ours, least, middle, middle
+            yield epsilon, least, middle, middle
 
 
 def balanced(draw: np.random.Generator) -> Iterator[Point]:
