@@ -31,6 +31,8 @@ SMALLER: dict[str, dict[str, Any]] = {
     "mnist-untrusted": {"federation.silos": [100]},
     "nonconvex-momentum": {"federation.samples": 4000, "federation.epochs": 2, "privacy.epsilon": [4.0]},
     "nonsmooth-goldstein": {"federation.rounds": [500], "privacy.mu": [4.0]},
+    "tighter": {"data.name": ["mnist"], "label.budget": ["epsilon 1.13"]},
+    "tighter-clients": {"data.name": ["mnist"], "federation.rounds": 10},
     "single-epoch-theorem": {"federation.samples": [256, 529]},
 }
 
