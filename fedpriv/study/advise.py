@@ -121,6 +121,14 @@ RULES: tuple[Rule, ...] = (
         "where every record is read in every round, a secret order hides nothing",
         "No measurement: the orders are the same.",
     ),
+    Rule(
+        "data.scale",
+        "no first step",
+        "noisy means and deviations take a share of the budget, and scale by noise where records are few; they "
+        "pay where ranges are much wider than the records",
+        "With a tenth of the budget at ε = 1 (10 seeds): wine 87.8 % without and 67.6 with, breast cancer 94.1 "
+        "and 94.2, four hospitals 79.8 and 78.1, diabetes R² .38 and .30.",
+    ),
 )
 
 
@@ -387,6 +395,7 @@ def _reasons(facts: Facts, tree: Mapping[str, Any], settings: _Settings) -> tupl
         "federation.batches": tree["federation"]["batches"],
         "federation.rounds": settings.rounds,
         "federation.sampling": "fixed",
+        "data.scale": "none",
         **{f"algorithm.{key}": value for key, value in tree["algorithm"].items()},
     }
     return tuple(Chosen(rule.key, values[rule.key], f"{rule.take}: {rule.why}") for rule in RULES)

@@ -204,6 +204,7 @@ def recalibrated(objective: Objective, held: Held, released: Floats) -> Floats:
     return model(minimize(value, start, jac=True, method="L-BFGS-B", options=limits).x)
 
 
+_WORST = 1e100
 PULLS = (0.0, *(float(10.0 ** (half / 2)) for half in range(-6, 1)), math.inf)
 """λ, from alone to the released model."""
 
@@ -234,6 +235,7 @@ def personal(
         return Personal(alone(objective, held, seed)[0], 0.0, "folds")
     tested = [~seen] if spared and seen is not None else _tested(held, seed)
     losses = np.concatenate([_held_out(objective, held, released, kappa, out) for out in tested], axis=1)
+    losses = np.where(losses < _WORST, losses, _WORST)  # NaN too: a released model that diverged is never the best
     best = int(np.argmin(losses.mean(axis=1)))
     worse = losses - losses[best]
     errors = worse.std(axis=1, ddof=1 if losses.shape[1] > 1 else 0) / math.sqrt(losses.shape[1])

@@ -37,6 +37,8 @@ from fedpriv.study.worth import Bench, bench_of, digest_of_silos, pooled, refere
 
 GRID = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 _SPARED = 0.2
+_MOST = 1000
+"""Splits, and seeds of each: a split is a grid of runs and takes seconds to minutes."""
 _LEAST_SEEDS = 2
 _TRUST, _EPSILON = "algorithm.trust", "privacy.epsilon"
 Say = Callable[[str], None]
@@ -122,13 +124,17 @@ def joining(question: Question, say: Say = lambda _: None) -> Joining:
     grid = question.epsilons
     if not grid or not all(0.0 < e < math.inf for e in grid) or list(grid) != sorted(set(grid)):
         raise InputError(f"--epsilon: expected rising numbers above 0, found {', '.join(map(str, grid))}")
+    if question.seeds > _MOST:
+        raise InputError(f"--seeds {question.seeds}: at most {_MOST:,}")
     trusts = _trusts(question)
     first = _scenario(question, trusts[0], None, None)
     settings = [key for key in first.axes if key not in (_TRUST, _EPSILON)]
     choice = len(list(itertools.product(*(first.axes[key] for key in settings)))) > 1
     cell = first.points[0].cell
-    known = references(cell, say=say)
     asked = question.splits if question.splits is not None else cell.data.splits or 5
+    if asked > _MOST:
+        raise InputError(f"splits = {asked}: at most {_MOST:,}, each of which runs the whole grid")
+    known = references(cell, say=say)
     found = []
     for number in range(asked + 1):
         say(f"split {number} of {asked}")

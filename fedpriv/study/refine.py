@@ -39,6 +39,7 @@ from fedpriv.study.alone import (
 
 _PARTS = (0.25, 0.5, 1.0)
 _LEAST = 2
+_LARGEST = 1e30
 
 
 @dataclass(frozen=True)
@@ -130,8 +131,8 @@ def read_released(path: Path, home: Home) -> Floats:
     wanted = (home.objective.dimension,)
     if not isinstance(model, np.ndarray) or model.shape != wanted or model.dtype.kind != "f":
         raise InputError(f"{path}: not a model of this scenario, whose models are {wanted} floats")
-    if not np.isfinite(model).all():
-        raise InputError(f"{path}: a number of the model is not finite")
+    if not (np.abs(model) <= _LARGEST).all():
+        raise InputError(f"{path}: a number of the model is not finite, or above {_LARGEST:g}: its run diverged")
     return model.astype(np.float64)
 
 

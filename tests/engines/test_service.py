@@ -26,7 +26,7 @@ from fedpriv.engines import deployment, service, supernode_process
 from fedpriv.engines.flower_private import CONTROL
 from fedpriv.engines.flower_private.control import UnreachableError
 from fedpriv.engines.flower_private.executor import Turns
-from fedpriv.engines.flower_private.supernode import clock_trouble
+from fedpriv.engines.flower_private.supernode import _not_connected, clock_trouble
 from fedpriv.engines.processes import free_ports
 from fedpriv.engines.service import EXECUTOR, LOST, SUPERNODE, Absence, Part, leave_beat, read_beat
 from fedpriv.engines.superlink_process import Listener, _serve
@@ -177,6 +177,17 @@ def test_a_clock_that_is_refused_is_named(ahead: float, words: str | None) -> No
     """Was: 401, and no word of a clock in any log."""
     said = clock_trouble("Mon, 23 Nov 2026 07:00:00 GMT", 1_795_417_200.0 + ahead)
     assert said == words if words is None else words in str(said)
+
+
+def test_a_key_that_was_taken_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Was: `[code: 2004] Failed to activate SuperNode.`"""
+    monkeypatch.setenv(service.BEATS, str(tmp_path))
+    for said, words in (("[code: 2004] Failed", "does not know this SuperNode's key"), ("no route", "no route")):
+        with pytest.raises(SystemExit):
+            _not_connected(600, f"Could not connect\n{said}")
+        beat = read_beat(tmp_path, SUPERNODE)
+        assert beat is not None
+        assert words in beat.trouble
 
 
 @pytest.mark.parametrize("date", [None, "", "yesterday"])

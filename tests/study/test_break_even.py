@@ -317,6 +317,13 @@ def test_a_damaged_study_is_computed_again(tmp_path: Path, monkeypatch: pytest.M
             joining(Question(path, (), ("untrusted",), (epsilon,), 0))
 
 
+@pytest.mark.parametrize(("splits", "seeds"), [(10**8, 2), (0, 10**8)])
+def test_a_study_of_years_is_refused_at_once(tmp_path: Path, splits: int, seeds: int) -> None:
+    path = written(tmp_path, federation_of(flipped("said", 2, 20, 0.0), 2, 20))
+    with pytest.raises(InputError, match="at most 1,000"):
+        joining(Question(path, (), ("untrusted",), (1.0,), splits, seeds))
+
+
 def test_the_command_says_from_where_on_joining_pays(tmp_path: Path) -> None:
     path = written(tmp_path, federation_of(flipped("said", 8, 20, 0.0), 8, 20))
     words = ["worth", str(path), "--splits", "2", "--epsilon", "0.1", "--epsilon", "30", "--trust", "untrusted"]

@@ -109,12 +109,26 @@ def test_what_cannot_be_refined_is_told_in_one_line(tmp_path: Path) -> None:
     assert "not a model of this scenario" in told("--model", str(tmp_path / "other.npy"))
     np.save(tmp_path / "nan.npy", np.full(42, np.nan))
     assert "not finite" in told("--model", str(tmp_path / "nan.npy"))
+    np.save(tmp_path / "far.npy", np.full(42, -1e308))
+    assert "its run diverged" in told("--model", str(tmp_path / "far.npy"))
     np.save(tmp_path / "objects.npy", np.array([{}]), allow_pickle=True)
     assert "not a released model" in told("--model", str(tmp_path / "objects.npy"))
     (tmp_path / "open").mkdir(mode=0o755)
     assert "others may read it" in told("--model", str(model), "--out", str(tmp_path / "open"))
     (tmp_path / "shard-0.npz").chmod(0o644)
     assert "shard-0.npz" in told("--model", str(model))
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+@pytest.mark.parametrize("size", [1e30, 1e160, 1e308, np.inf, np.nan])
+def test_a_server_that_picks_every_float_does_not_pick_the_personal_model(size: float) -> None:
+    cell = cell_on(added("hostile", 2, 60, 1.0), 2, 60)
+    objective, held = linear_objective(cell), held_of(cell)[1][0]
+    _, kappa = fits.alone(objective, held, cell.seed)
+    hostile = np.where(np.arange(objective.dimension) % 2, -size, size)
+    mine = fits.personal(objective, held, hostile, cell.seed, kappa)
+    assert mine.pull == 0.0
+    assert np.abs(mine.point).max() < 100.0
 
 
 def test_nothing_of_a_personal_model_is_in_a_run_or_on_the_wire(tmp_path: Path) -> None:

@@ -51,6 +51,11 @@ def within(share: float, wanted: float, trials: int) -> bool:
     return abs(share - wanted) <= 4.5 * math.sqrt(wanted * (1.0 - wanted) / trials)
 
 
+def told(of: str, shares: Mapping[str, float]) -> None:
+    """Print how often intervals covered, for docs/statistics.md: `pytest -rP -m slow -k cover` shows it."""
+    print(f"{of}: " + ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares.items()))
+
+
 def one(
     kind: str, raw: NDArray[np.float64], edges: list[float], mu: float, draw: np.random.Generator
 ) -> TableResult:
@@ -96,7 +101,9 @@ def test_intervals_of_counts_and_quantiles_cover(federations: int, count: int, m
             of_all = upper[int(np.flatnonzero(np.array([*edges, np.inf]) >= population)[0])]
             wanted = own_edge if estimate.covers == "these records" else of_all
             quantiles[estimate.covers].append(estimate.low <= wanted <= estimate.high)
-    assert within(float(np.mean(counts)), 0.95, len(counts))
+    shares = {name: float(np.mean(each)) for name, each in {"counts": counts, **quantiles}.items()}
+    told(f"{count} records, mu {mu:g}", shares)
+    assert within(shares["counts"], 0.95, len(counts))
     for covered in quantiles.values():
         assert np.mean(covered) >= 0.95 - 4.5 * math.sqrt(0.05 * 0.95 / len(covered))
 
@@ -118,6 +125,7 @@ def test_intervals_of_survival_cover_the_population(federations: int, count: int
         for at, low, high in list(zip(curve.at, curve.low, curve.high, strict=True))[1:]:
             hits.setdefault(at, []).append(low <= math.exp(-at / 6.0) <= high)
     shares = [(np.mean(each), len(each)) for each in hits.values() if len(each) > federations / 2]
+    told(f"{count} records, mu {mu:g}", {"survival": float(np.mean([share for share, _ in shares]))})
     assert len(shares) >= 10
     assert all(share >= 0.92 - 4.5 * math.sqrt(0.92 * 0.08 / trials) for share, trials in shares)
     assert 0.92 <= float(np.mean([share for share, _ in shares])) <= 0.99
@@ -138,6 +146,7 @@ def test_intervals_of_means_and_deviations_cover(federations: int) -> None:
         for estimate in result_of(asked, table, SCHEMA_OF_TIMES, released_sums, std).estimates:
             wanted = true[estimate.of[0]] if estimate.covers == "these records" else 3.98635
             hits.setdefault((estimate.of[0], estimate.covers), []).append(estimate.low <= wanted <= estimate.high)
+    told("500 records, mu 1", {" ".join(name): float(np.mean(each)) for name, each in hits.items()})
     assert len(hits) == 4
     for covered in hits.values():
         assert abs(float(np.mean(covered)) - 0.95) <= 0.01 + 4.5 * math.sqrt(0.05 * 0.95 / federations)
@@ -149,6 +158,15 @@ def kaplan_meier(times: NDArray[np.float64], events: NDArray[np.bool_], at: floa
     for time in np.unique(times[events & (times <= at)]):
         survival *= 1.0 - float(np.sum(events & (times == time))) / float(np.sum(times >= time))
     return survival
+
+
+def test_the_exact_curve_is_that_of_lifelines() -> None:
+    lifelines = pytest.importorskip("lifelines", reason="lifelines is not installed")
+    draw = np.random.default_rng(4)
+    times, events = draw.integers(1, 40, 300).astype(float), draw.random(300) < 0.6
+    fitted = lifelines.KaplanMeierFitter().fit(times, events)
+    for at in (5.0, 17.0, 39.0):
+        assert kaplan_meier(times, events, at) == pytest.approx(float(fitted.predict(at)), abs=1e-12)
 
 
 def test_without_noise_survival_is_kaplan_meiers_within_the_binning() -> None:

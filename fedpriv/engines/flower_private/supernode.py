@@ -22,6 +22,7 @@ from flwr.app import Message
 from flwr.common.constant import Status
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.app_utils import start_parent_process_monitor
+from flwr.supercore.error import ApiErrorCode
 from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supercore.protobuf.client import ProtobufRequestContext
@@ -164,7 +165,10 @@ def _beating(send: Callable[..., httpx.Response]) -> Callable[..., httpx.Respons
 
 def _not_connected(_code: int, message: str | None = None, **_: Any) -> NoReturn:
     """`flwr_exit` where a connection could not be made, or no port was to be had."""
-    leave_beat(SUPERNODE, (message or "").strip().rpartition("\n")[2])
+    said = (message or "").strip().rpartition("\n")[2]
+    if f"[code: {ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED.value}]" in said:
+        said = "the SuperLink does not know this SuperNode's key, or heard of another with it within a minute"
+    leave_beat(SUPERNODE, said)
     sys.exit(LOST)
 
 

@@ -1,0 +1,68 @@
+"""A silo's key that is stolen: it is revoked, another takes its place, and the run goes on."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedpriv.engines import supernode_process
+from fedpriv.engines.federation import silos_of
+from fedpriv.engines.processes import environment, make_node_key
+from fedpriv.engines.superlink import node_keys, start_superlink
+from tests.e2e.federation import Federation, federation, finish, kill_process, say, wait_until
+
+pytestmark = pytest.mark.deployment
+
+
+def restarted(fed: Federation) -> None:
+    """The SuperLink anew, which reads the keys in `nodes`; `fedpriv run` and the other sites are left alone."""
+    assert fed.link.process is not None
+    assert fed.link.address is not None
+    fed.link.process.kill()
+    fed.link.process.wait()
+    port = int(fed.link.address.rpartition(":")[2])
+    fed.link = start_superlink(fed.home, ["--keys", str(fed.home / "keys")], port)
+
+
+def tries(log: Path) -> int:
+    return log.read_text().count("Uvicorn running")
+
+
+def connected(fed: Federation) -> dict[int, bool]:
+    return {silo.silo: silo.connected for silo in silos_of(fed.link.control)}
+
+
+def test_a_stolen_key_is_revoked_and_its_silo_goes_on_with_another(tmp_path: Path) -> None:
+    """Guarantee: a key that was taken out of `nodes` opens nothing; a silo is what its key is registered as."""
+    with federation(tmp_path, "federation.rounds=12") as fed:
+        fed.start_silos()
+        running = fed.run()
+        fed.wait_for_round(2, running)
+        token = fed.token()
+        keys = fed.silo_keys(token), fed.server_key()
+        public, own = fed.home / "keys" / "nodes" / "silo-1.pub", node_keys(fed.home, 1)
+        stolen = Path(shutil.copytree(own, fed.home / "stolen"))
+        kill_process(fed.silos[1], "supernode")
+        public.unlink()
+        (own / "node.key").unlink()
+        make_node_key(own / "node.key", public)
+        say("silo 1 has another key; the SuperLink is started again")
+        restarted(fed)
+        with (tmp_path / "thief.log").open("wb") as log:
+            words = supernode_process.command(fed.silos[1].superlink, 1, fed.silos[1].home / "guard.sock", stolen)
+            thief = subprocess.Popen(
+                words, cwd=tmp_path, env=environment(fed.home), stdout=log, stderr=log, start_new_session=True
+            )
+        try:
+            wait_until(lambda: tries(tmp_path / "thief.log") > 1, "the second try with the stolen key")
+            assert connected(fed) == {0: True, 1: False, 2: True}
+            fed.silos[1].start("supernode")
+            wait_until(lambda: all(connected(fed).values()), "silo 1 with its new key")
+            finish(running)
+        finally:
+            thief.kill()
+        assert "the SuperLink does not know this SuperNode's key" in (tmp_path / "thief.log").read_text()
+        fed.assert_each_round_was_released_once(token)
+        assert np.array_equal(fed.model(), fed.replay(*keys))
