@@ -18,7 +18,7 @@ WEIGHTS = SCENARIOS.parent / "examples" / "lora"
 
 SMALLER: dict[str, dict[str, Any]] = {
     "clients": {"federation.rounds": 10},
-    "cnn-epochs": {"federation.samples": 400, "federation.rounds": 8, "privacy.epsilon": [3.0]},
+    "cnn-epochs": {"federation.samples": 1200, "federation.rounds": 6, "privacy.epsilon": [3.0]},
     "complexity-table": {"federation.samples": [1024, 4096], "federation.rounds": [4, 16]},
     "containers": {"federation.rounds": 4},
     "deployment": {"federation.samples": 6000, "federation.rounds": 8},
