@@ -88,6 +88,7 @@ def test_marks_in_pages_are_replaced_and_unknown_ones_refused(hooks: Any) -> Non
     assert marks == set(hooks.GENERATED)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="mkdocs is not installed (extra: docs)")
 def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     site = tmp_path / "site"

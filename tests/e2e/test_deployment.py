@@ -48,6 +48,7 @@ def left_running(home: Path) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.slow
 def test_a_short_federation_of_processes_leaves_results_and_nothing_else(tmp_path: Path, home: Path) -> None:
     running = start(tmp_path / "run", home, "--set", "federation.rounds=2", "--set", "federation.silos=2")
     output, _ = running.communicate(timeout=300)

@@ -29,6 +29,7 @@ from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from tests.conftest import small_tree
 from tests.engines.test_engines import run
+from tests.parts import in_parts
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "dp-mu2-fl": {"diameter": 2.0, "clip": 5.0, "step": 0.002},
@@ -177,10 +178,8 @@ def usable(name: str, schedule: str, trust: str, private: bool) -> Cell | None:
     return None
 
 
-GRID = [
-    pytest.param(*point, id="-".join(point).replace(" ", "_"))
-    for point in itertools.product(ALGORITHMS, SCHEDULES)
-]
+GRID = list(itertools.product(ALGORITHMS, SCHEDULES, [False, True]))
+"""Row, schedule, and whether there is noise."""
 
 
 def test_the_grid_has_every_row() -> None:
@@ -245,19 +244,42 @@ def trained_alike(cell: Cell) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize(("name", "schedule"), GRID)
-@pytest.mark.parametrize("private", [False, True], ids=["quiet", "private"])
-def test_a_row_trains_alike_on_both_engines_or_is_refused(name: str, schedule: str, private: bool) -> None:
+def in_turn(name: str, schedule: str, private: bool) -> list[str]:
+    """One trust setting of those that train, another one from schedule to schedule."""
+    trains = [trust for trust in TRUSTS if usable(name, schedule, trust, private)]
+    place = GRID.index((name, schedule, False)) // 2 + private
+    return trains[place % len(trains) :][:1] if trains else []
+
+
+@pytest.mark.parametrize(("name", "schedule", "private"), GRID)
+def test_a_row_is_admitted_or_refused_as_is_written_and_trains_alike_on_both_engines(
+    name: str, schedule: str, private: bool
+) -> None:
+    """Every trust setting is asked for, and one of them trains: the others follow among the slow tests."""
+    if schedule in RUNS:
+        for trust in TRUSTS:
+            admitted = usable(name, schedule, trust, private) is not None
+            assert admitted == runs(name, schedule, trust, private), trust
+    for trust in in_turn(name, schedule, private):
+        check_trains_alike(name, schedule, trust, private)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "schedule", "private"), GRID)
+def test_a_row_trains_alike_with_every_trust_setting(name: str, schedule: str, private: bool) -> None:
     for trust in TRUSTS:
-        cell = usable(name, schedule, trust, private)
-        if schedule in RUNS:
-            assert (cell is not None) == runs(name, schedule, trust, private), trust
-        if cell is None:
-            continue
-        losses = trained_alike(cell)
-        if not private:
-            before = np.log(2.0) / 2.0 if name in _NEWTON else losses[0]  # which is there after a few rounds
-            assert losses[-1] < before < 1.0001 * np.log(3.0), f"{trust}: the loss does not fall"
+        if usable(name, schedule, trust, private):
+            check_trains_alike(name, schedule, trust, private)
+
+
+def check_trains_alike(name: str, schedule: str, trust: str, private: bool) -> None:
+    """On both engines; without noise the loss falls."""
+    cell = usable(name, schedule, trust, private)
+    assert cell is not None
+    losses = trained_alike(cell)
+    if not private:
+        before = np.log(2.0) / 2.0 if name in _NEWTON else losses[0]  # which is there after a few rounds
+        assert losses[-1] < before < 1.0001 * np.log(3.0), f"{trust}: the loss does not fall"
 
 
 UNEQUAL = {"samples": 200, "size_skew": 1.0, "batch": None}
@@ -306,19 +328,21 @@ def test_settings_beside_the_grid_train_alike_and_meet_their_target(
             assert claim.guarantee.mu == pytest.approx(1000.0, rel=1e-9)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_replicates_of_other_settings_do_not_change_a_run(schedule: str) -> None:
+REPLICATES = [(schedule, name) for schedule in SCHEDULES for name in sorted(RUNS.get(schedule, _ALWAYS))]
+
+
+@pytest.mark.parametrize(("schedule", "name"), in_parts(REPLICATES, REPLICATES[::4]))
+def test_replicates_of_other_settings_do_not_change_a_run(schedule: str, name: str) -> None:
     """Other seeds draw other records, and other numbers of them; steps, clips and noise differ, too."""
-    for name in sorted(RUNS.get(schedule, _ALWAYS)):
-        trust = next(each for each in ("trusted", "untrusted", "curator") if each in ALGORITHMS[name].trusts)
-        cells = []
-        for seed in (1, 2, 3):
-            tree = tree_of(name, schedule, trust, runs(name, schedule, trust, private=True), seed)
-            for section, keys in (("algorithm", ("step", "local_step", "clip")), ("privacy", ("mu", "epsilon"))):
-                tree[section] |= {key: seed**0.5 * tree[section][key] for key in keys if key in tree[section]}
-            cells.append(resolve_cell(tree, "test"))
-        together, _ = run("vectorized", *cells)
-        for cell, outcome in zip(cells, together, strict=True):
-            (alone,), _ = run("inprocess", cell)
-            np.testing.assert_allclose(outcome.finished.model, alone.finished.model, rtol=1e-9, atol=1e-12)
-            assert outcome.finished.fraction_clipped == pytest.approx(alone.finished.fraction_clipped)
+    trust = next(each for each in ("trusted", "untrusted", "curator") if each in ALGORITHMS[name].trusts)
+    cells = []
+    for seed in (1, 2, 3):
+        tree = tree_of(name, schedule, trust, runs(name, schedule, trust, private=True), seed)
+        for section, keys in (("algorithm", ("step", "local_step", "clip")), ("privacy", ("mu", "epsilon"))):
+            tree[section] |= {key: seed**0.5 * tree[section][key] for key in keys if key in tree[section]}
+        cells.append(resolve_cell(tree, "test"))
+    together, _ = run("vectorized", *cells)
+    for cell, outcome in zip(cells, together, strict=True):
+        (alone,), _ = run("inprocess", cell)
+        np.testing.assert_allclose(outcome.finished.model, alone.finished.model, rtol=1e-9, atol=1e-12)
+        assert outcome.finished.fraction_clipped == pytest.approx(alone.finished.fraction_clipped)

@@ -225,6 +225,7 @@ def federation_of(path: str, silos: int, each: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_a_federation_that_loses_is_told_and_personal_models_limit_it(tmp_path: Path) -> None:
     """Golden 4: labels flipped in half of the silos; with and without noise joining loses, personal does not."""
     tree = federation_of(flipped("half", 6, 20, 0.5), 6, 20)
