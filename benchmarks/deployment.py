@@ -1,36 +1,93 @@
 """Seconds per round of real deployments on this machine, for one that does nothing else.
 
-    python -m benchmarks.deployment [3 | 20 | 600 ...]      all three if none is named; 600 takes minutes
+    python -m benchmarks.deployment [3 | 10 | 20 | 600 ...]      all if none is named; 600 takes minutes
 
-3 and 20 are `scenarios/deployment.toml` with so many silos; 600 is DP-μ²-FL with T = 600, three silos and 20
+3, 10 and 20 are `scenarios/deployment.toml` with so many silos; 600 is DP-μ²-FL with T = 600, three silos and 20
 images of each per round.  Rounds are timed from the first progress to the last; `whole` is from the silos' start
 to the result.  Processor seconds are of all processes that were started.  Root has to set FEDPRIV_ALLOW_ROOT=1.
+
+A second table has the most memory (PSS, of each guard and of each SuperNode with its executor the mean) that was
+seen while the run went on, and the largest ledger.
 """
 
+import math
 import os
 import resource
 import sys
 import tempfile
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Self
+
+import psutil
 
 from benchmarks.clock import Clock
 from fedpriv.engines.table import engine_named
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell
+from fedpriv.silo.policy import read_policy
 
 _SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
 _CASES: dict[str, tuple[str, list[str]]] = {
     "3": ("deployment", []),
+    "10": ("deployment", ["federation.silos=10"]),
     "20": ("deployment", ["federation.silos=20"]),
     "600": (
         "mnist-untrusted",
         ["federation.silos=3", "federation.rounds=600", "federation.samples=36000", "privacy.rho=4.0", "seeds=1"],
     ),
 }
-_TARGETS = {"3": "1", "20": "8", "600": "900 s in all"}
+_TARGETS = {"3": "0.35", "10": "", "20": "2", "600": "900 s in all"}
 """Seconds per round on two cores."""
+
+
+class Looks:
+    """What is seen of the processes and ledgers of a run, every two seconds: the most of each."""
+
+    def __init__(self, silos: int) -> None:
+        self.silos, self.most, self.ledger = silos, dict[str, float](), 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(2.0):
+            now = dict[str, float]()
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.Error, OSError):
+                    role = _role_of(process)
+                    now[role] = now.get(role, 0.0) + process.memory_full_info().pss / 1e6
+                    if role == "guard":
+                        self._see_ledger(Path(process.cmdline()[-1]))
+            for role, size in now.items():
+                each = size / self.silos if role in ("guard", "SuperNode") else size
+                self.most[role] = max(self.most.get(role, 0.0), each)
+
+    def _see_ledger(self, policy: Path) -> None:
+        ledger = read_policy(policy).ledger
+        self.ledger = max(self.ledger, ledger.stat().st_size)
+
+
+def _role_of(process: psutil.Process) -> str:
+    """The role of the service that it belongs to: its own command, or that of the process that started it."""
+    for each in (process, *process.parents()):
+        words = " ".join(each.cmdline())
+        if "flwr-serverapp" in words:
+            return "server"
+        for part in ("silo run", "supernode_process", "superlink_process", "fedpriv superlink"):
+            if part in words:
+                return {"silo run": "guard", "supernode_process": "SuperNode"}.get(part, "SuperLink")
+    return "other"
 
 
 def cell_of(case: str) -> Cell:
@@ -42,11 +99,12 @@ def cell_of(case: str) -> Cell:
 def run(cases: tuple[str, ...] = tuple(_CASES)) -> None:
     print("| silos | rounds | s per round | target | whole (s) | processor s per round | load before | after |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
+    seen = list[tuple[int, Looks]]()
     for case in cases:
         cell, clock, load = cell_of(case), Clock(), os.getloadavg()[0]
         task_of_cell(cell)  # loading the data is not the engine's time
         before, started = _processor(), time.perf_counter()
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, Looks(cell.federation.silos) as looks:
             for _ in engine_named("deployment", Path(folder))([cell], clock):
                 pass
         whole, rounds = time.perf_counter() - started, cell.schedule.rounds
@@ -55,6 +113,14 @@ def run(cases: tuple[str, ...] = tuple(_CASES)) -> None:
             f"| {whole:.0f} | {(_processor() - before) / rounds:.2f} | {load:.1f} | {os.getloadavg()[0]:.1f} |",
             flush=True,
         )
+        seen.append((rounds, looks))
+    print("\n| silos | rounds | MB a guard | MB a SuperNode | MB SuperLink | MB server | MB a ledger |")
+    print("|---|---|---|---|---|---|---|")
+    for rounds, looks in seen:
+        most = " | ".join(
+            f"{looks.most.get(role, math.nan):.0f}" for role in ("guard", "SuperNode", "SuperLink", "server")
+        )
+        print(f"| {looks.silos} | {rounds} | {most} | {looks.ledger / 1e6:.2f} |", flush=True)
 
 
 def _processor() -> float:

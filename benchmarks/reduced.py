@@ -1,5 +1,6 @@
 """Every scenario file at reduced size: one seed and a few cells of each, to see that all of them run."""
 
+import os
 import sys
 import tempfile
 import time
@@ -12,13 +13,18 @@ from fedpriv.scenario.load import load_scenario
 
 SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
 
+WEIGHTS = SCENARIOS.parent / "examples" / "lora"
+"""What the scenarios' `model.weights` name."""
+
 SMALLER: dict[str, dict[str, Any]] = {
     "clients": {"federation.rounds": 10},
+    "cnn-epochs": {"federation.samples": 1200, "federation.rounds": 6, "privacy.epsilon": [3.0]},
     "complexity-table": {"federation.samples": [1024, 4096], "federation.rounds": [4, 16]},
     "containers": {"federation.rounds": 4},
     "deployment": {"federation.samples": 6000, "federation.rounds": 8},
     "goldstein-as-printed": {"label.method": ["single pass, ours", "all records, ours"]},
     "heart-hospitals": {"federation.rounds": 4, "federation.epochs": 4, "privacy.epsilon": [1.0]},
+    "lora-mnist": {"federation.samples": 400, "federation.rounds": 8, "privacy.epsilon": [3.0]},
     "mnist-best-ablation": {"federation.rounds": 30},
     "mnist-cnn-single-epoch": {"federation.samples": 2000, "federation.rounds": 5},
     "mnist-heterogeneous": {"federation.silos": 20, "federation.samples": 6000, "federation.rounds": 30},
@@ -31,13 +37,17 @@ SMALLER: dict[str, dict[str, Any]] = {
     "mnist-untrusted": {"federation.silos": [100]},
     "nonconvex-momentum": {"federation.samples": 4000, "federation.epochs": 2, "privacy.epsilon": [4.0]},
     "nonsmooth-goldstein": {"federation.rounds": [500], "privacy.mu": [4.0]},
+    "sentences": {"federation.samples": 800, "federation.rounds": 12, "privacy.epsilon": [3.0]},
     "single-epoch-theorem": {"federation.samples": [256, 529]},
+    "tighter": {"data.name": ["mnist"], "label.budget": ["epsilon 1.13"]},
+    "tighter-clients": {"data.name": ["mnist"], "federation.rounds": 10},
 }
 
 
 def run(names: Sequence[str] = ()) -> None:
     """Run the scenarios named, or all; an exception, and exit code 1, from the first that fails."""
     paths = [SCENARIOS / f"{name}.toml" for name in names] or sorted(SCENARIOS.glob("*.toml"))
+    os.environ.setdefault("FEDPRIV_WEIGHTS", str(WEIGHTS))
     with tempfile.TemporaryDirectory() as folder:
         for path in paths:
             started = time.perf_counter()

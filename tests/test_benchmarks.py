@@ -15,6 +15,7 @@ from benchmarks.differences import differences
 from benchmarks.differences import interval as students_interval
 from benchmarks.refining import fresh_seeds, neighbours
 from benchmarks.statistics_beside import lines_of
+from benchmarks.tightness import KINDS, row
 from fedpriv.scenario.statistics import read_plan
 from tests.data.tables import rows, write_csv
 from tests.study.test_statistics import tree_of
@@ -125,3 +126,18 @@ def test_a_plan_is_shown_beside_what_its_table_has(tmp_path: Path) -> None:
     assert float(found["mean", "values"]) == len(ages)
     assert float(found["mean", "mean"]) == pytest.approx(ages.mean(), abs=0.06)
     assert float(found["quantiles", "quantile 0.5"]) == 60.0
+
+
+@pytest.mark.parametrize("name", ["trees, unequal clips", "centred moments"])
+def test_a_bound_that_is_exact_has_the_ratio_one(name: str) -> None:
+    cells = [cell.strip() for cell in row(name, 6).split("|")]
+    assert cells[1:7] == [name, "6", "1.0000", "1.0000", "1.0000", "1.0000"]
+
+
+@pytest.mark.slow
+def test_a_bound_is_not_below_another_accountants() -> None:
+    draw = np.random.default_rng(2)
+    for ours, least, middle, best in KINDS["Poisson"](draw):
+        assert least <= ours
+        assert middle == best
+        assert ours <= 1.02 * best

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from fedpriv.cli.options import Imports
 from fedpriv.core.errors import InputError
+from fedpriv.core.limits import with_room
 
 
 class _RunByDefault(TyperGroup):
@@ -57,10 +58,12 @@ def init(
         write_template(policy)
         typer.echo(f"wrote {policy}: set the keys marked with # choose, then begin its ledger")
         return
-    from fedpriv.silo.guards import begin_ledgers
-    from fedpriv.silo.policy import read_policy
+    with with_room(policy):
+        from fedpriv.silo.guards import begin_ledgers
+        from fedpriv.silo.policy import read_policy
 
-    for begun in begin_ledgers(read_policy(policy)):
+        begun_ledgers = begin_ledgers(read_policy(policy))
+    for begun in begun_ledgers:
         typer.echo(f"began {begun.ledger}, marked in {begun.marked}; keep both as long as the records")
 
 
@@ -71,12 +74,13 @@ def run(policy: Policy, metrics: Metrics = None) -> None:
     Example: fedpriv silo run silo-0.toml
     Example: fedpriv silo run silo-0.toml --metrics 9464
     """
-    from fedpriv.core.logs import log_as_service
-    from fedpriv.silo.daemon import serve
-    from fedpriv.silo.policy import read_policy
+    with with_room(policy):
+        from fedpriv.core.logs import log_as_service
+        from fedpriv.silo.daemon import serve
+        from fedpriv.silo.policy import read_policy
 
-    log_as_service(silo=read_policy(policy).silo)
-    serve(policy, lambda socket: typer.echo(f"answering on {socket}"), metrics)
+        log_as_service(silo=read_policy(policy).silo)
+        serve(policy, lambda socket: typer.echo(f"answering on {socket}"), metrics)
 
 
 @app.command()
@@ -93,9 +97,11 @@ def status(
     Example: fedpriv silo status silo-0.toml
     Example: fedpriv silo status silo-0.toml --check
     """
-    from fedpriv.silo.guards import checked_lines, status_lines
+    with with_room(policy):
+        from fedpriv.silo.guards import checked_lines, status_lines
 
-    for line in [*status_lines(policy), *(checked_lines(policy) if check else ())]:
+        lines = [*status_lines(policy), *(checked_lines(policy) if check else ())]
+    for line in lines:
         typer.echo(line)
 
 

@@ -172,7 +172,8 @@ def _socket_timeout(seconds: float) -> Iterator[None]:
 SYNTHETIC = "synthetic"
 PHASE_RETRIEVAL = "phase-retrieval"
 LINEAR_REGRESSION = "linear-regression"
-COMPUTED = (SYNTHETIC, PHASE_RETRIEVAL, LINEAR_REGRESSION)
+SENTENCES = "sentences"
+COMPUTED = (SYNTHETIC, SENTENCES, PHASE_RETRIEVAL, LINEAR_REGRESSION)
 """The data sets that are computed, not fetched."""
 
 _MNIST = {

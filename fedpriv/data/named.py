@@ -19,6 +19,7 @@ from fedpriv.data.fetch import (
     LINEAR_REGRESSION,
     ORIGINS,
     PHASE_RETRIEVAL,
+    SENTENCES,
     SYNTHETIC,
     check_name,
     fetch,
@@ -30,6 +31,7 @@ from fedpriv.data.own import Dataset, HeldOut, check_alike, check_records, is_ow
 from fedpriv.data.public import FILE, PUBLIC_TABLES, VISITS
 from fedpriv.data.public import SCHEMA as VISITS_SCHEMA
 from fedpriv.data.schema import TableSchema
+from fedpriv.data.sentences import TOPICS, sentences
 from fedpriv.data.synthetic import blobs, phase_retrieval, power_law_regression
 from fedpriv.data.tables import load_table, load_table_test
 
@@ -150,10 +152,10 @@ def load(
     """The data set `name`, fetched on first use and verified on every use; see `fetch` for `root` and errors.
 
     Names: mnist, fashion-mnist, emnist (its split "balanced", 47 classes, images transposed as it is published),
-    cifar10, and three that need no file: synthetic, phase-retrieval (8 dimensions, 10 % outliers) and
-    linear-regression (256 dimensions of falling curvature, a known minimizer of norm 1, noise 0.1).  A name
-    that ends in .npz is the path of a file of one's own, see `own`; one that ends in .csv or .parquet the path of
-    a table, which `table` describes.  heart-hospitals, dialysis, dialysis-survival,
+    cifar10, and four that need no file: synthetic, sentences (made up, of words), phase-retrieval (8 dimensions,
+    10 % outliers) and linear-regression (256 dimensions of falling curvature, a known minimizer of norm 1, noise
+    0.1).  A name that ends in .npz is the path of a file of one's own, see `own`; one that ends in .csv or
+    .parquet the path of a table, which `table` describes.  heart-hospitals, dialysis, dialysis-survival,
     dialysis-times, adult and visits (made up) are tables whose description is known.
     Others may have been added, see `add_data`.  Features of a table are rounded to `dtype`, and with `cells` the
     raw cells are there, too.
@@ -167,6 +169,8 @@ def load(
     check_name(name)
     if name == SYNTHETIC:
         return Dataset(name, *blobs(train=6000, test=1000), classes=10)
+    if name == SENTENCES:
+        return Dataset(name, *sentences(train=12_000, test=4000), classes=TOPICS)
     if name == PHASE_RETRIEVAL:
         records = phase_retrieval(train=200_000, test=4000, dimension=8, outliers=0.1, seed=0)
         return Dataset(name, *records, classes=0)

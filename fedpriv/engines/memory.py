@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from fedpriv.core.errors import InputError
+from fedpriv.core.limits import limit_of
 from fedpriv.engines.table import ENGINES
 from fedpriv.participation.orders import PublicOrder
 from fedpriv.rounds.plan import Plan, plan_of
 from fedpriv.rounds.round import rounds_ahead
 from fedpriv.rounds.task import Task, task_of_cell
 from fedpriv.scenario.schema import Cell
-from fedpriv.silo.memory import limit_of
 
 _WIDE = 8
 _FEED = 4

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.rnn import PackedSequence
 
@@ -59,13 +60,24 @@ def below(name: str, layer: str) -> bool:
     return layer == "" or name == layer or name.startswith(f"{layer}.")
 
 
-def fresh_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """A copy of every buffer, for one call of the module to do with as it likes.
+def called(module: nn.Module, parameters: dict[str, Tensor], values: Tensor) -> Tensor:
+    """Outputs of the module with these parameters, and with a copy of every buffer, to do with as it likes.
 
     Guarantee: what the forward pass of one record writes into a buffer is in no other call's: `functional_call`
-    puts the copies in the buffers' places, and the module's own back in the end.
+    puts the copies in the buffers' places, and the module's own back in the end.  Each place of a tensor is named
+    once: where one layer is at two places, torch's own tying of names would leave the tensors of the call in it.
     """
-    return {name: buffer.clone() for name, buffer in module.named_buffers()}
+    given = {**parameters, **{name: buffer.clone() for name, buffer in module.named_buffers()}}
+    first = {id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+    everywhere = {
+        f"{above}.{own}".removeprefix("."): given[first[id(tensor)]]
+        for above, layer in module.named_modules()
+        for of in (layer.named_parameters, layer.named_buffers)
+        for own, tensor in of(recurse=False, remove_duplicate=False)
+        if first[id(tensor)] in given
+    }
+    outputs: Tensor = functional_call(module, everywhere, (values,), tie_weights=False)
+    return outputs
 
 
 def outputs_of_trial(module: nn.Module, probe: Tensor) -> Tensor:

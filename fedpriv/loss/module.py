@@ -10,7 +10,7 @@ from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
@@ -21,7 +21,7 @@ from fedpriv.core.random import public_generator
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.alone import own, rows_apart
 from fedpriv.loss.clipping import Clipping, clipping, formed, upper_norm
-from fedpriv.loss.frozen import fresh_buffers, frozen_of, trained_of
+from fedpriv.loss.frozen import called, frozen_of, trained_of
 from fedpriv.loss.losses import Loss
 from fedpriv.loss.objective import Batch, Deterministic, Evaluation, Increment, Query, Records
 from fedpriv.loss.unrolled import for_vmap
@@ -65,7 +65,7 @@ class ModuleObjective(OfModule):
     Guarantee: each record passes through the module alone, in a batch of one, so its gradient and its outputs
     depend on no other record, whatever the module's code does with a batch.  A record on which the module raises
     adds nothing and counts as clipped, and no other record is touched.  Every call has buffers of its own
-    (`fresh_buffers`); beside them the code is trusted to keep nothing between calls.  A parameter that is not
+    (`called`); beside them the code is trusted to keep nothing between calls.  A parameter that is not
     trained is a constant: it is in no query, no gradient and no norm.
     """
 
@@ -180,7 +180,7 @@ class ModuleObjective(OfModule):
         before = torch.get_rng_state()
         with torch.inference_mode(False), torch.enable_grad():
             named = {name: own(value).requires_grad_() for name, value in parameters.items()}
-            outputs = _outputs(self.module, named, own(records.features))
+            outputs = called(self.module, named, own(records.features))
             loss = self.loss.value(outputs, own(records.labels)).squeeze(0)
             slopes = torch.autograd.grad(loss, list(named.values()), allow_unused=True, materialize_grads=True)
         if not torch.equal(before, torch.get_rng_state()):
@@ -216,7 +216,7 @@ class ModuleObjective(OfModule):
 
         def of_one(row: Tensor) -> Tensor:
             named = parameters_of(self.module, own(row))
-            call, of_batch = partial(_outputs, self.module, named), partial(self._call, named)
+            call, of_batch = partial(called, self.module, named), partial(self._call, named)
             try:
                 return torch.cat([rows_apart(of_batch if len(block) > 1 else call, block) for block in blocks])
             except (RuntimeError, IndexError, ValueError):  # what vmap has no rule for, or the module itself
@@ -239,12 +239,7 @@ class ModuleObjective(OfModule):
     def _call(self, parameters: dict[str, Tensor], features: Tensor) -> Tensor:
         """Of one record under vmap."""
         with sdpa_kernel(SDPBackend.MATH):  # vmap runs the others record after record
-            return _outputs(self.under_vmap, parameters, features)
-
-
-def _outputs(module: nn.Module, parameters: dict[str, Tensor], features: Tensor) -> Tensor:
-    outputs: Tensor = functional_call(module, {**parameters, **fresh_buffers(module)}, (features,))
-    return outputs
+            return called(self.under_vmap, parameters, features)
 
 
 def _singles(records: Records) -> Iterator[tuple[Tensor, Tensor]]:

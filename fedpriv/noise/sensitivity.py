@@ -13,16 +13,21 @@ pattern, rounds 1, 1 + separation, …, is the worst (Kalinin & Lampert 2024, Th
 because a later start only cuts columns off).  Columns that do not overlap add their squares (Choquette-Choo et al.
 2023).
 
-With unequal clips there is a bound, close to exact.  With X_ij = clip_i clip_j ⟨C_i, C_j⟩ ≥ 0 a record that takes
-part in the rounds S moves C s by at most
+With unequal clips, and for trees, the worst pattern is searched for.  With X_ij = clip_i clip_j ⟨C_i, C_j⟩ ≥ 0 a
+record that takes part in the rounds S moves C s by at most
 
     √ Σ_{i∈S} Σ_{j∈S} X_ij ≤ √ max_S Σ_{i∈S} ρ_i,    ρ_i = max_S Σ_{j∈S} X_ij
 
-where S runs over the allowed patterns: a heaviest pattern for each row, and one more over what they weigh.
+where S runs over the allowed patterns: a heaviest pattern for each row, and one more over what they weigh.  The
+search (`farthest_pattern`) fixes the last rounds of S one after another, the most promising first, and bounds what
+the earlier ones can add in the same way; it ends where a whole pattern promises most, which is then the worst, or
+after so many steps with the largest promise, a bound.
 """
 
+import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count, islice
 
 import numpy as np
 
@@ -77,40 +82,101 @@ def heaviest_pattern(weights: Floats, pattern: Separated) -> float:
 
 
 MOST_ROUNDS = 2000  # beyond, T² numbers are too much work for a few percent
+_MOST_STEPS = 400  # of a search: a choice
 
 
 def tightened(found: Sensitivity, inner: Inner, workload: Workload) -> Sensitivity:
-    """`found`, or the row-wise bound where that is smaller: for a bound of separated participations.
+    """`found`, or what rows say where that is smaller: for a bound of separated participations.
 
     Guarantee: what is exact stays as it is, and a bound is replaced by a bound.
     """
     schedule = workload.schedule
     if found.exact or not isinstance(schedule, Separated) or workload.rounds > MOST_ROUNDS:
         return found
-    by_rows = row_bound(inner, workload, schedule)
-    if by_rows >= found.value:
-        return found
-    return Sensitivity(by_rows, False, "the heaviest pattern of every row, over the heaviest pattern")
+    by_rows = of_rows(inner, workload, schedule)
+    return by_rows if by_rows.exact or by_rows.value < found.value else found
 
 
-def row_bound(inner: Inner, workload: Workload, pattern: Separated) -> float:
-    """The bound, in the units of C s, for the inner products of the columns of C ≥ 0.
+def of_rows(inner: Inner, workload: Workload, pattern: Separated) -> Sensitivity:
+    """The smaller of both bounds, in the units of C s, for the inner products of the columns of C ≥ 0.
 
-    Guarantee: no pattern of `pattern`, no signs and no directions of increments move C s farther.
+    Guarantee: no pattern of `pattern`, no signs and no directions of increments move C s farther; where it says
+    exact, a pattern moves it as far.
     """
     weights = inner(np.arange(workload.rounds)) * np.outer(workload.clips, workload.clips)
-    return math.sqrt(heaviest_pattern(heaviest_patterns(weights, pattern), pattern))
+    searched, attained = farthest_pattern(weights, pattern)
+    if attained:
+        return Sensitivity(math.sqrt(searched), True, "the worst pattern, by search")
+    by_rows = heaviest_pattern(heaviest_patterns(weights, pattern), pattern)
+    words = "the heaviest pattern of every row, over the heaviest pattern"
+    return Sensitivity(math.sqrt(min(searched, by_rows)), False, words)
+
+
+def farthest_pattern(weights: Floats, pattern: Separated) -> tuple[float, bool]:
+    """An upper bound of Σ_{i,j∈S} X_ij over the allowed patterns S, and whether one attains it; X = `weights` ≥ 0.
+
+    A step fixes the latest rounds of S, one more than the step that it follows.  An earlier round i with at most k
+    rounds before it adds X_ii, twice X_ij for each j that is fixed, and at most twice the heaviest pattern of k
+    rounds before it in its own row; the heaviest chain of such rounds is found by dynamic programming.
+
+    Guarantee: what is left to be tried promises at least its worst pattern, and the largest promise is returned.
+    """
+    turned, gap, rounds = (
+        weights[::-1, ::-1],
+        pattern.min_separation,
+        len(weights),
+    )  # earlier rounds come later here
+    own, tail = np.diag(turned), np.zeros(rounds + gap)
+    alone = _alone(np.triu(turned, gap), own, pattern)
+
+    def promises(cross: Floats, left: int) -> Floats:
+        """For each round, what it and at most `left` - 1 after it can add."""
+        tail[:] = 0.0
+        for after in range(left):
+            found = cross + alone[min(after, len(alone) - 1)] + tail[gap:]
+            tail[:rounds] = np.maximum.accumulate(found[::-1])[::-1]
+        return np.asarray(found)
+
+    number, reached = count(), 0.0
+    waiting = list[tuple[float, int, int, float, Floats, int]]()
+    start, value, cross, left = 0, 0.0, np.zeros(rounds), pattern.most
+    for _ in range(_MOST_STEPS):
+        promised = value + promises(cross, left)
+        for each in start + np.flatnonzero(promised[start:] >= reached):
+            heapq.heappush(waiting, (-float(promised[each]), next(number), int(each), value, cross, left))
+        promise, _, chosen, value, cross, left = heapq.heappop(waiting)
+        value, start, left = value + float(cross[chosen] + own[chosen]), chosen + gap, left - 1
+        reached = max(reached, value)
+        if not left or start >= rounds:
+            return -promise, True
+        cross = cross + 2.0 * turned[chosen]
+    return -promise, False
+
+
+def _alone(later: Floats, own: Floats, pattern: Separated) -> list[Floats]:
+    """For 0, 1, … rounds after each one: its own weight, and twice the heaviest pattern of those (in `later`)."""
+    found = [own]
+    for heaviest in islice(_heaviest_of_few(later, pattern), pattern.most - 1):
+        found.append(own + 2.0 * heaviest)
+        if np.array_equal(found[-1], found[-2]):
+            break
+    return found
 
 
 def heaviest_patterns(weights: Floats, pattern: Separated) -> Floats:
     """`participation.heaviest_pattern` of every row of `weights` ≥ 0; (n, T) -> (n,)."""
+    return list(_heaviest_of_few(weights, pattern))[-1]
+
+
+def _heaviest_of_few(weights: Floats, pattern: Separated) -> Iterator[Floats]:
+    """Those of at most 1, 2, … rounds."""
     gap, (rows, rounds) = pattern.min_separation, weights.shape
     best = np.zeros((rows, rounds + 1))  # best[:, i]: the heaviest pattern within the first i rounds
     for _ in range(pattern.most):
         with_last = weights.copy()
         with_last[:, gap:] += best[:, 1 : max(1, rounds - gap + 1)]
         best[:, 1:] = np.maximum.accumulate(with_last, axis=1)
-    return best[:, -1]
+        yield best[:, -1].copy()
 
 
 def of_columns(columns: Columns, workload: Workload) -> Sensitivity:
@@ -124,8 +190,7 @@ def of_columns(columns: Columns, workload: Workload) -> Sensitivity:
         worst = float(np.max(clips**2 * columns.squared_norms))
         return Sensitivity(math.sqrt(worst), True, "one participation: largest column norm")
     if isinstance(order, Separated):
-        bound = row_bound(columns.inner, workload, order)
-        return Sensitivity(bound, False, "the heaviest pattern of every row, over the heaviest pattern")
+        return of_rows(columns.inner, workload, order)
     own = (np.arange(place, workload.rounds, order.rounds_per_epoch) for place in range(order.rounds_per_epoch))
     worst = max(float(clips[held] @ columns.inner(held) @ clips[held]) for held in own if len(held))
     return Sensitivity(math.sqrt(worst), True, "every record of the fixed order")

@@ -29,6 +29,7 @@ from fedpriv.accounting.gaussian import relation_named
 from fedpriv.accounting.guarantees import Guarantee
 from fedpriv.core.errors import CodeError, FedprivError, InputError, RunError, printable
 from fedpriv.core.figures import lower_figure, upper_figure
+from fedpriv.core.limits import mebibytes
 from fedpriv.core.random import SERVER
 from fedpriv.loss.imported import is_import_path
 from fedpriv.loss.models import SHIPPED as SHIPPED_MODELS
@@ -46,7 +47,7 @@ from fedpriv.rounds.task import ModelInputs
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.counted import uncounted
-from fedpriv.silo.memory import LONGEST_STATE, mebibytes, state_of, taken_by
+from fedpriv.silo.memory import LONGEST_STATE, state_of, taken_by
 from fedpriv.silo.numbers import bounded_int, no_number, numbers_in
 from fedpriv.silo.policy import Policy, presuming, unaccountable
 from fedpriv.silo.shard import Shard

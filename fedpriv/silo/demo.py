@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fedpriv.accounting.budget import decimal
 from fedpriv.core.errors import InputError
+from fedpriv.core.limits import MIB
 from fedpriv.data.cells import write_rows
 from fedpriv.data.named import Dataset, load, table_path
 from fedpriv.data.partition import counted
@@ -34,7 +35,7 @@ from fedpriv.rounds.task import PublicTask, task_of_cell
 from fedpriv.scenario.load import Scenario
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.admission import cost_of, priced_stream
-from fedpriv.silo.memory import DEFAULT, MIB, taken_by
+from fedpriv.silo.memory import DEFAULT, taken_by
 from fedpriv.silo.policy import SLACK_PER_RUN, keep_to_owner, own_folder, presuming, private, unaccountable
 
 

@@ -8,19 +8,18 @@ end.
 import re
 import resource
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator
 
 from fedpriv.core.errors import InputError
+from fedpriv.core.limits import MIB, REMEDIES, limits, mebibytes, taken
 from fedpriv.loss.augment import Augmented
 from fedpriv.loss.estimators import rounds_of
 from fedpriv.loss.smoothed import Smoothed
 from fedpriv.noise.integers.increments import VALUES_TOGETHER
 from fedpriv.rounds.plan import Plan
 
-MIB = 2**20
 LONGEST_STATE = 2**29
 """Bytes: half of what a row of the ledger can hold."""
 LEAST, DEFAULT = 64 * MIB, 512 * MIB
@@ -44,8 +43,6 @@ _BESIDE = 128 * MIB
 """Requests that wait, and a scenario before it is known what it takes."""
 _RUNS = 4
 """The most runs for which something is kept."""
-_GROUPS, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-_V1, _V2 = "memory.limit_in_bytes", "memory.max"
 
 
 def _bytes(given: object) -> object:
@@ -62,10 +59,6 @@ def _enough(given: int) -> int:
 
 MemorySize = Annotated[int, BeforeValidator(_bytes), AfterValidator(_enough)]
 """A number of bytes, or text such as "512 MiB"."""
-
-
-def mebibytes(size: int) -> str:
-    return f"{-(-size // MIB)} MiB"
 
 
 def taken_by(plan: Plan, silo: int, rows: int, features: int) -> int:
@@ -109,59 +102,21 @@ def _of_record(plan: Plan) -> int:
 def hold_to(memory: int) -> None:
     """Let this process take so many bytes more than it has now, and no more, for good.
 
-    InputError where the machine, or the container, gives it less: it would be ended in the middle of a run.
+    InputError where the machine, the container or a limit gives it less: it would be ended in the middle of a run.
     """
-    status = Path("/proc/self/status")
-    if not status.exists():
+    if not (has := taken()):
         return  # only Linux says it
-    size = {name: int(number) * 1024 for name, number in re.findall(r"(Vm\w+):\s+(\d+) kB", status.read_text())}
-    limit = limit_of()
-    if limit is not None and size["VmRSS"] + memory + _BESIDE > limit:
-        has = mebibytes(size["VmRSS"] + _BESIDE)
-        raise InputError(
-            f'allow.memory = "{mebibytes(memory)}": the guard itself and its records take {has}, and the '
-            f"container or service gives {mebibytes(limit)} for all; lower allow.memory, or raise that "
-            "(mem_limit, MemoryMax)"
-        )
+    for name, limit in limits().items():
+        if has[name] + memory + _BESIDE > limit:
+            own = mebibytes(has[name] + _BESIDE)
+            raise InputError(
+                f'allow.memory = "{mebibytes(memory)}": the guard itself and its records take {own} of {name}, '
+                f"and this process may take {mebibytes(limit)} for all; lower allow.memory, or raise the limit "
+                f"({REMEDIES[name]})"
+            )
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    wanted = size["VmData"] + memory + _BESIDE
+    wanted = has["data"] + memory + _BESIDE
     resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard < 0 else min(wanted, hard), hard))
-
-
-def limit_of(groups: Path = _GROUPS, own: Path = _OWN) -> int | None:
-    """Bytes that the control groups of this process may take, the smallest of all it is in; None if nobody says.
-
-    `groups` is where the control groups are mounted, of version 1, 2 or both; `own` says in which of them the
-    process is.  A container may see its own group at the root, under a path that only its host knows.
-    """
-    try:
-        lines = own.read_text().splitlines()
-    except OSError:
-        lines = []
-    found = [_read(groups / "memory" / _V1), _read(groups / _V2)]
-    for line in lines:
-        _, _, controllers_path = line.partition(":")
-        controllers, _, path = controllers_path.partition(":")
-        nested = Path(path.lstrip("/"))
-        if ".." in nested.parts:
-            continue  # outside of what can be seen from here
-        if "memory" in controllers.split(","):
-            tops, name = [groups / "memory"], _V1
-        elif not controllers:
-            tops, name = [groups, groups / "unified"], _V2
-        else:
-            continue
-        found += [_read(top / each / name) for top in tops for each in (nested, *nested.parents)]
-    return min((each for each in found if each is not None), default=None)
-
-
-def _read(path: Path) -> int | None:
-    """The limit in a file of a control group; None for "max", a number that means it, or no file."""
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() and int(text) < 2**60 else None
 
 
 class Room:

@@ -49,13 +49,13 @@ def guard_over(folder: Path, evaluating: bool, code: str, classes: int = 2, **ar
 
 
 def scenario(rounds: int, batch: int, **sections: Any) -> str:
-    tree = small_tree(
-        algorithm={"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.5},
-        privacy={"relation": "replace-one", "mu": MU},
-        federation={"silos": 3, "rounds": rounds, "batch": batch},
-        run={"dtype": "float32", **({"evaluations": 1} if "evaluation" in sections else {})},
-        **sections,
-    )
+    common = {
+        "algorithm": {"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.5},
+        "privacy": {"relation": "replace-one", "mu": MU},
+        "federation": {"silos": 3, "rounds": rounds, "batch": batch},
+        "run": {"dtype": "float32", **({"evaluations": 1} if "evaluation" in sections else {})},
+    }
+    tree = small_tree(**{**common, **sections})
     return json.dumps(resolve_cell(tree, "test").canonical())
 
 

@@ -162,12 +162,18 @@ def arrays(kind: Kind) -> dict[str, NDArray[Any]]:
     return {"labels": kind.labels} | {f"features.{name}": kind.images[name] for name in kind.images.dtype.names}
 
 
+ADAM = {"name": "dp-adamw", "trust": "untrusted", "clip": 1.0, "step": 0.1, "step_schedule": "cosine"}
+
+
+@pytest.mark.parametrize("algorithm", [{}, {"algorithm": ADAM}], ids=["dp-sgd", "dp-adamw"])
 @pytest.mark.parametrize("name", ["tokens", "tags", "flags"])
-def test_a_guard_answers_for_them_out_of_its_own_file(tmp_path: Path, name: str) -> None:
+def test_a_guard_answers_for_them_out_of_its_own_file(
+    tmp_path: Path, name: str, algorithm: dict[str, Any]
+) -> None:
     kind = KINDS[name]
     code = f"{zoo.__name__}:{kind.model['name']}"
     guard = guard_over(tmp_path / "silo", False, code, kind.classes, **arrays(kind))
-    text = scenario(1, COUNT, model={**kind.model, "name": code})
+    text = scenario(1, COUNT, model={**kind.model, "name": code}, **algorithm)
     objective, _ = seen(kind, "float32")
     first = guard.answer("run", text, 1, objective.initial())
     assert first.shape == (objective.dimension,)

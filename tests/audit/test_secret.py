@@ -17,6 +17,7 @@ from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.audit import secret
 from fedpriv.audit.audit import audit
 from fedpriv.audit.canaries import objective_for
+from fedpriv.audit.guards import GuardedSilo
 from fedpriv.audit.statistics import ClaimedCurve, Shown, shown
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import derive_key
@@ -150,6 +151,49 @@ def test_correlated_noise_of_secret_rounds_stands_and_something_is_shown(samplin
 def test_half_of_the_correlated_noise_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     planted.noise_times(0.5)(monkeypatch)
     assert canaries_of(banded_cell("allocation"), 3).excess > 0.0
+
+
+@pytest.mark.slow
+def test_a_guard_with_secret_correlated_noise_is_restarted_and_its_run_stands_an_audit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Guards with ledgers on disk: in integers, with banded noise, records in secret rounds, restarted half-way.
+
+    The audit of these very runs shows something and refutes nothing, runs without the restart have the same bits,
+    and the same audit refutes guards that go on with next to no noise after the restart.
+    """
+    small = secret.canary_cell(banded_cell("allocation"), 1.0)
+    plan = plan_of(small, objective_for(small, 1), released=True)
+    assert plan.exact.claim.sigma > 1e3  # of the lattice: what leaves are noisy integers
+    curve, honest = ClaimedCurve(secret.guarantee_of(plan)), GuardedSilo.restart
+
+    def audited(restart: Any) -> tuple[secret.Seen, Shown]:
+        planted.fixed_keys(monkeypatch)
+        runs = []
+        for seed in range(3):
+            with monkeypatch.context() as of_one:
+                of_one.setattr(GuardedSilo, "restart", lambda silo, patch=of_one: restart(silo, patch))
+                runs.append(secret.canaries(small, seed))
+        seen = secret.Seen(*(np.concatenate(columns) for columns in zip(*runs, strict=True)))
+        return seen, secret.canaries_shown(small, plan, seen, curve, FAILURE)
+
+    restarted = list[int]()
+
+    def counted(silo: GuardedSilo, _: pytest.MonkeyPatch) -> None:
+        restarted.append(1)
+        honest(silo)
+
+    def forgetting(silo: GuardedSilo, patch: pytest.MonkeyPatch) -> None:
+        honest(silo)
+        planted.noise_times(0.02)(patch)
+
+    with torch.inference_mode():
+        seen, found = audited(counted)
+        assert len(restarted) == 3
+        assert found.excess <= 0.0, found
+        assert found.mu > 0.1
+        assert audited(lambda *_: None)[0].releases.tobytes() == seen.releases.tobytes()
+        assert audited(forgetting)[1].excess > 0.0
 
 
 @pytest.mark.parametrize("sampling", ["allocation", "poisson"])

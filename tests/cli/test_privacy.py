@@ -185,7 +185,7 @@ def test_noise_that_is_to_be_fitted_is_fitted_to_the_sums() -> None:
 
 
 def test_compare_as_text_has_a_line_a_mechanism_and_marks_bounds() -> None:
-    lines = ask("compare --rounds 100 --mu 1 --max-participations 4 --min-separation 10").splitlines()
+    lines = ask("compare --rounds 1000 --mu 1 --max-participations 10 --min-separation 100").splitlines()
     assert lines[0].split()[:3] == ["mechanism", "noise", "std"]
     tree = next(line for line in lines if line.startswith("tree"))
     assert "≤" in tree

@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 
 import fedpriv
-from benchmarks.reduced import SCENARIOS, reduced
+from benchmarks.reduced import SCENARIOS, WEIGHTS, reduced
 from tests.cli.command import fedpriv as command
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.toml")), ids=lambda path: path.stem)
-def test_a_reduced_run_is_certified_and_verifies_without_data(path: Path, tmp_path: Path) -> None:
+def test_a_reduced_run_is_certified_and_verifies_without_data(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDPRIV_WEIGHTS", str(WEIGHTS))
     folder = tmp_path / "run"
     cells = fedpriv.run(path, set=reduced(path), out=folder).cells
     own = ["--key", folder / "key", "--cell", len(cells) - 1]

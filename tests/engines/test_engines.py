@@ -15,6 +15,7 @@ from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import SERVER, simulation_noise
 from fedpriv.engines.table import Outcome, engine_named
 from fedpriv.loss.softmax import SoftmaxRegression
+from fedpriv.rounds.outcome import RunObserver
 from fedpriv.rounds.task import spread, task_of_cell
 from fedpriv.scenario.schema import Cell
 from tests.oracle import dp_mu2_fl
@@ -22,18 +23,18 @@ from tests.oracle import dp_mu2_fl
 MakeCell = Callable[..., Cell]
 
 
-class Recorder:
+class Recorder(RunObserver):
     """An observer that keeps what it hears."""
 
     def __init__(self) -> None:
         self.rounds = 0
         self.evaluations: list[tuple[int, int, float, float]] = []
 
-    def advanced(self, client_rounds: int) -> None:
-        self.rounds += client_rounds
+    def advanced(self, rounds: int) -> None:
+        self.rounds += rounds
 
-    def evaluated(self, index: int, t: int, metrics: Mapping[str, float]) -> None:
-        self.evaluations.append((index, t, *metrics.values()))
+    def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
+        self.evaluations.append((place, t, *metrics.values()))
 
 
 def run(engine: str, *cells: Cell) -> tuple[list[Outcome], Recorder]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from unittest import mock
 
+import flwr.app
 import pytest
 from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
 from flwr.proto.message_pb2 import Message, Metadata, ObjectTree, PushObjectRequest, PushObjectResponse
@@ -10,11 +11,15 @@ from flwr.proto.node_pb2 import Node
 from flwr.server.superlink.linkstate import InMemoryLinkState, LinkState
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+from flwr.supercore.run import RunNotRunningException
+from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.servicer.fleet import fleet_handlers
+from flwr.supernode import start_client_internal as loop
+from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
 from fedpriv.engines.flower_private.kept import create_nodes, node_id_of
-from fedpriv.engines.flower_private.supernode import Waits
+from fedpriv.engines.flower_private.supernode import Question, Waits
 from fedpriv.engines.flower_private.unfinished import Pushes
 
 RUN, REPLY, PART = 7, "a" * 64, "b" * 64
@@ -153,3 +158,39 @@ def test_a_supernode_whose_clientapp_ended_without_a_reply_ends_and_says_so() ->
             waits.sleep(0.0)
     clock[0] += 1000.0
     waits.sleep(0.0)
+
+
+def a_message(number: int) -> flwr.app.Message:
+    message = flwr.app.Message(flwr.app.RecordDict(), dst_node_id=1, message_type="train")
+    message.metadata.__dict__.update(_run_id=RUN, _message_id=f"{number}")
+    return message
+
+
+def test_a_reply_that_is_left_over_does_not_take_the_place_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a run that ended while its question came.  Was: one behind for ever, with 31 s for each round."""
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    objects, question, sent = InMemoryObjectStore(verify=False), Question(), list[str]()
+    state = InMemoryNodeState(objects)
+    old, new = a_message(1), a_message(2)
+
+    def reply_to(message: flwr.app.Message) -> None:
+        reply = flwr.app.Message(flwr.app.Error(0), reply_to=message)
+        reply.metadata.__dict__["_message_id"] = message.metadata.message_id * 64
+        tree = ObjectTree(object_id=reply.metadata.message_id)
+        objects.preregister(RUN, tree)
+        assert state.store_message(reply) is not None
+
+    def send(reply: flwr.app.Message, *_: object) -> tuple[set[str], str]:
+        sent.append(reply.metadata.message_id)
+        if len(sent) == 1:
+            raise RunNotRunningException
+        return set(), ""
+
+    reply_to(old)  # the loop has gone on without it
+    assert question.received(lambda: (new, ObjectTree())) is not None
+    monkeypatch.setattr(loop.time, "sleep", lambda _: reply_to(new))
+    question.push(loop._push_messages, state, objects, send=send, push_object=lambda *_: None)
+    assert sent == ["1" * 64, "2" * 64]
+    assert question.received(lambda: None) is None
+    assert not state.get_messages_legacy(is_reply=True)

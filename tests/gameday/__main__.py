@@ -1,6 +1,6 @@
 """A game day: three sites as processes of this machine, random faults, and what came of each.
 
-    python -m tests.gameday --minutes N --seed S [--at-once K] [--only NAME,NAME] [--out FOLDER]
+    python -m tests.gameday --minutes N --seed S [--at-once K] [--at-least K] [--only NAME,NAME] [--out FOLDER]
 
 After each fault it is asserted that all comes up again by itself, that somebody is told within a minute if nothing
 goes on for that long, and at the end of each run that the model has the bytes of an undisturbed replay and that
@@ -72,10 +72,10 @@ def note_told(game: Game, rows: Sequence[Struck], began: float) -> None:
         )
 
 
-def chosen(faults: Sequence[Fault], at_once: int, dice: Random) -> list[tuple[Fault, str]]:
-    """One to `at_once` faults at different parties, the ServerApp's machine and its SuperLink being one."""
+def chosen(faults: Sequence[Fault], times: tuple[int, int], dice: Random) -> list[tuple[Fault, str]]:
+    """Draw a fault so many times, at different parties, the ServerApp's machine and its SuperLink being one."""
     found: dict[str, Fault] = {}
-    for _ in range(dice.randint(1, at_once)):
+    for _ in range(dice.randint(*times)):
         (fault,) = dice.choices(faults, [each.weight for each in faults])
         party = dice.choice(fault.parties)
         if fault.alone:
@@ -84,7 +84,7 @@ def chosen(faults: Sequence[Fault], at_once: int, dice: Random) -> list[tuple[Fa
     return [(fault, party) for party, fault in found.items()]
 
 
-def play(game: Game, faults: Sequence[Fault], minutes: float, at_once: int) -> list[str]:
+def play(game: Game, faults: Sequence[Fault], minutes: float, times: tuple[int, int]) -> list[str]:
     """Faults until the time is over and the last run has ended; what went wrong."""
     wrong, dice = list[str](), Random(game.seed)
     game.wait_until(lambda: game.rounds_done() >= 1, "the first round", _START)
@@ -93,7 +93,7 @@ def play(game: Game, faults: Sequence[Fault], minutes: float, at_once: int) -> l
         shown = len(game.rows)
         try:
             game.wait(dice.uniform(0.0, 3.0))
-            strike(game, chosen(faults, at_once, dice), dice)
+            strike(game, chosen(faults, times, dice), dice)
         except GameError as error:
             wrong.append(str(error))
         for row in game.rows[shown:]:
@@ -126,6 +126,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--at-once", type=int, default=3, help="faults at different parties, at most")
+    parser.add_argument("--at-least", type=int, default=1, help="draws of a strike, of which a party takes one")
     parser.add_argument("--rounds", type=int, default=100, help="rounds of each run")
     parser.add_argument("--only", default="", help="faults by name, with commas")
     parser.add_argument("--out", type=Path, default=Path("runs/gameday"))
@@ -149,7 +150,7 @@ def main() -> int:
                 print(f"{name}: left out, {why}")
         faults = [fault for fault in faults if not missing.get(fault.name)]
         try:
-            wrong = play(game, faults, given.minutes, given.at_once)
+            wrong = play(game, faults, given.minutes, (given.at_least, max(given.at_least, given.at_once)))
         finally:
             game.close()
             write(game.rows, given.out)

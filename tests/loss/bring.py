@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import fedpriv
+from fedpriv.loss.presets import Transformer
 
 OUTPUTS, WORDS, LONG, WIDE = 3, 11, 5, 6
 
@@ -164,6 +165,10 @@ def first(given: Any) -> Tensor:
     return outputs
 
 
+def reused(layer: nn.Module) -> nn.Module:
+    return nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh(), nn.Linear(WIDE, OUTPUTS))
+
+
 IMAGE, SEQUENCE, TEXT = (2, 6, 6), (LONG, WIDE), (LONG,)
 
 RUNS: dict[str, Case] = {
@@ -231,6 +236,32 @@ RUNS: dict[str, Case] = {
     ),
 }
 """By row of the page's first table."""
+
+BESIDE: dict[str, Case] = {
+    "MLP": Case(lambda: nn.Sequential(nn.Linear(WIDE, 8), nn.Tanh(), nn.Linear(8, OUTPUTS))),
+    "CNN": Case(
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 3, 2), nn.Flatten(), nn.Linear(3, OUTPUTS)
+        ),
+        IMAGE,
+    ),
+    "Conv1d": Case(
+        lambda: Then(nn.Sequential(nn.Conv1d(LONG, 4, 3, padding=1), nn.ReLU(), nn.Conv1d(4, 2, 2)), 10), SEQUENCE
+    ),
+    "a layer at two places of a Sequential": Case(lambda: reused(nn.Linear(WIDE, WIDE))),
+    "LSTM of two layers": Case(
+        lambda: Then(nn.LSTM(WIDE, 4, num_layers=2, batch_first=True), LONG * 4, first), SEQUENCE
+    ),
+    "transformer of words": Case(lambda: Words(Transformer(LONG, OUTPUTS, WORDS, width=4, heads=2)), TEXT, True),
+}
+"""Modules that are no rows of their own."""
+
+REVIEWED = (
+    "MLP", "CNN", "Conv1d, Conv2d, Conv3d, also grouped, dilated, transposed", "GroupNorm, InstanceNorm", "Conv1d",
+    "a layer that is used twice", "a layer at two places of a Sequential", "Embedding, with padding_idx",
+    "LSTM of two layers", "tied weights", "MultiheadAttention",
+)  # fmt: skip
+"""The eleven that a reviewer tried first."""
 
 REFUSED: dict[str, Case] = {
     "BatchNorm, SyncBatchNorm": Case(backbone),

@@ -1,5 +1,7 @@
 """Copies of a picture inside of one clip: what they are, and that a record's are its own."""
 
+import itertools
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -23,13 +25,14 @@ from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.schema import Cell
 from tests.engines.test_engines import run
-from tests.loss.test_hostile_queries import small_cnn
+from tests.loss.test_hostile_queries import SLACK, pair_of, small_cnn
 
 MakeCell = Callable[..., Cell]
 COUNT, SIDE, CLASSES = 7, 6, 3
 THREE = Augmentation(copies=3, shift=2, flip=True)
 PICTURES = Layout(SIDE * SIDE, (Input((SIDE, SIDE), "numbers"),))
 SLOTS = Slots(5, ((0, 4), (2, 3)))
+HOSTILE = [(1e-6, torch.float32), (1e6, torch.float32), (1e-6, torch.float64), (1.0, torch.float64)]
 AUGMENTED = {"copies": 3, "shift": 2}
 
 
@@ -137,6 +140,48 @@ def test_a_record_moves_no_other_records_copies_and_no_sum_by_more_than_one_clip
         whole = integer_sum(objective, query, 1.0, records, norm, norm)
         assert float(np.linalg.norm((whole - others).astype(float))) <= norm
         assert np.array_equal(others, integer_sum(objective, query, 1.0, records, norm, norm, counts=there))
+
+
+@pytest.mark.parametrize(
+    ("clip", "dtype"),
+    [(1.0, torch.float32), *(pytest.param(clip, dtype, marks=pytest.mark.slow) for clip, dtype in HOSTILE)],
+)
+def test_copies_of_hostile_pixels_stay_within_one_clip(clip: float, dtype: torch.dtype) -> None:
+    """A pixel that some copies see and others do not, at the edge, and one that all see; whatever the query.
+
+    Copies whose gradients overflow, or cancel but for their rounding, are where a mean could pass its clip.
+    """
+    objective, plain = made(Augmentation(copies=4, shift=2, flip=True), dtype).at(SLOTS), drawn(dtype)
+    weights = torch.linspace(0.1, 1.0, COUNT, dtype=torch.float64)
+    tiny = torch.finfo(dtype).tiny
+    for pixel, value in itertools.product((0, 21), (math.nan, math.inf, 1e38, -1e38, tiny / 8)):
+        records = Records(plain.features.clone(), plain.labels)
+        records.features[2, pixel] = value
+        for pattern in ("random", "largest", "cancelling", "all scales"):
+            points = pair_of(pattern, objective, dtype, pixel)
+            query = Query(points[:1]) if pattern == "random" else Query(points, (1e5, -99999.0))
+            whole = objective.increment(query, Batch(records, weights), clip).total
+            assert bool(whole.isfinite().all())
+            left = weights.clone()
+            left[2] = 0.0
+            without = objective.increment(query, Batch(records, left), clip).total
+            assert float((whole - without).norm()) <= float(weights[2]) * clip * SLACK
+            rows = objective.per_record(query, Batch(records, weights), torch.arange(COUNT), clip)
+            assert bool((rows.double().norm(dim=1) <= weights * clip * SLACK).all())
+
+
+def test_a_record_of_which_one_copy_is_not_finite_adds_nothing() -> None:
+    """Some copies have the corner's NaN in them, from others it is moved out of sight: all of them are silent."""
+    objective, records = made(Augmentation(copies=4, shift=2)).at(SLOTS), drawn()
+    sights = [[down >= 0 and right >= 0 for down, right, _ in copies] for copies in objective.coins.tolist()]
+    some = [place for place, sight in enumerate(sights) if any(sight)]
+    assert any(not all(sights[place]) for place in some)
+    assert len(some) < COUNT
+    records.features[:, 0] = math.nan
+    batch, query = Batch(records, torch.ones(COUNT, dtype=torch.float64)), Query((objective.initial(),))
+    rows = objective.per_record(query, batch, torch.arange(COUNT), 1.0)
+    assert [place for place in range(COUNT) if not rows[place].any()] == some
+    assert int(objective.increment(query, batch, 1e6).clipped) == len(some)
 
 
 def test_engines_agree(small_cell: MakeCell) -> None:

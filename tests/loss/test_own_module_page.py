@@ -19,12 +19,13 @@ from fedpriv.loss.layered import objective_of
 from fedpriv.loss.losses import CrossEntropy
 from fedpriv.loss.module import parameters_of
 from fedpriv.loss.objective import Batch, Objective, Query, Records
-from tests.loss.bring import OUTPUTS, REFUSED, RUNS, WORDS, Case
+from tests.loss.bring import BESIDE, OUTPUTS, REFUSED, REVIEWED, RUNS, WORDS, Case
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-module.md"
 COUNT, F64 = 5, torch.float64
-QUICK = ("requires_grad = False", "tied weights", "BatchNorm in evaluation mode, as freeze leaves it")
+QUICK = ("MLP", "requires_grad = False", "tied weights", "BatchNorm in evaluation mode, as freeze leaves it")
 CLIPS = (1e-3, 0.1, 1.0, 1e6)
+TRIED = {**RUNS, **BESIDE}
 
 
 def rows_below(heading: str) -> dict[str, str]:
@@ -62,9 +63,15 @@ def test_the_page_has_a_row_for_every_case_and_no_other() -> None:
     assert set(rows_below("What is refused, and what to put instead")) == set(REFUSED)
 
 
-@pytest.mark.parametrize("name", RUNS)
+def test_the_modules_of_the_review_and_ten_others_are_tried() -> None:
+    assert len(set(REVIEWED)) == 11
+    assert set(REVIEWED) <= set(TRIED)
+    assert len(set(TRIED) - set(REVIEWED)) >= 10
+
+
+@pytest.mark.parametrize("name", TRIED)
 def test_what_runs_gives_the_clipped_gradients_of_records_alone(name: str) -> None:
-    objective, module, records = made(RUNS[name])
+    objective, module, records = made(TRIED[name])
     point = torch.cat([part.detach().flatten() for part in module.parameters() if part.requires_grad])
     assert objective.dimension == len(point)
     rows = gradients(module, point, records)
@@ -84,14 +91,14 @@ def test_what_runs_gives_the_clipped_gradients_of_records_alone(name: str) -> No
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in RUNS]
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in TRIED]
 )
 def test_hostile_queries_stay_within_the_clip(name: str) -> None:
-    objective, _, records = made(RUNS[name])
+    objective, _, records = made(TRIED[name])
     draw = np.random.default_rng(1)
     size = objective.dimension
     shown = records.features.clone()
-    if not RUNS[name].words:
+    if not TRIED[name].words:
         shown[1:] *= torch.tensor([1e-30, 1e9, 1e38, math.inf]).unsqueeze(1)
     for scale, other in ((1.0, 1.0), (1e6, 1e6 * (1 + 1e-12)), (1e38, -1e38), (1e-310, 1.0)):
         base = torch.from_numpy(draw.standard_normal(size))

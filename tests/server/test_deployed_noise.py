@@ -19,6 +19,7 @@ from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.protocol.arrays import one_array, release_content, vector_in
 from fedpriv.protocol.cell_folder import run_config_of
 from fedpriv.protocol.messages import TRAIN
+from fedpriv.rounds.outcome import RunObserver
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import deploy_cell, simulated_strategy
@@ -28,18 +29,12 @@ from tests.server.deployed import exact_means, plan_with, released_in, serve, si
 MakeCell = Callable[..., Cell]
 
 
-class Quiet:
-    def advanced(self, *_: object) -> None: ...
-
-    evaluated = finished = failed = advanced
-
-
 def test_the_noise_is_not_that_of_the_public_seed(small_cell: MakeCell, tmp_path: Path) -> None:
     """An insider of a silo would remove all noise from every broadcast with the seed in the scenario."""
     cell = small_cell(algorithm__trust="trusted", run__arithmetic="integers")
     plan = plan_with(cell)
     std = float(plan.noise.std_of(SERVER))
-    deploy_cell(silos_of(cell), cell, Quiet(), tmp_path / "j")
+    deploy_cell(silos_of(cell), cell, RunObserver(), tmp_path / "j")
     (first, *_) = released_in(tmp_path / "j", plan)
     (mean,) = exact_means(cell, [plan.optimizer.query(plan.optimizer.start(plan.objective.initial()))])
     noise = (first - mean) / std
@@ -47,7 +42,7 @@ def test_the_noise_is_not_that_of_the_public_seed(small_cell: MakeCell, tmp_path
     for dtype in ("float32", "float64"):
         guessed = torch.from_numpy(simulation_noise(cell.seed, dtype).vector(7850, SERVER, 1))
         assert abs(float((noise * guessed).mean())) < 0.06  # five standard errors: 6e-7
-    deploy_cell(silos_of(cell), cell, Quiet(), tmp_path / "k")
+    deploy_cell(silos_of(cell), cell, RunObserver(), tmp_path / "k")
     (other, *_) = released_in(tmp_path / "k", plan)
     assert float((other - first).std()) / std == pytest.approx(math.sqrt(2.0), abs=0.06)
 
@@ -59,7 +54,7 @@ def test_the_key_is_overwritten_and_gone_after_the_last_round(small_cell: MakeCe
     serve(plan_with(cell), tmp_path / "j", grid, rounds=1)
     (tmp_path / "hard link").hardlink_to(tmp_path / "j" / "noise.key")
     assert any((tmp_path / "hard link").read_bytes())
-    deploy_cell(grid, cell, Quiet(), tmp_path / "j")
+    deploy_cell(grid, cell, RunObserver(), tmp_path / "j")
     assert not (tmp_path / "j" / "noise.key").exists()
     assert (tmp_path / "hard link").read_bytes() == bytes(32)
 
@@ -120,7 +115,7 @@ def test_a_flower_run_without_a_token_over_guarded_silos_is_refused(small_cell: 
     grid = Guarded(client_app, 3, run_config_of(cell, Path()))
     with pytest.raises(RunError, match=r"silo 0, round 1: .* use --engine deployment"):
         strategy.start(grid, one_array(initial))
-    assert fedpriv.server.app.run_cell(silos_of(cell), cell, Quiet()).noise == "simulation"
+    assert fedpriv.server.app.run_cell(silos_of(cell), cell, RunObserver()).noise == "simulation"
 
 
 def test_a_deployment_that_is_not_private_adds_nothing(small_cell: MakeCell, tmp_path: Path) -> None:

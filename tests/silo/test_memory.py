@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,9 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedpriv.core import limits
+from fedpriv.core.errors import InputError
+from fedpriv.core.limits import MIB, limit_of, with_room
+from fedpriv.engines.processes import script
 from fedpriv.protocol.messages import Refusal
-from fedpriv.silo.memory import MIB, limit_of
 from tests.attacks.guards import Socket, guard_for, random_records, scenario, zeros
+from tests.silo.guarded import guard_of, write_silo
 
 GOLDSTEIN = {
     "name": "goldstein-single-pass", "anchor_clip": 1.0, "clip": 0.5, "period": 4, "radius": 0.1,
@@ -186,10 +191,11 @@ def test_the_smallest_limit_of_the_groups_that_a_process_is_in_counts(
 
 HELD = """
 import os
+from fedpriv.core import limits
 from fedpriv.silo import memory
 
 def tell(taken, limit):
-    memory.limit_of = lambda: limit
+    limits.limit_of = lambda: limit
     try:
         memory.hold_to(256 * 2**20)
         kept = bytearray(taken)
@@ -221,3 +227,57 @@ def test_a_process_that_holds_itself_to_a_limit_gets_a_memory_error() -> None:
     assert len(lines) == len(expected), done.stdout + done.stderr
     for line, start in zip(lines, expected.values(), strict=True):
         assert line.strip().startswith(start.strip()), done.stdout + done.stderr
+
+
+def guard_under(kilobytes: int, policy: Path, command: str = "run") -> str:
+    """The one line of a guard that is refused its start by `ulimit -v`."""
+    words = (
+        f"ulimit -v {kilobytes}; exec {shlex.quote(script('fedpriv'))} silo {command} {shlex.quote(str(policy))}"
+    )
+    env = {**os.environ, "FEDPRIV_ALLOW_ROOT": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(["bash", "-c", words], env=env, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 2, done.stdout + done.stderr
+    (line,) = (done.stdout + done.stderr).splitlines()
+    return line
+
+
+def test_a_guard_that_cannot_start_under_its_limits_says_so_in_one_line(tmp_path: Path) -> None:
+    """Before torch is loaded, whose words would be a traceback."""
+    policy = tmp_path / "silo-0.toml"
+    for command in ("run", "status", "init"):
+        line = guard_under(500 * 1024, policy, command)
+        assert line.startswith(f"fedpriv: {policy}: a guard takes 832 MiB of address space")
+        assert line.endswith("may take 500 MiB: raise the limit (`ulimit -v`, LimitAS); nothing was charged")
+
+
+@pytest.mark.parametrize(
+    ("error", "refused"),
+    [
+        (MemoryError(), True),
+        (ImportError("libtorch_cpu.so: failed to map segment from shared object"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), True),
+        (SystemError("error return without exception set"), True),
+        (OSError(12, "Cannot allocate memory"), True),
+        (ImportError("no module"), False),
+        (RuntimeError("a bug"), False),
+    ],
+)
+def test_what_libraries_say_without_memory_becomes_a_line_and_no_other_error_does(
+    error: Exception, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "limits", dict[str, int])
+    with pytest.raises(InputError if refused else type(error)) as raised, with_room(Path("silo-0.toml")):
+        raise error
+    assert ("silo-0.toml: no memory is left" in str(raised.value)) is refused
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux says what a process takes")
+def test_a_guard_at_any_address_space_starts_or_says_so_in_one_line_and_charges_nothing(tmp_path: Path) -> None:
+    """Where its libraries fit and `allow.memory` does not."""
+    policy = write_silo(tmp_path)
+    guard_of(policy)
+    before = (tmp_path / "ledger-0.sqlite").read_bytes()
+    for mebibytes in (850, 1200):
+        assert "lower allow.memory, or raise the limit (`ulimit -v`" in guard_under(mebibytes * 1024, policy)
+    assert (tmp_path / "ledger-0.sqlite").read_bytes() == before

@@ -18,7 +18,9 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 from unittest import mock
 
 import httpx
+from flwr.app import Message
 from flwr.common.constant import Status
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.app_utils import start_parent_process_monitor
 from flwr.supercore.error import ApiErrorCode
 from flwr.supercore.inflatable.inflatable_utils import pull_objects
@@ -43,6 +45,7 @@ _HELD = 1.0  # seconds after which such an answer was held back
 _AT_WORK = (Status.PENDING, Status.STARTING, Status.RUNNING)
 P = ParamSpec("P")
 R = TypeVar("R")
+Pulled = tuple[Message, ObjectTree]
 
 
 class Waits:
@@ -94,6 +97,38 @@ class Waits:
             self._wait = SOON if self._now() - self._woke > _HELD else min(2.0 * self._wait, _LONGEST_WAIT)
             threading.Event().wait(self._wait)
         self._woke = self._now()
+
+
+class Question:
+    """The message that was pulled last, and whether a reply to it was sent.
+
+    Flower's loop pulls one message, then sends the replies that are there, once.  Its task begins before all of
+    the message is there: where a run ends meanwhile, the loop goes on, and the task's reply is left.  It would be
+    sent in the place of the next one, which would stay in turn: one behind for ever, each reply leaving only once
+    the server has asked again, after half a minute.
+    """
+
+    def __init__(self) -> None:
+        self._pulled: str | None = None
+
+    def received(self, receive: Callable[[], Pulled | None]) -> Pulled | None:
+        """`receive`, noting the message that it returns."""
+        if (found := receive()) is not None:
+            self._pulled = found[0].metadata.message_id
+        return found
+
+    def sent(self, send: Callable[..., R], reply: Message, *given: Any, **named: Any) -> R:
+        """`send`, noting which message it is a reply to, also where it fails."""
+        if reply.metadata.reply_to_message_id == self._pulled:
+            self._pulled = None
+        return send(reply, *given, **named)
+
+    def push(self, push: Callable[..., None], *given: Any, send: Callable[..., Any], **named: Any) -> None:
+        """Call `push` until a reply to the message that was pulled was sent, whatever was left of others."""
+        while True:
+            push(*given, send=partial(self.sent, send), **named)
+            if self._pulled is None:
+                return
 
 
 def clock_trouble(date: str | None, now: float) -> str | None:
@@ -171,11 +206,11 @@ def _run_supernode(options: Sequence[str], bell: int) -> None:
     start_parent_process_monitor(os.getppid())
     wait_for_slow_starts()
     hand_on_whole_answers()
-    waits = Waits()
+    waits, question = Waits(), Question()
     pull, push = loop._pull_and_store_message, loop._push_messages
 
-    def pulled(*given: Any, **named: Any) -> int | None:
-        run = pull(*given, **named)
+    def pulled(*, receive: Callable[[], Any], **named: Any) -> int | None:
+        run = pull(receive=partial(question.received, receive), **named)
         if run is not None:
             waits.message()
             os.write(bell, b"\n")
@@ -183,7 +218,7 @@ def _run_supernode(options: Sequence[str], bell: int) -> None:
 
     def pushed(state: InMemoryNodeState, *given: Any, **named: Any) -> None:
         with waits.for_reply(lambda: bool(state.get_tasks(statuses=_AT_WORK))):
-            push(state, *given, **named)
+            question.push(push, state, *given, **named)
 
     with (
         mock.patch.object(loop, "time", waits),

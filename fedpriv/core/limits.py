@@ -1,0 +1,107 @@
+"""What the system lets this process take: its address space, its data, its control groups."""
+
+import re
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedpriv.core.errors import InputError
+
+MIB = 2**20
+GUARD = {"address space": 832 * MIB, "data": 320 * MIB, "memory": 352 * MIB}
+"""What a guard with few records takes once it has started, before `allow.memory`: measured, and a little more."""
+REMEDIES = {
+    "address space": "`ulimit -v`, LimitAS",
+    "data": "`ulimit -d`, LimitDATA",
+    "memory": "mem_limit, MemoryMax",
+}
+"""Where each limit is raised."""
+NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "failed to map", "error return without exception")
+"""How libraries say it."""
+_SYSTEMS = {"address space": resource.RLIMIT_AS, "data": resource.RLIMIT_DATA}
+_GROUPS, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_V1, _V2 = "memory.limit_in_bytes", "memory.max"
+
+
+def mebibytes(size: int) -> str:
+    return f"{-(-size // MIB)} MiB"
+
+
+def limits() -> dict[str, int]:
+    """The limits of this process by name, in bytes; those that are not set are not there."""
+    found = {name: resource.getrlimit(number)[0] for name, number in _SYSTEMS.items()}
+    found = {name: limit for name, limit in found.items() if limit != resource.RLIM_INFINITY}
+    group = limit_of()
+    return found if group is None else found | {"memory": group}
+
+
+def refuse_too_little(policy: Path) -> None:
+    """InputError where no guard can start, before a library is loaded that would fail in words of its own."""
+    for name, limit in limits().items():
+        if limit < GUARD[name]:
+            raise InputError(
+                f"{policy}: a guard takes {mebibytes(GUARD[name])} of {name}, then its records and allow.memory, "
+                f"and this process may take {mebibytes(limit)}: raise the limit ({REMEDIES[name]}); nothing was "
+                "charged"
+            )
+
+
+@contextmanager
+def with_room(policy: Path) -> Iterator[None]:
+    """Start a guard; InputError instead of a library's words where its limits leave no memory for it."""
+    refuse_too_little(policy)
+    try:
+        yield
+    except (MemoryError, RuntimeError, SystemError, ImportError, OSError) as error:
+        if not (isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY)):
+            raise
+        raise InputError(
+            f"{policy}: no memory is left for the guard, its records and its ledger: raise the limit of this "
+            f"process ({', '.join(REMEDIES.values())}), or take fewer records; nothing was charged"
+        ) from None
+
+
+def limit_of(groups: Path = _GROUPS, own: Path = _OWN) -> int | None:
+    """Bytes that the control groups of this process may take, the smallest of all it is in; None if nobody says.
+
+    `groups` is where the control groups are mounted, of version 1, 2 or both; `own` says in which of them the
+    process is.  A container may see its own group at the root, under a path that only its host knows.
+    """
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        lines = []
+    found = [_read(groups / "memory" / _V1), _read(groups / _V2)]
+    for line in lines:
+        _, _, controllers_path = line.partition(":")
+        controllers, _, path = controllers_path.partition(":")
+        nested = Path(path.lstrip("/"))
+        if ".." in nested.parts:
+            continue  # outside of what can be seen from here
+        if "memory" in controllers.split(","):
+            tops, name = [groups / "memory"], _V1
+        elif not controllers:
+            tops, name = [groups, groups / "unified"], _V2
+        else:
+            continue
+        found += [_read(top / each / name) for top in tops for each in (nested, *nested.parents)]
+    return min((each for each in found if each is not None), default=None)
+
+
+def taken() -> dict[str, int]:
+    """What this process has now, by the names of the limits; nothing where the system does not say it."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return {}
+    size = {name: int(number) * 1024 for name, number in re.findall(r"(Vm\w+):\s+(\d+) kB", status.read_text())}
+    return {"address space": size["VmSize"], "data": size["VmData"], "memory": size["VmRSS"]}
+
+
+def _read(path: Path) -> int | None:
+    """The limit in a file of a control group; None for "max", a number that means it, or no file."""
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() and int(text) < 2**60 else None
