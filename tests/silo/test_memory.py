@@ -20,7 +20,6 @@ from fedpriv.core.limits import MIB, limit_of, with_room
 from fedpriv.engines.processes import script
 from fedpriv.protocol.messages import Refusal
 from tests.attacks.guards import Socket, guard_for, random_records, scenario, zeros
-from tests.parts import in_parts
 from tests.silo.guarded import guard_of, write_silo
 
 GOLDSTEIN = {
@@ -60,10 +59,7 @@ def container(limit: int) -> Iterator[Path]:
     pytest.skip(f"no control group can be made here: {reason}")
 
 
-@pytest.mark.parametrize("directions", in_parts([100, 800], [100]))
-def test_a_scenario_of_many_directions_leaves_a_guard_in_its_container_alive(
-    tmp_path: Path, directions: int
-) -> None:
+def test_a_scenario_of_many_directions_leaves_a_guard_in_its_container_alive(tmp_path: Path) -> None:
     """The review's goldstein-single-pass of 800 directions: at 1 GiB a guard was killed in 3 of 3 lives.
 
     Its peak was 1,740 MiB; now it keeps to the policy's 512 MiB (400 to 426 MiB over ten lives), and 800
@@ -73,7 +69,7 @@ def test_a_scenario_of_many_directions_leaves_a_guard_in_its_container_alive(
         guard = Socket(tmp_path, *random_records(), clip=1.0, rounds=10, budget=4.0, dimension=7850)
         try:
             (group / "cgroup.procs").write_text(str(guard.process.pid))
-            cell = goldstein("zeroth-order", directions)
+            cell = goldstein("zeroth-order", 800)
             for t in (1, 2):
                 assert np.isfinite(guard.answered(cell, t, zeros().numpy() + 0.01 * t)).all()
             assert re.fullmatch(
