@@ -113,7 +113,7 @@ def _use(body: Mapping[str, Any], record: Mapping[str, Any]) -> list[Answer]:
         Answer(
             "What is it?",
             OPENDP,
-            f"{scenario['model']['name']} with {record['dimension']} parameters, trained by "
+            f"{scenario['model']['name']} of {record['dimension']} published numbers, fitted by "
             f"{scenario['algorithm']['name']} on {scenario['data']['name']}, {counted(record['silos'], 'silo')}, "
             f"{counted(record['rounds'], 'round')}; run {body['run']['name']!r} of {body['run']['date']}",
         ),

@@ -115,6 +115,7 @@ def test_intervals_cover_the_weights_of_the_population(classes: bool, std: float
         noise = torch.from_numpy(std * draw.normal(size=asked.dimension))
         found = asked.coefficients(point + noise, Published(std, 1000, 1.0, 1))
         hits += [each.low <= value <= each.high for each, value in zip(found, true, strict=True)]
+    print({"intervals": len(hits), "cover": round(100.0 * float(np.mean(hits)), 1)})
     assert 0.95 - 4.5 * math.sqrt(0.0475 / 400) < float(np.mean(hits)) < 0.99
 
 

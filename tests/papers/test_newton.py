@@ -134,6 +134,7 @@ def test_intervals_cover_the_weights_of_the_population(rounds: int, std: float) 
             solved(of, drawn(1000, draw), rounds, std, draw), Published(std, 1000, 1.0, rounds)
         )
         hits += [each.low <= value <= each.high for each, value in zip(found, true, strict=True)]
+    print({"intervals": len(hits), "cover": round(100.0 * float(np.mean(hits)), 1)})
     assert 0.95 - 4.5 * math.sqrt(0.0475 / 300) < float(np.mean(hits)) <= 0.995
 
 

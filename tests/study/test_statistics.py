@@ -51,6 +51,10 @@ def within(share: float, wanted: float, trials: int) -> bool:
     return abs(share - wanted) <= 4.5 * math.sqrt(wanted * (1.0 - wanted) / trials)
 
 
+def coverage(hits: list[bool]) -> float:
+    return round(100.0 * float(np.mean(hits)), 1)
+
+
 def one(
     kind: str, raw: NDArray[np.float64], edges: list[float], mu: float, draw: np.random.Generator
 ) -> TableResult:
@@ -96,6 +100,7 @@ def test_intervals_of_counts_and_quantiles_cover(federations: int, count: int, m
             of_all = upper[int(np.flatnonzero(np.array([*edges, np.inf]) >= population)[0])]
             wanted = own_edge if estimate.covers == "these records" else of_all
             quantiles[estimate.covers].append(estimate.low <= wanted <= estimate.high)
+    print({"counts": coverage(counts)} | {name: coverage(each) for name, each in quantiles.items()})
     assert within(float(np.mean(counts)), 0.95, len(counts))
     for covered in quantiles.values():
         assert np.mean(covered) >= 0.95 - 4.5 * math.sqrt(0.05 * 0.95 / len(covered))
@@ -118,6 +123,7 @@ def test_intervals_of_survival_cover_the_population(federations: int, count: int
         for at, low, high in list(zip(curve.at, curve.low, curve.high, strict=True))[1:]:
             hits.setdefault(at, []).append(low <= math.exp(-at / 6.0) <= high)
     shares = [(np.mean(each), len(each)) for each in hits.values() if len(each) > federations / 2]
+    print({"survival": coverage([hit for each in hits.values() for hit in each]), "edges": len(hits)})
     assert len(shares) >= 10
     assert all(share >= 0.92 - 4.5 * math.sqrt(0.92 * 0.08 / trials) for share, trials in shares)
     assert 0.92 <= float(np.mean([share for share, _ in shares])) <= 0.99
@@ -149,6 +155,17 @@ def kaplan_meier(times: NDArray[np.float64], events: NDArray[np.bool_], at: floa
     for time in np.unique(times[events & (times <= at)]):
         survival *= 1.0 - float(np.sum(events & (times == time))) / float(np.sum(times >= time))
     return survival
+
+
+def test_the_product_limit_is_lifelines() -> None:
+    """By group, with ties of events and of censored records."""
+    lifelines = pytest.importorskip("lifelines", reason="lifelines is not installed")
+    draw = np.random.default_rng(14)
+    for scale in (3.0, 6.0):
+        times, seen = np.ceil(draw.exponential(scale, 400)), draw.random(400) < 0.6
+        theirs = lifelines.KaplanMeierFitter().fit(times, seen)
+        for at in range(int(times.max())):
+            assert kaplan_meier(times, seen, at) == pytest.approx(float(theirs.predict(at)), abs=1e-12)
 
 
 def test_without_noise_survival_is_kaplan_meiers_within_the_binning() -> None:
