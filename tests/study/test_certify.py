@@ -73,8 +73,13 @@ def test_a_certificate_recomputes_in_another_process_without_the_run(run: Path, 
 @pytest.mark.parametrize("flips", [50, pytest.param(2000, marks=pytest.mark.slow)])
 def test_every_byte_counts(run: Path, tmp_path: Path, flips: int) -> None:
     """Guarantee: a certificate with one byte changed is refused, whichever."""
-    content = (run / "certificate.json").read_bytes()
-    signers, path, draw = signers_of(run / "trusted"), tmp_path / "certificate.json", random.Random(flips)
+    all_refused(run, tmp_path / "certificate.json", flips)
+
+
+def all_refused(folder: Path, path: Path, flips: int) -> None:
+    """Flip so many bytes of the folder's certificate, one at a time, and more of the coordinator's signature."""
+    content = (folder / "certificate.json").read_bytes()
+    signers, draw = signers_of(folder / "trusted"), random.Random(flips)
     signed = content.index(b'"coordinator": {')
     places = draw.sample(range(len(content)), flips) + (
         draw.sample(range(signed, signed + 260), 40 if flips < 100 else 260)
@@ -86,6 +91,7 @@ def test_every_byte_counts(run: Path, tmp_path: Path, flips: int) -> None:
         with pytest.raises(FedprivError) as refused:
             verified(path, signers)
         assert "\n" not in str(refused.value)
+    print(f"{len(places)} flips of {len(content)} bytes: all refused")
 
 
 def smaller(tree: dict[str, Any]) -> None:
@@ -283,6 +289,16 @@ def test_a_deployments_silos_sign_what_their_ledgers_say(deployed: tuple[Path, l
     page = (folder / "certificate.html").read_text()
     assert "A SIMULATION" not in page
     assert "μ = 4 of a lifetime budget of 6, left for one more run 4.472" in page
+
+
+@pytest.mark.slow
+def test_every_byte_counts_that_silos_signed(deployed: tuple[Path, list[Path]], tmp_path: Path) -> None:
+    """Guarantee: a certificate with the parts of three silos and one byte changed is refused, whichever."""
+    folder, policies = deployed
+    certify(folder, *signed_by(folder, policies))
+    trust_all(folder, policies)
+    check(folder / "certificate.json", folder)
+    all_refused(folder, tmp_path / "certificate.json", 2000)
 
 
 @pytest.mark.slow
