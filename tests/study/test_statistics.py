@@ -115,6 +115,32 @@ def test_intervals_of_counts_and_quantiles_cover(federations: int, count: int, m
         *(pytest.param(FULL, n, mu, marks=pytest.mark.slow) for n in (300, 3000) for mu in (1.0, 3.0)),
     ],
 )
+def test_intervals_of_raw_sums_up_to_an_edge_cover(federations: int, count: int, mu: float) -> None:
+    """The band of a quantiles' curve, times the noisy total that it was divided by, where no end was cut at 0 or 1."""
+    draw, edges = np.random.default_rng(16), np.linspace(0.0, 10.0, 17).tolist()
+    table = Cells.model_validate({"axes": [{"column": 1, "edges": edges}], "form": "prefix"})
+    hits = list[bool]()
+    for seed in range(federations):
+        raw = cells_of(draw.gamma(2.0, 1.5, count))
+        vector, _ = released(table, table.codes(raw), mu, np.random.default_rng(seed))
+        total = float((summing(len(edges) + 1) @ vector[: len(edges) + 1])[-1])
+        (curve,) = one("quantiles", raw, edges, mu, np.random.default_rng(seed)).curves
+        below = np.cumsum(np.histogram(raw[:, 1], [-np.inf, *edges])[0]) / total
+        for true, low, high in zip(below.tolist(), curve.low, curve.high, strict=True):
+            if low > 0.0 and high < 1.0:
+                hits.append(low <= true <= high)
+    told(f"{count} records, mu {mu:g}", {"sums": float(np.mean(hits))})
+    assert len(hits) > 3 * federations
+    assert within(float(np.mean(hits)), 0.95, len(hits) // len(edges))  # sums of one federation share noise
+
+
+@pytest.mark.parametrize(
+    ("federations", "count", "mu"),
+    [
+        (QUICK, 300, 1.0),
+        *(pytest.param(FULL, n, mu, marks=pytest.mark.slow) for n in (300, 3000) for mu in (1.0, 3.0)),
+    ],
+)
 def test_intervals_of_survival_cover_the_population(federations: int, count: int, mu: float) -> None:
     draw, edges = np.random.default_rng(12), np.linspace(0.0, 10.0, 21).tolist()
     hits: dict[float, list[bool]] = {}
