@@ -116,7 +116,7 @@ def test_intervals_of_counts_and_quantiles_cover(federations: int, count: int, m
     ],
 )
 def test_intervals_of_raw_sums_up_to_an_edge_cover(federations: int, count: int, mu: float) -> None:
-    """The band of a quantiles' curve, times the noisy total that it was divided by, where no end was cut at 0 or 1."""
+    """The band of a quantiles' curve times the noisy total that it was divided by, where no end was cut off."""
     draw, edges = np.random.default_rng(16), np.linspace(0.0, 10.0, 17).tolist()
     table = Cells.model_validate({"axes": [{"column": 1, "edges": edges}], "form": "prefix"})
     hits = list[bool]()
