@@ -96,7 +96,8 @@ def _better(found: Joining, trust: str, place: int) -> tuple[float, float]:
     for split in found.shown():
         gains = split.gains[trust][place]
         shares.append(float((gains > 0.0).mean()))
-        chances.append(better_by_chance(split.tests, np.full(len(split.tests), _DIFFERING)))
+        differing = np.full(len(split.tests), _DIFFERING)
+        chances.append(better_by_chance(split.tests, differing) if found.metric == "accuracy" else 0.5)
     return float(np.mean(shares)), float(np.mean(chances))
 
 
@@ -170,9 +171,9 @@ def _notes(found: Joining) -> list[str]:
             f"With masks ε is against the server; a silo knows its own share, and against it μ is {more:.3g} "
             "times as large."
         )
-    notes.append(
-        f"Better off by chance: at a true gain of 0, if models differ on {_DIFFERING:.0%} of the test records."
-    )
+    differ = f"if models differ on {_DIFFERING:.0%} of the test records"
+    half = "one silo in two, since losses are never alike"
+    notes.append(f"Better off by chance: at a true gain of 0, {differ if found.metric == 'accuracy' else half}.")
     return [
         *notes,
         "ε of different trust settings is against different adversaries. A silo that joins has spent its "

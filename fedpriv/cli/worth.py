@@ -134,7 +134,7 @@ def _row_data(row: Row) -> dict[str, object]:
 
 def _print_run(rows: Sequence[Row], wanted: Wanted) -> None:
     known = rows[0].references[0]
-    scale = _scale(known)
+    scale, digits = _scale(known), _digits(known)
     print_table(_reference_lines(known, wanted))
     sys.stdout.write("\n")
     axes = list(rows[0].point) or ["run"]
@@ -147,12 +147,12 @@ def _print_run(rows: Sequence[Row], wanted: Wanted) -> None:
         table.append(
             [
                 *(str(row.point[axis]) if axis in row.point else "-" for axis in axes),
-                *(f"{scale * value:.1f}" for value in (released, own)),
-                f"{scale * row.gain:+.1f}",
-                error_words(None if error is None else scale * error, 1),
-                *(f"{scale * value:+.1f}" for value in (min(silos), max(silos))),
+                *(f"{scale * value:.{digits}f}" for value in (released, own)),
+                f"{scale * row.gain:+.{digits}f}",
+                error_words(None if error is None else scale * error, digits),
+                *(f"{scale * value:+.{digits}f}" for value in (min(silos), max(silos))),
                 str(len(row.seeds)),
-                *([f"{scale * row.mean_of('personal'):.1f}"] if wanted.personal else []),
+                *([f"{scale * row.mean_of('personal'):.{digits}f}"] if wanted.personal else []),
             ]
         )
     print_table(table)
@@ -199,6 +199,10 @@ def _scale(known: References) -> float:
     return 100.0 if known.metric == "accuracy" else 1.0
 
 
+def _digits(known: References) -> int:
+    return 1 if known.metric == "accuracy" else 4
+
+
 def _alone_line(known: References) -> list[str]:
     return _line("each silo alone, nothing released", [silo.score for silo in known.silos], known)
 
@@ -208,6 +212,6 @@ def _constant_line(known: References) -> list[str]:
 
 
 def _line(name: str, scores: Sequence[float], known: References) -> list[str]:
-    scale = _scale(known)
-    over = f"{scale * spread(scores):.1f}" if len(scores) > 1 else "one silo"
-    return [name, f"{scale * float(np.mean(scores)):.1f}", over, str(len(scores))]
+    scale, digits = _scale(known), _digits(known)
+    over = f"{scale * spread(scores):.{digits}f}" if len(scores) > 1 else "one silo"
+    return [name, f"{scale * float(np.mean(scores)):.{digits}f}", over, str(len(scores))]

@@ -21,6 +21,7 @@ from scipy.optimize import minimize
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import public_generator
 from fedpriv.loss.objective import Batch, Objective, Records
+from fedpriv.loss.survival import LinearHazards
 
 Floats = NDArray[np.float64]
 
@@ -124,7 +125,12 @@ def intercepts(objective: Objective, records: Records) -> NDArray[np.bool_]:
 
 
 def penalties(objective: Objective, records: Records, kappa: float) -> Floats:
-    """κ for every weight; intercepts have none, but where all labels are one: they would grow without end."""
+    """κ for every weight; intercepts have none, but where they would grow without end.
+
+    That is where all labels are one, and of hazards, of which a small silo has bins without an event.
+    """
+    if isinstance(objective, LinearHazards):
+        return np.full(objective.dimension, kappa)
     free = intercepts(objective, records) & (not _one_class(records))
     return np.where(free, 0.0, kappa)
 
@@ -139,12 +145,14 @@ def alone(objective: Objective, held: Held, seed: int) -> tuple[Floats, float]:
 def chosen_penalty(objective: Objective, held: Held, seed: int) -> float:
     """κ of the least mean loss on held-out folds, stratified by label, units whole; the largest of equals.
 
-    The largest of all where a class has fewer than five records, or there is one class.
+    The largest of all where a class has fewer than five records, or there is one class; of hazards, where there
+    are fewer than five units.
     """
     labels = held.train.labels
-    if _one_class(held.train):
-        return PENALTIES[0]
-    if not labels.is_floating_point() and int(torch.bincount(labels)[labels].min()) < _ENOUGH:
+    few = not labels.is_floating_point() and int(torch.bincount(labels)[labels].min()) < _ENOUGH
+    if isinstance(objective, LinearHazards):
+        few = len(np.unique(held.units)) < _ENOUGH
+    if few or (_one_class(held.train) and not isinstance(objective, LinearHazards)):
         return PENALTIES[0]
     folds = folds_of(held, seed)
     tried = range(1) if len(labels) > _LARGE else range(_FOLDS)
@@ -268,6 +276,8 @@ def any_learner(objective: Objective, held: Held, seed: int, own: Floats) -> tup
 
     InputError where scikit-learn is not installed.
     """
+    if isinstance(objective, LinearHazards):
+        raise InputError("--any-learner: scikit-learn has no learner of hazards; leave it out")
     try:
         ensemble, kernels, pools = map(
             import_module, ("sklearn.ensemble", "sklearn.kernel_ridge", "threadpoolctl")
@@ -326,7 +336,7 @@ def any_learner(objective: Objective, held: Held, seed: int, own: Floats) -> tup
 
 def balanced_score(objective: Objective, point: Floats, records: Records) -> float:
     """The mean of the accuracies in every class that there is; the score itself for a regression."""
-    if records.labels.is_floating_point():
+    if records.labels.is_floating_point() or isinstance(objective, LinearHazards):
         return score_of(objective, point, records)
     kinds = torch.unique(records.labels)
     parts = [Records(*(column[records.labels == kind] for column in records)) for kind in kinds]
@@ -334,14 +344,16 @@ def balanced_score(objective: Objective, point: Floats, records: Records) -> flo
 
 
 def score_of(objective: Objective, point: Floats, records: Records) -> float:
-    """The accuracy in [0, 1], or the negated mean loss of a regression: more is better."""
+    """The accuracy in [0, 1], or the negated mean loss of a regression or of hazards: more is better."""
     found = objective.evaluate(torch.from_numpy(point), records)
     return float(found.loss.neg() if found.accuracy is None else found.accuracy)
 
 
 def constant_score(objective: Objective, held: Held) -> float:
-    """The score of the training records' largest class, or of their mean, on the test records."""
+    """The score of the training records' largest class, mean or hazards on the test records."""
     labels, tests = held.train.labels, held.test.labels
+    if isinstance(objective, LinearHazards):
+        return -objective.constant_loss(labels, tests)
     if labels.is_floating_point():
         return -float((tests - labels.mean()).square().mean()) / 2.0
     return float((tests == torch.bincount(labels).argmax()).double().mean())

@@ -36,6 +36,7 @@ from fedpriv.core.replicates import one_thread
 from fedpriv.data.named import called
 from fedpriv.data.partition import alike, counted
 from fedpriv.loss.objective import Objective, Records, View, fast_paths
+from fedpriv.loss.survival import LinearHazards, linear_hazards
 from fedpriv.noise.trust import CLIENT
 from fedpriv.rounds.round import counting
 from fedpriv.rounds.task import Task, labels_of_rows, spread, task_of_cell
@@ -165,12 +166,14 @@ def linear_objective(cell: Cell) -> Objective:
     objective = task_of_cell(cell).objective
     while isinstance(objective, View):
         objective = objective.base
-    if fast_paths(objective).linear is None:
-        raise InputError(
-            f"model.name = {cell.model.name!r}: worth fits models of linear scores alone so far (softmax and "
-            "logistic regression, least squares)"
-        )
-    return objective
+    if fast_paths(objective).linear is not None:
+        return objective
+    if (hazards := linear_hazards(objective)) is not None:
+        return hazards
+    raise InputError(
+        f"model.name = {cell.model.name!r}: worth fits models of linear scores alone so far (softmax, logistic "
+        "and hazard regression, least squares)"
+    )
 
 
 @one_thread()
@@ -193,7 +196,8 @@ def references(cell: Cell, *, any_model: bool = False, say: Callable[[str], None
         say(f"{held.name} alone: {place} of {len(silos)}")
         point, kappa = alone(objective, held, cell.seed)
         labels = held.train.labels
-        share = 0.0 if labels.is_floating_point() else float(torch.bincount(labels).max()) / len(labels)
+        classes = not labels.is_floating_point() and not isinstance(objective, LinearHazards)
+        share = float(torch.bincount(labels).max()) / len(labels) if classes else 0.0
         sizes = len(labels), len(held.test.labels)
         score, constant = score_of(objective, point, held.test), constant_score(objective, held)
         balanced = balanced_score(objective, point, held.test) if share > ONE_CLASS else score
@@ -202,7 +206,7 @@ def references(cell: Cell, *, any_model: bool = False, say: Callable[[str], None
             best, learner = any_learner(objective, held, cell.seed, point)
             row = replace(row, any_learner=best, learner=learner)
         rows.append(row)
-    metric = "-loss" if silos[0].train.labels.is_floating_point() else "accuracy"
+    metric = "accuracy" if classes else "-loss"
     found = References(metric, of, tuple(rows))
     keep_references(key, records, found)
     return found

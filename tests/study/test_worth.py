@@ -1,6 +1,8 @@
 """Each silo alone: its fit, its folds, what a released model gains; federations that gain and that lose."""
 
 import json
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import fedpriv
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError
 from fedpriv.loss.objective import Records
+from fedpriv.loss.survival import LinearHazards
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.study import alone as fits
@@ -21,6 +24,7 @@ from fedpriv.study.alone import PENALTIES, Held, folds_of
 from fedpriv.study.references import MOST_SILOS, Alone, References, spread
 from fedpriv.study.results import read_claims
 from fedpriv.study.worth import gains_of, held_of, linear_objective, references
+from tests.loss.test_survival import tree_of as hazards
 
 DIMENSION = 20
 
@@ -260,3 +264,51 @@ def test_worth_computes_in_one_thread_and_leaves_the_callers_as_they_were(
     finally:
         torch.set_num_threads(before)
     assert seen == {1}
+
+
+def test_hazards_are_fitted_alone_by_their_losses(tmp_path: Path) -> None:
+    """Age moves the hazard: each of two clinics beats constant hazards, and the likelihood is what is compared."""
+    cell = resolve_cell(hazards(tmp_path), "test")
+    objective, held = linear_objective(cell), held_of(cell)[1][0]
+    point, kappa = fits.alone(objective, held, cell.seed)
+    assert kappa < PENALTIES[0]
+    losses = objective.losses(torch.from_numpy(point), held.test)
+    assert float(losses.mean()) == pytest.approx(-fits.score_of(objective, point, held.test), rel=1e-12)
+    moved = torch.from_numpy(point).requires_grad_()
+    loss = objective.losses(moved, held.train).mean() + kappa * moved.square().sum() / 2.0
+    (gradient,) = torch.autograd.grad(loss, moved)
+    assert float(gradient.abs().max()) < 1e-6
+    known = references(cell)
+    assert known.metric == "-loss"
+    assert all(silo.score > silo.constant for silo in known.silos)
+    assert gains_of(cell, known, worth.pooled(cell)).gain == pytest.approx(0.0, abs=0.1)
+    with pytest.raises(InputError, match="no learner of hazards"):
+        references(cell, any_model=True)
+
+
+def test_constant_hazards_are_those_of_the_table_of_deaths(tmp_path: Path) -> None:
+    objective = linear_objective(resolve_cell(hazards(tmp_path), "test"))
+    assert isinstance(objective, LinearHazards)
+    bins, survived, died = (
+        objective.bins,
+        torch.tensor([objective.bins] * 7),
+        torch.tensor([objective.bins + 1] * 3),
+    )
+    log_odds = torch.tensor([math.log(3.5 / 7.5), *[math.log(0.5 / 7.5)] * (bins - 1)], dtype=torch.float64)
+    wanted = float(torch.nn.functional.softplus(log_odds).sum())
+    assert objective.constant_loss(torch.cat([survived, died]), survived[:2]) == pytest.approx(wanted)
+
+
+def test_hazards_of_a_hidden_layer_are_refused(tmp_path: Path) -> None:
+    tree = hazards(tmp_path) | {"model": {"name": "hazard-mlp"}}
+    with pytest.raises(InputError, match="hazard regression"):
+        references(resolve_cell(tree, "test"))
+
+
+def test_the_command_says_what_joining_does_to_a_likelihood(tmp_path: Path) -> None:
+    tree = hazards(tmp_path, privacy={"mu": None, "epsilon": 3.0, "delta": 1e-5})
+    del tree["privacy"]["mu"], tree["seed"]
+    results = fedpriv.run(tree, out=tmp_path / "run")
+    text = CliRunner().invoke(app, ["worth", str(results.folder)]).stdout
+    assert "-loss" in text
+    assert re.search(r"each silo alone, nothing released +-\d\.\d{4}", text)
