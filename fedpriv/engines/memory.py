@@ -15,6 +15,7 @@ import torch
 from fedpriv.core.errors import InputError
 from fedpriv.core.limits import limit_of
 from fedpriv.engines.table import ENGINES
+from fedpriv.loss.smoothed import Smoothed
 from fedpriv.participation.orders import PublicOrder
 from fedpriv.rounds.plan import Plan, plan_of
 from fedpriv.rounds.round import rounds_ahead
@@ -48,6 +49,8 @@ class Need:
     parts: dict[str, int]
     """What the run adds, by what it is for."""
     processes: int = 1
+    directions: bool = False
+    """Whether random directions come on top, which depend on how they are taken, and are not counted."""
 
     @property
     def total(self) -> int:
@@ -57,7 +60,7 @@ class Need:
         named = {"the program and the records": self.here, **self.parts}
         told = ", ".join(f"{name} {_mb(size)}" for name, size in named.items() if size >= _SHOWN)
         each = f"; each of {self.processes} processes" if self.processes > 1 else ""
-        return f"{_mb(self.total)} ({told}{each})"
+        return f"{_mb(self.total)} ({told}{each})" + ", and random directions, not counted" * self.directions
 
 
 def need_of(cells: Sequence[Cell], engine: str, workers: int = 1, *, roughly: bool = False) -> Need | None:
@@ -80,12 +83,15 @@ def need_of(cells: Sequence[Cell], engine: str, workers: int = 1, *, roughly: bo
             for cell in kinds.values()
         ]
     largest: dict[str, int] = {}
+    directions = False
     for group in groups:
         task = task_of_cell(group[0])
-        parts = (_together if together else _in_process)(plan_of(group[0], task.objective), task, group)
+        plan = plan_of(group[0], task.objective)
+        directions = directions or isinstance(plan.objective, Smoothed)
+        parts = (_together if together else _in_process)(plan, task, group)
         if sum(parts.values()) > sum(largest.values()):
             largest = parts
-    return Need(_resident(), largest, min(workers, len(cells)))
+    return Need(_resident(), largest, min(workers, len(cells)), directions)
 
 
 def check_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> None:

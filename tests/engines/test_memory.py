@@ -75,6 +75,22 @@ def test_a_run_that_the_machine_cannot_hold_is_refused_with_the_remedy(
     assert not (tmp_path / "run" / "results.json").exists()
 
 
+def test_random_directions_are_said_not_to_be_counted(small_cell: MakeCell) -> None:
+    """Was: "at most 500 MB" of a run that took 15 GB: directions of its own for each of 290 records."""
+    smoothed = {
+        "name": "goldstein-single-pass", "anchor_clip": 1.0, "clip": 0.5, "period": 4, "radius": 0.1,
+        "smoothing": 0.01, "window": 2, "step": 0.1, "directions": 3, "trust": "trusted",
+    }  # fmt: skip
+    needed = memory.need_of(
+        [small_cell(algorithm=smoothed, privacy={"relation": "zero-out", "mu": 2.0})], "vectorized"
+    )
+    assert needed is not None
+    assert needed.words().endswith(", and random directions, not counted")
+    plain = memory.need_of([small_cell()], "vectorized")
+    assert plain is not None
+    assert "directions" not in plain.words()
+
+
 def test_a_dry_run_says_the_memory_and_runs_nothing(tmp_path: Path) -> None:
     said = fedpriv("run", "quickstart", "--dry-run", "--out", "run", "--set", "seeds=1", cwd=tmp_path)
     assert "engine vectorized\nmemory: at most " in said.stdout
