@@ -1,17 +1,25 @@
 """Cells of a scenario with Opacus in fedpriv's place: the same network, records, x_1, batch, clip and rounds.
 
-    .venv-opacus/bin/python -m benchmarks.opacus_cells SCENARIO OUT.jsonl [KEY=VALUE …]
+    .venv-opacus/bin/python -m benchmarks.opacus_cells [--same-draws | --same-noise] SCENARIO OUT.jsonl [KEY=VALUE]
     .venv-opacus/bin/python -m benchmarks.opacus_cells TUNING OUT.jsonl
     python -m benchmarks.opacus_cells --beside RUN_DIR OUT.jsonl [KEY=VALUE …]
 
 SCENARIO is a file with `dp-sgd`, Poisson sampling and a trusted server; a cell of several silos is one data
 set here, as Opacus knows no silos.  The noise multiplier is Opacus' own for (ε, δ), by its PRV accountant.
 TUNING is a file of scenarios/tuning: Opacus tries its grid on its held-out records.  OUT gets a line for
-every cell; those that it has are not trained again.  With --beside nothing is trained: a table with 95 %
-intervals of both, and of how far fedpriv's RUN_DIR is ahead; KEY=VALUE narrow it.  `make bench-peers` makes
-the environment.
+every cell; those that it has are not trained again.
+
+By default Opacus draws its own batches and noise, by torch.  With --same-draws it gets fedpriv's: the records of
+every round, and the standard normal vector of every round, which it scales by its own noise multiplier.  Both
+libraries' runs keep their laws, and the difference of two runs of one seed loses what chance they share.  With
+--same-noise it has fedpriv's multiplier, too, so that nothing is left but how each computes: under
+run.dtype=float64 the two end at one loss, or they are different algorithms.
+
+With --beside nothing is trained: a table with 95 % intervals of both, and of how far fedpriv's RUN_DIR is ahead;
+KEY=VALUE narrow it.  `make bench-peers` makes the environment.
 """
 
+import contextlib
 import copy
 import json
 import sys
@@ -21,22 +29,28 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from unittest import mock
 
 import numpy as np
 import torch
 from scipy import stats
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.differences import interval
 from fedpriv.core.errors import InputError
+from fedpriv.core.random import SERVER, simulation_noise
 from fedpriv.loss.module import parameters_of
+from fedpriv.loss.objective import Records
+from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.task import Task, spread, task_of_cell
 from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell
 
 Line = dict[str, Any]
+Draws = Literal["own", "fedpriv", "fedpriv's with its multiplier"]
+"""Whose batches and noise Opacus trains with."""
 
 
 def check(cell: Cell) -> None:
@@ -50,13 +64,13 @@ def check(cell: Cell) -> None:
         raise InputError("opacus_cells: give privacy.epsilon, for relation = 'zero-out'")
 
 
-def module_of(task: Task) -> nn.Module:
-    """A copy of the network at x_1."""
+def module_of(task: Task, point: Tensor | None = None) -> nn.Module:
+    """A copy of the network at `point`, by default x_1, in the point's type."""
     objective: Any = task.objective
-    point = objective.initial()
+    point = objective.initial() if point is None else point
     while not hasattr(objective, "loss"):  # behind views
         objective = objective.base
-    module: nn.Module = copy.deepcopy(objective.module)
+    module: nn.Module = copy.deepcopy(objective.module).to(point.dtype)
     own = dict(module.named_parameters())
     with torch.no_grad():
         for name, values in parameters_of(module, point).items():
@@ -76,8 +90,55 @@ def multiplier_of(epsilon: float, delta: float, rate: float, steps: int) -> floa
     )
 
 
-def trained(cell: Cell) -> Line:
-    """Accuracy on the cell's test records, and what it cost, by Opacus; it is imported here."""
+def trained_by(module: nn.Module) -> list[nn.Parameter]:
+    return [each for each in module.parameters() if each.requires_grad]
+
+
+def batches(cell: Cell, task: Task, t: int) -> Records:
+    """The records of all silos that fedpriv draws for round t."""
+    coins = simulation_noise(cell.noise_seed, np.float32).coins()
+    index = torch.cat([
+        share[cell.schedule.rows(t, size, silo, lambda: coins)]
+        for silo, (share, size) in enumerate(zip(spread(cell), cell.batch_sizes, strict=True))
+    ])  # fmt: skip
+    return Records(task.train.features[index], task.train.labels[index])
+
+
+def normals(cell: Cell, task: Task, t: int) -> Tensor:
+    """The server's standard normal vector of round t in fedpriv (d,), in the order of a point."""
+    kind = np.float32 if cell.run.dtype == "float32" else np.float64
+    return torch.from_numpy(simulation_noise(cell.noise_seed, kind).vector(task.objective.dimension, SERVER, t))
+
+
+def noise_std(cell: Cell, task: Task) -> float:
+    """Standard deviation of the server's noise on the mean gradient in fedpriv."""
+    (source,) = plan_of(cell, task.objective).noise.sources
+    return float(source.std) * source.weight
+
+
+class FedprivDraws:
+    """Batches as an Opacus loader gives them, and the noise of each in place of Opacus' generator."""
+
+    def __init__(self, cell: Cell, task: Task) -> None:
+        self._cell, self._task = cell, task
+        self._left: Iterator[Tensor] = iter(())
+
+    def __iter__(self) -> Iterator[Records]:
+        from opacus.validators import ModuleValidator
+
+        for t in range(1, self._cell.federation.total_rounds + 1):
+            # a module whose parameters are the noise: what Opacus replaces has other matrices of the same numbers
+            holder = ModuleValidator.fix(module_of(self._task, normals(self._cell, self._task, t)))
+            self._left = (each.detach() for each in trained_by(holder))
+            yield batches(self._cell, self._task, t)
+
+    def noise(self, std: float, reference: Tensor, **_: object) -> Tensor:
+        return std * next(self._left).view_as(reference)
+
+
+def trained(cell: Cell, draws: Draws) -> Line:
+    """Accuracy and loss on the cell's test records, and what they cost, by Opacus; it is imported here."""
+    import opacus.optimizers.optimizer
     from opacus import PrivacyEngine
     from opacus.validators import ModuleValidator
 
@@ -87,31 +148,40 @@ def trained(cell: Cell) -> Line:
     held, batch, rounds = torch.cat(spread(cell)), sum(cell.batch_sizes), cell.federation.total_rounds
     records = TensorDataset(task.train.features[held], task.train.labels[held])
     assert cell.privacy.epsilon is not None  # checked
-    multiplier = multiplier_of(cell.privacy.epsilon, cell.privacy.delta, batch / len(held), rounds)
+    if draws == "fedpriv's with its multiplier":
+        multiplier = noise_std(cell, task) * batch / keys.clip
+    else:
+        multiplier = multiplier_of(cell.privacy.epsilon, cell.privacy.delta, batch / len(held), rounds)
     plain = ModuleValidator.fix(module_of(task).train())  # attention of its own, with the same weights
     started = time.process_time()
     engine = PrivacyEngine(accountant="prv")
     module, optimizer, loader = engine.make_private(
         module=plain,
-        optimizer=torch.optim.SGD([each for each in plain.parameters() if each.requires_grad], lr=keys.step),
+        optimizer=torch.optim.SGD(trained_by(plain), lr=keys.step),
         data_loader=DataLoader(records, batch_size=batch),
         noise_multiplier=multiplier,
         max_grad_norm=keys.clip,
     )
-    loss, done = nn.CrossEntropyLoss(), 0
-    while done < rounds:
-        for features, labels in loader:
-            optimizer.zero_grad()
-            loss(module(features), labels).backward()
-            optimizer.step()
-            done += 1
-            if done == rounds:
-                break
+    loss, done, patches = nn.CrossEntropyLoss(), 0, contextlib.ExitStack()
+    if draws != "own":
+        loader = FedprivDraws(cell, task)
+        patches.enter_context(mock.patch.object(opacus.optimizers.optimizer, "_generate_noise", loader.noise))
+    with patches:
+        while done < rounds:
+            for features, labels in loader:
+                optimizer.zero_grad()
+                loss(module(features), labels).backward()
+                optimizer.step()
+                done += 1
+                if done == rounds:
+                    break
     seconds = time.process_time() - started
     with torch.no_grad():
-        right = torch.cat([plain(part).argmax(1) for part in task.test.features.split(1000)]) == task.test.labels
+        outputs = torch.cat([plain(part) for part in task.test.features.split(1000)])
     return {
-        "test_accuracy": float(right.double().mean()),
+        "draws": draws,
+        "test_accuracy": float((outputs.argmax(1) == task.test.labels).double().mean()),
+        "test_loss": float(loss(outputs, task.test.labels)),
         "noise_multiplier": multiplier,
         "epsilon": engine.get_epsilon(cell.privacy.delta),
         "processor_seconds": seconds,
@@ -135,12 +205,12 @@ def asked(path: Path, overrides: Sequence[str]) -> Iterator[tuple[Line, Cell]]:
                     yield {"point": {**each.swept, key: setting}, "seed": each.cell.seed}, each.cell
 
 
-def run(path: Path, out: Path, overrides: Sequence[str]) -> None:
+def run(path: Path, out: Path, overrides: Sequence[str], draws: Draws) -> None:
     there = read(out)
     for line, cell in asked(path, overrides):
         if any(each["point"] == line["point"] and each["seed"] == line["seed"] for each in there):
             continue
-        line |= trained(cell)
+        line |= trained(cell, draws)
         print(json.dumps(line), flush=True)
         with out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
@@ -156,24 +226,37 @@ def ahead(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]
     return float(np.mean(ours) - np.mean(theirs)), float(found.high - found.low) / 2
 
 
+def same_run(point: Mapping[str, Any], line: Line) -> bool:
+    """Whether a line of Opacus' belongs beside `point`: one data set beside any silos, but for their draws."""
+    keys = set() if line.get("draws", "own") != "own" else {"federation.silos"}
+    mine, its = ({key: value for key, value in each.items() if key not in keys} for each in (point, line["point"]))
+    return mine == its
+
+
 def table(cells: Sequence[Mapping[str, Any]], peers: Sequence[Line]) -> Iterator[str]:
-    """A row for every point of fedpriv's: both accuracies in percent, and by how many points fedpriv is ahead."""
-    groups: dict[str, tuple[list[float], list[float]]] = {}
+    """A row for every point of fedpriv's: both accuracies in percent, and by how many points fedpriv is ahead.
+
+    Where Opacus had fedpriv's draws the lead is that of seeds in pairs, by Student's interval.
+    """
+    groups: dict[str, dict[int, float]] = {}
     for cell in cells:
         words = json.dumps(cell["point"], sort_keys=True)
-        groups.setdefault(words, ([], []))[0].append(100.0 * cell["test_accuracy"])
-    for line in peers:
-        wanted = {key: value for key, value in line["point"].items() if key != "federation.silos"}
-        for words, (_, theirs) in groups.items():
-            if {key: each for key, each in json.loads(words).items() if key != "federation.silos"} == wanted:
-                theirs.append(100.0 * line["test_accuracy"])
+        groups.setdefault(words, {})[cell["seed"]] = 100.0 * cell["test_accuracy"]
     yield "| point | fedpriv | Opacus | fedpriv ahead by |"
     yield "|---|---|---|---|"
-    for words, (ours, theirs) in groups.items():
-        where = ", ".join(f"{key.partition('.')[2]} {value}" for key, value in json.loads(words).items())
+    for words, ours in groups.items():
+        point = json.loads(words)
+        lines = [line for line in peers if same_run(point, line)]
+        theirs = {line["seed"]: 100.0 * line["test_accuracy"] for line in lines}
+        paired = any(line.get("draws", "own") != "own" for line in lines)
         both = [f"{mean:.2f} ± {half:.2f} ({len(part)})" if part else "-" for part in (ours, theirs)
-                for mean, half in [interval(part) if part else (0.0, 0.0)]]  # fmt: skip
-        lead = "{:+.2f} ± {:.2f}".format(*ahead(ours, theirs)) if min(len(ours), len(theirs)) > 1 else "-"
+                for mean, half in [interval(list(part.values())) if part else (0.0, 0.0)]]  # fmt: skip
+        lead = "-"
+        if paired and len(common := sorted(ours.keys() & theirs.keys())) > 1:
+            lead = "{:+.2f} ± {:.2f}".format(*interval([ours[seed] - theirs[seed] for seed in common]))
+        elif not paired and min(len(ours), len(theirs)) > 1:
+            lead = "{:+.2f} ± {:.2f}".format(*ahead(list(ours.values()), list(theirs.values())))
+        where = ", ".join(f"{key.partition('.')[2]} {value}" for key, value in point.items())
         yield f"| {where} | {both[0]} | {both[1]} | {lead} |"
 
 
@@ -188,7 +271,10 @@ def main() -> None:
         ]
         print(*table(chosen, read(Path(sys.argv[3]))), sep="\n")
     else:
-        run(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
+        given: dict[str, Draws] = {"--same-draws": "fedpriv", "--same-noise": "fedpriv's with its multiplier"}
+        draws = given.get(sys.argv[1], "own")
+        words = sys.argv[1 if draws == "own" else 2 :]
+        run(Path(words[0]), Path(words[1]), words[2:], draws)
 
 
 if __name__ == "__main__":

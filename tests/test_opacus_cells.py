@@ -1,12 +1,17 @@
 """What the bench asks Opacus for, without Opacus: the same cells and x_1, and the table beside fedpriv's."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from scipy import stats
+from torch.nn.functional import cross_entropy
 
-from benchmarks.opacus_cells import ahead, asked, check, module_of, table
+import fedpriv
+from benchmarks.differences import interval
+from benchmarks.opacus_cells import ahead, asked, batches, check, module_of, noise_std, normals, table
 from fedpriv.core.errors import InputError
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import load_scenario
@@ -46,18 +51,63 @@ def test_its_network_begins_where_fedprivs_does() -> None:
     assert torch.allclose(module(records), task.objective.outputs(point, task.test)[:5], atol=1e-5)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
+def test_the_draws_that_it_gets_are_those_that_fedpriv_trains_with(tmp_path: Path) -> None:
+    """DP-SGD by hand, record after record, ends at the loss of fedpriv's run."""
+    few: dict[str, Any] = {
+        "federation.silos": [4],
+        "federation.samples": 80,
+        "federation.rounds": 4,
+        "federation.epochs": 1,
+    }
+    few |= {"privacy.epsilon": [3.0], "run.dtype": "float64", "data.validation": 100}
+    few |= {"seeds": [3], "algorithm.step": 1.0}
+    words = [f"{key}={json.dumps(each)}" for key, each in few.items()]
+    (point,) = load_scenario(SCENARIOS / "sentences.toml", words).points
+    (result,) = fedpriv.run("sentences", set=few, out=tmp_path / "run")
+    cell, task = point.cell, task_of_cell(point.cell)
+    module, keys = module_of(task), cell.algorithm.settings
+    parameters = list(module.parameters())
+    for t in range(1, 5):
+        total = torch.zeros(task.objective.dimension, dtype=torch.float64)
+        for one, label in zip(*(column.split(1) for column in batches(cell, task, t)), strict=True):
+            slopes = torch.autograd.grad(cross_entropy(module(one), label), parameters)
+            gradient = torch.cat([slope.flatten() for slope in slopes])
+            total += gradient * min(1.0, keys.clip / gradient.norm())  # type: ignore[attr-defined]
+        noisy = total / sum(cell.batch_sizes) + noise_std(cell, task) * normals(cell, task, t)
+        with torch.no_grad():
+            for each, part in zip(parameters, noisy.split([each.numel() for each in parameters]), strict=True):
+                each -= keys.step * part.view_as(each)  # type: ignore[attr-defined]
+    point_by_hand = torch.cat([each.detach().flatten() for each in parameters])
+    assert torch.allclose(point_by_hand, torch.from_numpy(result.model()), rtol=0.0, atol=1e-9)
+
+
+def test_the_lead_of_runs_with_the_same_draws_is_that_of_their_pairs() -> None:
+    point = {"federation.silos": 20, "privacy.epsilon": 1.0}
+    ours, theirs = [90.1, 70.4, 80.9], [90.0, 70.5, 80.7]
+    cells = [{"point": point, "seed": seed, "test_accuracy": each / 100} for seed, each in enumerate(ours)]
+    peers = [
+        {"point": point, "seed": seed, "test_accuracy": theirs[seed] / 100, "draws": "fedpriv"}
+        for seed in (2, 0, 1)
+    ]
+    mean, half = interval([0.1, -0.1, 0.2])
+    assert list(table(cells, peers))[2].endswith(f"| {mean:+.2f} ± {half:.2f} |")
+    elsewhere = [{**line, "point": {**point, "federation.silos": 1}} for line in peers]
+    assert list(table(cells, elsewhere))[2].endswith("| - | - |")  # other silos have other draws
+
+
 def test_the_lead_is_welchs_and_silos_are_beside_the_one_data_set() -> None:
     ours, theirs = [90.1, 90.4, 90.9], [90.0, 89.0, 89.9]
     mean, half = ahead(ours, theirs)
     found = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval()
     assert (mean - half, mean + half) == pytest.approx((found.low, found.high))
     cells = [
-        {"point": {"federation.silos": silos, "privacy.epsilon": 1.0}, "test_accuracy": value / 100}
-        for silos in (1, 20) for value in ours
+        {"point": {"federation.silos": silos, "privacy.epsilon": 1.0}, "seed": seed, "test_accuracy": value / 100}
+        for silos in (1, 20) for seed, value in enumerate(ours)
     ]  # fmt: skip
     peers = [
-        {"point": {"federation.silos": 1, "privacy.epsilon": 1.0}, "test_accuracy": value / 100}
-        for value in theirs
+        {"point": {"federation.silos": 1, "privacy.epsilon": 1.0}, "seed": seed, "test_accuracy": value / 100}
+        for seed, value in enumerate(theirs)
     ]
     rows = list(table(cells, peers))
     assert len(rows) == 4
