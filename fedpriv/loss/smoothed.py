@@ -200,9 +200,7 @@ class Smoothed(View):
         of_record = clip.unsqueeze(-1) if isinstance(clip, Tensor) else clip  # (replicates, 1, 1)
         around = (self._directions(query.points, window) for window in windows)
         if self.order == "first" and len(windows) == 1:
-            return self.base.increment(
-                self._moved(query, next(around)), Batch(_apart(records, 1), one), of_record
-            )
+            return self.base.increment(self._moved(query, next(around)), Batch(_apart(records, 1), one), of_record)
         if self.order == "first":
             each = self._gradients(query, records, around, one)
         else:

@@ -221,7 +221,7 @@ class Plan:
 
     @cached_property
     def beside(self) -> int:
-        """Values that exist at a time beside increments, of one replicate in the round that has the most of them."""
+        """Values that exist at a time beside increments, of one replicate in the round that has the most."""
         rows = sum(map(self.most_held, range(len(self.batch_sizes))))
         asked = {current.gradients for current in rounds_of(self.estimator, self.schedule.rounds)}
         return max(self.objective.beside(points, rows) for points in asked)

@@ -2,7 +2,8 @@
 
     python -m tests.engines.peak ENGINE TREE
 
-Prints {"said", "bytes", "parts"}: what a run of the scenario TREE (JSON) is said to add, and what it added at most.
+Prints {"said", "bytes", "parts"}: what a run of the scenario TREE (JSON) is said to add, and what it
+added at most.
 """
 
 import json

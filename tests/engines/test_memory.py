@@ -75,7 +75,8 @@ def test_a_run_that_the_machine_cannot_hold_is_refused_with_the_remedy(
         tree.pop("seed")
     scenario = scenario_of(tree, "test")
     monkeypatch.setattr(memory, "limits", lambda: {"memory": 300 * 10**6})
-    with pytest.raises(InputError, match=f"memory: a run takes up to .* and there are 300 MB here .mem_limit, MemoryMax.: take {remedy}"):
+    here = r"300 MB here \(mem_limit, MemoryMax\)"
+    with pytest.raises(InputError, match=f"memory: a run takes up to .* and there are {here}: take {remedy}"):
         run_sweep(scenario, RunOptions(engine=engine, out=tmp_path / "run"))
     assert not (tmp_path / "run" / "results.json").exists()
 
@@ -108,7 +109,8 @@ def test_random_directions_are_counted_and_bounded_whatever_their_number() -> No
             need = memory.need_of([resolve_cell(tree, "test")], engine)
             assert need is not None
             counted.append(need.parts["directions and copies"])
-    assert counted[0] == counted[1] == 8 * 8 * 2 * 32 * 8 * 8  # copies, points, records, directions, dimensions, bytes
+    bytes_of_copies, points, records, dimensions = 8 * 8, 2, 32, 8
+    assert counted[0] == counted[1] == bytes_of_copies * points * records * 8 * dimensions
     assert counted[2:] == [8 * 2 * 2**20 * 8] * 4
 
 

@@ -210,7 +210,7 @@ def _fresh(source: KeyedNormal, plan: Plan, silo: int, t: int) -> Tensor:
 
 _ROUND_VALUES = 2**26
 BESIDE_COPIES = 8
-"""Numbers for every value of a direction or a copy: as drawn, scaled, moved either way, seen, and what came of it."""
+"""Numbers for each value of a direction or a copy: drawn, scaled, moved either way, seen, and what came of it."""
 
 
 def groups_of(cells: Sequence[Cell]) -> list[list[int]]:
