@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.limits import limit_of
+from fedpriv.core.limits import REMEDIES, limits, taken
 from fedpriv.engines.table import ENGINES
-from fedpriv.loss.smoothed import Smoothed
+from fedpriv.engines.vectorized.silos import BESIDE_COPIES
 from fedpriv.participation.orders import PublicOrder
-from fedpriv.rounds.plan import Plan, plan_of
+from fedpriv.rounds.plan import Plan, plan_of, problem_of
 from fedpriv.rounds.round import rounds_ahead
 from fedpriv.rounds.task import Task, task_of_cell
 from fedpriv.scenario.schema import Cell
@@ -37,6 +37,8 @@ _SCRATCH = 96 * 2**20
 _BESIDE = 16
 """Numbers that are computed of a record beside its features: scores, slopes, lengths, factors."""
 _LOOSE = 64
+_MOST_POINTS = 4
+"""At which an increment takes gradients."""
 _SHOWN = 2**20
 
 
@@ -49,8 +51,6 @@ class Need:
     parts: dict[str, int]
     """What the run adds, by what it is for."""
     processes: int = 1
-    directions: bool = False
-    """Whether random directions come on top, which depend on how they are taken, and are not counted."""
 
     @property
     def total(self) -> int:
@@ -60,7 +60,7 @@ class Need:
         named = {"the program and the records": self.here, **self.parts}
         told = ", ".join(f"{name} {_mb(size)}" for name, size in named.items() if size >= _SHOWN)
         each = f"; each of {self.processes} processes" if self.processes > 1 else ""
-        return f"{_mb(self.total)} ({told}{each})" + ", and random directions, not counted" * self.directions
+        return f"{_mb(self.total)} ({told}{each})"
 
 
 def need_of(cells: Sequence[Cell], engine: str, workers: int = 1, *, roughly: bool = False) -> Need | None:
@@ -83,21 +83,20 @@ def need_of(cells: Sequence[Cell], engine: str, workers: int = 1, *, roughly: bo
             for cell in kinds.values()
         ]
     largest: dict[str, int] = {}
-    directions = False
     for group in groups:
         task = task_of_cell(group[0])
         plan = plan_of(group[0], task.objective)
-        directions = directions or isinstance(plan.objective, Smoothed)
         parts = (_together if together else _in_process)(plan, task, group)
         if sum(parts.values()) > sum(largest.values()):
             largest = parts
-    return Need(_resident(), largest, min(workers, len(cells)), directions)
+    return Need(_resident(), largest, min(workers, len(cells)))
 
 
 def check_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> None:
-    """Count what a run takes; InputError, with the remedy, if this machine or its control group has less."""
-    there = memory_there()
-    if ENGINES[engine].groups is None or min(workers, len(cells)) * _without_plans(cells) <= there:
+    """Count what a run takes; InputError, with the remedy, if the machine, a control group or a limit has less."""
+    processes = min(workers, len(cells))
+    there, limit = memory_there(processes)
+    if ENGINES[engine].groups is None or processes * _without_plans(cells) <= there:
         return  # no plan is needed to see that it fits
     need = need_of(cells, engine, workers, roughly=True)
     if need is not None and need.total > there:
@@ -112,28 +111,39 @@ def check_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> None:
         "a smaller model or batch, or a machine with more": True,
     }
     first = "; or ".join([remedy for remedy, fits in remedies.items() if fits][:2])
-    raise InputError(f"memory: a run takes up to {need.words()}, and there are {_mb(there)} here: take {first}")
+    here = f"here ({limit})" if limit else "here"
+    raise InputError(f"memory: a run takes up to {need.words()}, and there are {_mb(there)} {here}: take {first}")
 
 
 def _without_plans(cells: Sequence[Cell]) -> int:
     """More than a process takes: no state has more vectors than four a round, and no round reads more than all."""
     sizes = []
     for cell in cells:
-        task, parts = task_of_cell(cell), cell.federation.silos + 1
+        task, parts, row = task_of_cell(cell), cell.federation.silos + 1, cell.algorithm.row
         vectors = _WIDE * task.objective.dimension * parts * (_LOOSE + 4 * cell.schedule.rounds)
-        sizes.append(vectors + 4 * (task.train.features.nbytes + _WIDE * _BESIDE * len(task.train.labels)))
+        seen = row.objective(cell.algorithm.settings, problem_of(cell, task.objective), task.objective)
+        drawn = _WIDE * BESIDE_COPIES * seen.beside(_MOST_POINTS, len(task.train.labels))
+        records = 4 * (task.train.features.nbytes + _WIDE * _BESIDE * len(task.train.labels))
+        sizes.append(vectors + drawn + records)
     return _resident() + _SCRATCH + _FEED * _FEED_VALUES * _WIDE + sum(sizes)
 
 
-def memory_there() -> int:
-    """Bytes that this machine has, or that the control group of this process may take."""
+def memory_there(processes: int = 1) -> tuple[int, str]:
+    """Bytes that so many processes like this one may take, and what says so: empty for the machine itself.
+
+    A limit of a process's address space or data counts libraries that are mapped, which nothing else can have.
+    """
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = limit_of()
-    return machine if limit is None else min(machine, limit)
+    has, here, there = taken(), _resident(), [(machine, "")]
+    for name, limit in limits().items():
+        own = max(0, limit - max(0, has.get(name, here) - here))
+        there.append((own if name == "memory" else processes * own, REMEDIES[name]))
+    return min(there)
 
 
 def memory_words() -> str:
-    return _mb(memory_there())
+    there, limit = memory_there()
+    return f"{_mb(there)} ({limit})" if limit else _mb(there)
 
 
 def _together(plan: Plan, task: Task, cells: Sequence[Cell]) -> dict[str, int]:
@@ -143,10 +153,11 @@ def _together(plan: Plan, task: Task, cells: Sequence[Cell]) -> dict[str, int]:
     silos = len(plan.batch_sizes) if plan.estimator.round(1).local is not None else 1
     states = count * vector * size * (_of_optimizer(plan) + silos * _of_sums(plan))
     draws = max(plan.mechanism.draws(t) or 1 for t in range(1, plan.schedule.rounds + 1))
-    noise = _FEED * max(_FEED_VALUES, count * vector * draws) * size if plan.noise.sources else 0
+    noise = _FEED * max(_FEED_VALUES, count * silos * vector * draws) * size if plan.noise.sources else 0
     return {
         "states": 2 * states,
         "noise": noise,
+        "directions and copies": count * BESIDE_COPIES * plan.beside * size,
         "rounds": count * vector * size * _WORK + _SCRATCH + _of_records(plan, task, cells),
         "checkpoints": 2 * states,
     }
@@ -161,6 +172,7 @@ def _in_process(plan: Plan, task: Task, cells: Sequence[Cell]) -> dict[str, int]
         "silos": silos * (vector * (_WIDE * _of_sums(plan) + 2 * size) + _CONTAINERS),
         "noise": drawn,
         "server": vector * _WIDE * (_of_optimizer(plan) + _of_sums(plan)),
+        "directions and copies": BESIDE_COPIES * plan.beside * size,
         "rounds": vector * _WIDE * _PARTS + _SCRATCH + _of_records(plan, task, cells),
     }
 

@@ -105,11 +105,11 @@ class Augmented(View):
     def evaluations(self, points: int) -> int:
         return self.augmentation.copies * self.base.evaluations(points)
 
-    def held(self, points: int) -> int:
-        """Values that exist at a time for one record: of its copies, padded, and of its increment."""
+    def beside(self, points: int, rows: int = 1) -> int:
+        """Of one record's copies, padded: those of a batch are few at a time, of all replicates together."""
         channels, *sides = self.picture
         values = channels * np.prod([side + 2 * self.augmentation.shift for side in sides])
-        return 4 * self.augmentation.copies * int(values) + self.dimension * points
+        return 4 * self.augmentation.copies * int(values)
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """See `Objective`; `batch` has the rows of all slots, `_VALUES` values of copies at a time."""

@@ -208,6 +208,10 @@ class Objective(Protocol):
         """Gradients (or values) of one record that an increment over so many points takes."""
         ...
 
+    def beside(self, points: int, rows: int = 1) -> int:
+        """Values that exist at a time beside increments of so many rows, of one replicate: directions, copies."""
+        ...
+
     def evaluate(self, point: Tensor, records: Records) -> Evaluation:
         """Loss and accuracy of `point` (..., d) on records without leading axes."""
         ...
@@ -234,6 +238,9 @@ class Deterministic(ABC):
 
     def evaluations(self, points: int) -> int:
         return points
+
+    def beside(self, points: int, rows: int = 1) -> int:
+        return 0
 
     def outputs(self, point: Tensor, records: Records) -> Tensor:
         raise InputError(
@@ -315,6 +322,9 @@ class View:
 
     def evaluations(self, points: int) -> int:
         return self.base.evaluations(points)
+
+    def beside(self, points: int, rows: int = 1) -> int:
+        return self.base.beside(points, rows)
 
     def evaluate(self, point: Tensor, records: Records) -> Evaluation:
         return self.base.evaluate(point, records)

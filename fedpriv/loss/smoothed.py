@@ -8,6 +8,7 @@ sphere for values, in the ball for gradients (the paper has them the wrong way r
     zeroth order:  mean_j d/(2α) (f(x + α u_j) - f(x - α u_j)) u_j           u_j on the unit sphere
 
 Both estimate ∇f_α without bias.  A record's contribution is clipped after all directions and points are summed.
+However many directions there are, few are held at a time: those of some records, and of one record some.
 """
 
 import dataclasses
@@ -24,10 +25,10 @@ from torch import Tensor
 from fedpriv.core.random import KeyedNormal, seed_key
 from fedpriv.core.replicates import PER_REPLICATE, Scalar
 from fedpriv.loss.clipping import clipping, formed, upper_norm
-from fedpriv.loss.objective import Batch, Increment, Query, Records, Slots, View
+from fedpriv.loss.objective import UNCLIPPED, Batch, Increment, Query, Records, Slots, View
 
 _HELD = 2**20
-"""Values of directions that a silo holds at a time, where they can be taken one after the other."""
+"""Values of directions around one point that are held at a time, a replicate: 8 MiB of them in float64."""
 
 
 class Window(NamedTuple):
@@ -77,14 +78,8 @@ class SeededDirections:
                 normals = [source.vector(rows * count * size, silo, slots.t) for silo, rows in slots.silos]
             else:
                 normals = [
-                    source.part(
-                        rows * count * size,
-                        (row * count + window.first) * size,
-                        (row * count + window.last) * size,
-                        silo,
-                        slots.t,
-                    )
-                    for silo, rows, row in _owners_of(slots, window.places)
+                    source.part(rows * count * size, first * size, last * size, silo, slots.t)
+                    for silo, rows, first, last in _stretches(slots, count, window)
                 ]
             each = count if window is None else window.last - window.first
             shaped = [part.reshape(len(part) // (each * size), each, size) for part in normals]
@@ -134,36 +129,50 @@ class Smoothed(View):
         return dataclasses.replace(self, base=self.base.at(slots), slots=slots)
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        each = self._contributions(query, batch, [self._directions(query.points)], clip)
-        weights = batch.weights
-        clipped = (each.clipped * (weights != 0.0)).sum(-1)
-        return Increment((weights.unsqueeze(-1) * each.total).sum(-2), clipped)
+        """As for `Objective`; `batch` has the rows of all slots, and directions of few of them exist at a time.
+
+        How many follows from public numbers, and not from how many replicates there are.
+        """
+        records, weights = batch
+        rows, points = weights.shape[-1], len(query.points)
+        of_record = self._count(points) * self.dimension
+        if rows * of_record <= _HELD:
+            total, clipped = self._contributions(query, records, weights, [None], clip)
+        else:
+            parts, together = [], max(1, _HELD // of_record)
+            for first in range(0, rows, together):
+                places = range(first, min(first + together, rows))
+                some = Records(*(column.narrow(records.axis, first, len(places)) for column in records))
+                parts.append(self._contributions(query, some, weights, self._windows(places, points), clip))
+            total = torch.cat([part.total for part in parts], -2)
+            clipped = torch.cat([part.clipped for part in parts], -1)
+        return Increment((weights.unsqueeze(-1) * total).sum(-2), (clipped * (weights != 0.0)).sum(-1))
 
     def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
-        """As for `Objective`; values are taken along few directions at a time, gradients at all."""
-        rows, count = places.tolist(), self._count(len(query.points))
-        if not rows:
-            return batch.weights.new_zeros((0, self.dimension))
-        most = count if self.order == "first" else max(1, _HELD // (len(rows) * self.dimension))
-        around = (
-            self._directions(query.points, Window(rows, first, min(first + most, count)))
-            for first in range(0, count, most)
-        )
-        return batch.weights.unsqueeze(-1) * self._contributions(query, batch, around, clip).total
+        """As for `Objective`; a few directions at a time."""
+        records, weights = batch
+        if not len(places):
+            return weights.new_zeros((0, self.dimension))
+        windows = self._windows(places.tolist(), len(query.points))
+        return weights.unsqueeze(-1) * self._contributions(query, records, weights, windows, clip).total
 
     def evaluations(self, points: int) -> int:
         return self.base.evaluations(points) * self._count(points) * (1 if self.order == "first" else 2)
 
-    def held(self, points: int) -> int:
-        """Values of directions and of what is computed with them that exist at a time for one record."""
-        count = self._count(points)
-        together = count if self.order == "first" else min(count, max(1, _HELD // self.dimension))
-        return together * points * self.dimension
+    def beside(self, points: int, rows: int = 1) -> int:
+        """Of directions, around all points."""
+        of_record = self._count(points) * self.dimension
+        return points * min(rows * of_record, max(_HELD, self.dimension)) + self.base.beside(points, rows)
 
     def _count(self, points: int) -> int:
         return self.anchor_directions if points == 1 else self.directions
 
-    def _directions(self, points: Sequence[Tensor], window: Window | None = None) -> list[Tensor]:
+    def _windows(self, places: Sequence[int], points: int) -> list[Window | None]:
+        """All directions of these rows, a few at a time."""
+        count, most = self._count(points), max(1, _HELD // (len(places) * self.dimension))
+        return [Window(places, first, min(first + most, count)) for first in range(0, count, most)]
+
+    def _directions(self, points: Sequence[Tensor], window: Window | None) -> list[Tensor]:
         """For each point its directions, (..., B, count, d), or those of a window."""
         if self.slots is None:
             raise ValueError("random smoothing draws directions for the slots of a batch: see `at`")
@@ -181,41 +190,53 @@ class Smoothed(View):
         return [draw(self.slots, count * len(points), points[0], each) for each in of_points]
 
     def _contributions(
-        self, query: Query, batch: Batch, around: Iterable[list[Tensor]], clip: Scalar
+        self, query: Query, records: Records, weights: Tensor, windows: Sequence[Window | None], clip: Scalar
     ) -> Increment:
         """Each record's clipped contribution, (..., B, d), of weight 1, and whether it was clipped, (..., B).
 
-        `around` are the directions at each point, some of them at a time; of gradients all at once.
+        `weights` gives its type.  Gradients around which all directions are there are clipped by the loss itself.
         """
-        one = batch.weights.new_ones(1)
+        one = weights.new_ones(1)
         of_record = clip.unsqueeze(-1) if isinstance(clip, Tensor) else clip  # (replicates, 1, 1)
+        around = (self._directions(query.points, window) for window in windows)
+        if self.order == "first" and len(windows) == 1:
+            return self.base.increment(self._moved(query, next(around)), Batch(_apart(records, 1), one), of_record)
         if self.order == "first":
-            (offsets,) = around
-            return self.base.increment(
-                self._moved(query, offsets), Batch(_apart(batch.records, 1), one), of_record
-            )
-        each = self._slopes(query, _apart(batch.records, 2), around).to(one.dtype).unsqueeze(-2)
+            each = self._gradients(query, records, around, one)
+        else:
+            each = self._slopes(query, records, around).to(one.dtype)
+        each = each.unsqueeze(-2)
         clipped = clipping(formed(upper_norm(each)), one, of_record)
-        each = clipped.only(each)
-        return Increment((each * clipped.factor.unsqueeze(-1)).squeeze(-2), clipped.clipped)
+        return Increment((clipped.only(each) * clipped.factor.unsqueeze(-1)).squeeze(-2), clipped.clipped)
 
     def _moved(self, query: Query, around: Sequence[Tensor]) -> Query:
-        """The mean of gradients at points around those of the query, (..., B, d) each."""
+        """Gradients at points around those of the query, (..., B, d) each, each with its share of the mean."""
         moved: list[Tensor] = []
         scaled: list[float] = []
         for point, coefficient, offsets in zip(*query, around, strict=True):
             each = (point.unsqueeze(-2).unsqueeze(-2) + self.radius * offsets).unbind(-2)
             moved.extend(each)
-            scaled.extend([coefficient / len(each)] * len(each))
+            scaled.extend([coefficient / self._count(len(query.points))] * len(each))
         return Query(moved, scaled)
 
-    def _slopes(self, query: Query, records: Records, around: Iterable[list[Tensor]]) -> Tensor:
+    def _gradients(
+        self, query: Query, records: Records, around: Iterable[Sequence[Tensor]], one: Tensor
+    ) -> Tensor:
+        """Each record's estimate from its gradients, unclipped, (..., B, d); NaN where one of them is not held."""
+        total = one.new_zeros(())
+        for some in around:
+            part = self.base.increment(self._moved(query, some), Batch(_apart(records, 1), one), UNCLIPPED)
+            total = total + part.total.where((part.clipped == 0).unsqueeze(-1), torch.nan)
+        return total
+
+    def _slopes(self, query: Query, records: Records, around: Iterable[Sequence[Tensor]]) -> Tensor:
         """Each record's estimate from differences of its values, (..., B, d)."""
         total = torch.zeros((), dtype=query.points[0].dtype, device=query.points[0].device)
+        apart = _apart(records, 2)
         for some in around:
             for point, coefficient, units in zip(*query, some, strict=True):
                 centre, offsets = point.unsqueeze(-2).unsqueeze(-2), self.radius * units
-                rise = self.base.losses(centre + offsets, records) - self.base.losses(centre - offsets, records)
+                rise = self.base.losses(centre + offsets, apart) - self.base.losses(centre - offsets, apart)
                 slope = coefficient * self.dimension / (2.0 * self.radius * self._count(len(query.points)))
                 total = total + slope * (rise * units).sum(-2)
         return total
@@ -228,6 +249,24 @@ def _apart(records: Records, axes: int) -> Records:
     for _ in range(axes):
         features, labels = features.unsqueeze(axis), labels.unsqueeze(-1)
     return Records(features, labels)
+
+
+def _stretches(slots: Slots, count: int, window: Window) -> Iterator[tuple[int, int, int, int]]:
+    """Where a window's directions are among all: a silo, its rows, and from which to which of its directions.
+
+    Directions that follow each other are one stretch.
+    """
+    last: tuple[int, int, int, int] | None = None
+    for silo, rows, row in _owners_of(slots, window.places):
+        first, end = row * count + window.first, row * count + window.last
+        if last is not None and (last[0], last[3]) == (silo, first):
+            last = (*last[:3], end)
+            continue
+        if last is not None:
+            yield last
+        last = silo, rows, first, end
+    if last is not None:
+        yield last
 
 
 def _owners_of(slots: Slots, places: Sequence[int]) -> Iterator[tuple[int, int, int]]:

@@ -220,6 +220,13 @@ class Plan:
         return self.batch_sizes[silo] * self._most_batches
 
     @cached_property
+    def beside(self) -> int:
+        """Values that exist at a time beside increments, of one replicate in the round that has the most."""
+        rows = sum(map(self.most_held, range(len(self.batch_sizes))))
+        asked = {current.gradients for current in rounds_of(self.estimator, self.schedule.rounds)}
+        return max(self.objective.beside(points, rows) for points in asked)
+
+    @cached_property
     def _most_batches(self) -> int:
         """Batches that a silo reads in the round in which it reads the most."""
         return max(map(self.schedule.most_batches, range(1, self.schedule.rounds + 1)))

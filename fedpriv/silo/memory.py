@@ -14,9 +14,7 @@ from pydantic import AfterValidator, BeforeValidator
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.limits import MIB, REMEDIES, limits, mebibytes, taken
-from fedpriv.loss.augment import Augmented
 from fedpriv.loss.estimators import rounds_of
-from fedpriv.loss.smoothed import Smoothed
 from fedpriv.noise.integers.increments import VALUES_TOGETHER
 from fedpriv.rounds.plan import Plan
 
@@ -92,10 +90,7 @@ def _of_record(plan: Plan) -> int:
     """Values of a record's increment, or features that are looked at together, where they are the most."""
     objective, most = plan.objective, max(plan.query_length, VALUES_TOGETHER)
     for points in {current.gradients for current in rounds_of(plan.estimator, plan.schedule.rounds)}:
-        held = (
-            objective.held(points) if isinstance(objective, Smoothed | Augmented) else objective.dimension * points
-        )
-        most = max(most, held)
+        most = max(most, objective.dimension * points + objective.beside(points))
     return most
 
 

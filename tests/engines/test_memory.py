@@ -1,6 +1,7 @@
 """Memory is said before a run starts, is enough, and more than the machine has is refused."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from fedpriv.core.errors import InputError
+from fedpriv.core.limits import REMEDIES
 from fedpriv.engines import memory
+from fedpriv.engines.vectorized.silos import groups_of
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.scenario.load import resolve_cell, scenario_of
 from fedpriv.scenario.schema import Cell
@@ -69,26 +72,98 @@ def test_a_run_that_the_machine_cannot_hold_is_refused_with_the_remedy(
     if "sweep" in changes:
         tree.pop("seed")
     scenario = scenario_of(tree, "test")
-    monkeypatch.setattr(memory, "limit_of", lambda: 300 * 10**6)
-    with pytest.raises(InputError, match=f"memory: a run takes up to .* and there are 300 MB here: take {remedy}"):
+    monkeypatch.setattr(memory, "limits", lambda: {"memory": 300 * 10**6})
+    here = r"300 MB here \(mem_limit, MemoryMax\)"
+    with pytest.raises(InputError, match=f"memory: a run takes up to .* and there are {here}: take {remedy}"):
         run_sweep(scenario, RunOptions(engine=engine, out=tmp_path / "run"))
     assert not (tmp_path / "run" / "results.json").exists()
 
 
-def test_random_directions_are_said_not_to_be_counted(small_cell: MakeCell) -> None:
-    """Was: "at most 500 MB" of a run that took 15 GB: directions of its own for each of 290 records."""
-    smoothed = {
-        "name": "goldstein-single-pass", "anchor_clip": 1.0, "clip": 0.5, "period": 4, "radius": 0.1,
-        "smoothing": 0.01, "window": 2, "step": 0.1, "directions": 3, "trust": "trusted",
-    }  # fmt: skip
-    needed = memory.need_of(
-        [small_cell(algorithm=smoothed, privacy={"relation": "zero-out", "mu": 2.0})], "vectorized"
+GOLDSTEIN = {
+    "name": "goldstein-single-pass", "anchor_clip": 1.0, "clip": 0.5, "period": 4, "radius": 0.1,
+    "smoothing": 0.01, "window": 2, "step": 0.1, "trust": "trusted",
+}  # fmt: skip
+
+
+def of_directions(oracle: str, directions: int, **others: object) -> dict[str, object]:
+    """A scenario of random smoothing: 32 records a round, 8 dimensions."""
+    return small_tree(
+        data={"name": "phase-retrieval"},
+        model={"name": "amplitude-phase-retrieval"},
+        federation={"silos": 2, "rounds": 4, "batch": 16},
+        algorithm={**GOLDSTEIN, "oracle": oracle, "directions": directions, "shared_directions": False},
+        privacy={"relation": "zero-out", "mu": 2.0},
+        run={"evaluations": 1, "dtype": "float64"},
+        **others,
     )
-    assert needed is not None
-    assert needed.words().endswith(", and random directions, not counted")
-    plain = memory.need_of([small_cell()], "vectorized")
-    assert plain is not None
-    assert "directions" not in plain.words()
+
+
+def test_random_directions_are_counted_and_bounded_whatever_their_number() -> None:
+    """Was: "at most 500 MB" of a run that took 15 GB: directions of its own for each of 290 records."""
+    counted = []
+    for directions in (8, 5_000, 10_000_000):
+        tree = of_directions("zeroth-order", directions)
+        for engine in ("vectorized", "inprocess"):
+            need = memory.need_of([resolve_cell(tree, "test")], engine)
+            assert need is not None
+            counted.append(need.parts["directions and copies"])
+    bytes_of_copies, points, records, dimensions = 8 * 8, 2, 32, 8
+    assert counted[0] == counted[1] == bytes_of_copies * points * records * 8 * dimensions
+    assert counted[2:] == [8 * 2 * 2**20 * 8] * 4
+
+
+def test_replicates_with_many_directions_run_a_few_at_a_time() -> None:
+    tree = of_directions("zeroth-order", 5_000, sweep={"seeds": 12})
+    tree.pop("seed")
+    cells = [point.cell for point in scenario_of(tree, "test").points]
+    assert [len(group) for group in groups_of(cells)] == [4, 4, 4]
+    need = memory.need_of(cells, "vectorized")
+    assert need is not None
+    assert need.parts["directions and copies"] == 4 * 8 * 2 * 2**20 * 8
+
+
+@pytest.mark.parametrize("name", ["address space", "data"])
+def test_a_limit_of_the_process_counts_and_is_named(
+    monkeypatch: pytest.MonkeyPatch, small_cell: MakeCell, name: str
+) -> None:
+    """What this process has of it already is not there for a run; other processes have limits of their own."""
+    monkeypatch.setattr(memory, "taken", lambda: {name: 900 * 10**6})
+    monkeypatch.setattr(memory, "_resident", lambda: 300 * 10**6)
+    monkeypatch.setattr(memory, "limits", lambda: {name: 1000 * 10**6})
+    assert memory.memory_there() == (400 * 10**6, REMEDIES[name])
+    assert memory.memory_there(2) == (800 * 10**6, REMEDIES[name])
+    monkeypatch.setattr(memory, "limits", lambda: {name: 700 * 10**6})
+    with pytest.raises(InputError, match=rf"and there are 100 MB here \({REMEDIES[name]}\): take "):
+        memory.check_memory([small_cell()], "vectorized")
+
+
+KINDS: dict[str, tuple[str, dict[str, object]]] = {
+    "values": ("vectorized", of_directions("zeroth-order", 5_000, sweep={"seeds": 2})),
+    "secret draws": (
+        "vectorized",
+        small_tree(
+            federation={"silos": 2, "rounds": 20, "epochs": 5, "sampling": "poisson"},
+            algorithm={"name": "dp-sgd", "trust": "trusted", "clip": 1.0, "step": 0.1},
+            privacy={"relation": "zero-out", "epsilon": 4.0},
+            sweep={"seeds": 20},
+        ),
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_peak_of_each_kind_is_within_what_was_said(tmp_path: Path, kind: str) -> None:
+    """Guarantee of a forecast: never too little, and at most six times the peak, or 400 MB above it."""
+    engine, tree = KINDS[kind]
+    asked = {name: value for name, value in tree.items() if name != "seed"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.engines.peak", engine, json.dumps(asked)],
+        capture_output=True, text=True, check=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["bytes"] <= told["said"] <= max(6 * told["bytes"], told["bytes"] + 400 * 10**6), told
 
 
 def test_a_dry_run_says_the_memory_and_runs_nothing(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Random smoothing: unbiased, keyed by row, and no farther than the clip from a neighbour."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -222,3 +223,55 @@ def test_directions_taken_a_few_at_a_time_give_the_contribution_of_all(
     torch.testing.assert_close(objective.per_record(asked, own, places, 0.7), at_once)
     whole = objective.increment(asked, Batch(records, own.weights), 0.7).total
     torch.testing.assert_close(at_once.sum(0), whole)
+
+
+@pytest.mark.parametrize("order", ["first", "zeroth"])
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("points", [1, 2])
+def test_few_rows_and_few_directions_at_a_time_give_what_all_give(
+    monkeypatch: pytest.MonkeyPatch, order: str, shared: bool, points: int
+) -> None:
+    """Rows apart have the very bits of rows together, and replicates beside others those that they have alone."""
+    slots, seeds = Slots(3, ((1, 4), (2, 3))), (1, 2)
+    generator = torch.Generator().manual_seed(0)
+    around = [torch.randn((2, DIMENSION), generator=generator, dtype=DTYPE) for _ in range(points)]
+    records = Records(
+        torch.randn((2, 7, DIMENSION), generator=generator, dtype=DTYPE),
+        torch.rand((2, 7), generator=generator, dtype=DTYPE),
+    )
+    asked = Query(around, [1.0, -0.5][:points])
+    batch, clip = Batch(records, torch.full((7,), 1 / 7, dtype=DTYPE)), torch.tensor([[0.2], [0.7]], dtype=DTYPE)
+    both = Smoothed(BASE, ALPHA, order, 6, 6, shared, SeededDirections(seeds)).at(slots)  # type: ignore[arg-type]
+    whole = both.increment(asked, batch, clip)
+    monkeypatch.setattr("fedpriv.loss.smoothed._HELD", 2 * 6 * DIMENSION)
+    assert torch.equal(both.increment(asked, batch, clip).total, whole.total)
+    monkeypatch.setattr("fedpriv.loss.smoothed._HELD", 4 * DIMENSION)
+    few = both.increment(asked, batch, clip)
+    torch.testing.assert_close(few.total, whole.total)
+    assert torch.equal(few.clipped, whole.clipped)
+    for place, seed in enumerate(seeds):
+        alone = Smoothed(BASE, ALPHA, order, 6, 6, shared, SeededDirections((seed,))).at(slots)  # type: ignore[arg-type]
+        own = Batch(Records(*(column[place] for column in records)), batch.weights)
+        found = alone.increment(Query([point[place] for point in around], asked.coefficients), own, clip[place])
+        assert torch.equal(found.total, few.total[place])
+
+
+@pytest.mark.parametrize("order", ["first", "zeroth"])
+@pytest.mark.parametrize("hostile", [math.nan, math.inf, 1e200])
+def test_guarantee_few_directions_at_a_time_are_clipped_together(
+    monkeypatch: pytest.MonkeyPatch, order: str, hostile: float
+) -> None:
+    """A record moves the sum by its clip at most, however many parts it is taken in; one not held adds nothing."""
+    monkeypatch.setattr("fedpriv.loss.smoothed._HELD", DIMENSION)
+    base = PhaseRetrieval(DIMENSION, 2, feature_norm=1.0, dtype=DTYPE)
+    one, point = torch.ones(1, dtype=DTYPE), torch.full((DIMENSION,), 2.0, dtype=DTYPE)
+    objective = smoothed(order, 6, base=base)
+    objective = dataclasses.replace(objective, anchor_directions=6).at(Slots(1, ((0, 1),)))
+    pull = objective.increment(Query([point]), Batch(record(0.1), one), 0.01)
+    assert 0.0099 < float(pull.total.norm()) <= 0.01
+    assert int(pull.clipped) == 1
+    bad = record(0.1)
+    bad.features[0, 2] = hostile
+    lost = objective.increment(Query([point]), Batch(bad, one), 0.01)
+    assert int(lost.clipped) == 1
+    assert not lost.total.any()

@@ -62,8 +62,8 @@ def container(limit: int) -> Iterator[Path]:
 def test_a_scenario_of_many_directions_leaves_a_guard_in_its_container_alive(tmp_path: Path) -> None:
     """The review's goldstein-single-pass of 800 directions: at 1 GiB a guard was killed in 3 of 3 lives.
 
-    Its peak was 1,740 MiB; now it keeps to the policy's 512 MiB (400 to 426 MiB over ten lives), and 800
-    first-order directions are refused in one line.
+    Its peak was 1,740 MiB; now it keeps to the policy's 512 MiB (400 to 426 MiB over ten lives).  Of gradients as
+    well few are taken at a time, see below.
     """
     with container(2**30) as group:
         guard = Socket(tmp_path, *random_records(), clip=1.0, rounds=10, budget=4.0, dimension=7850)
@@ -72,10 +72,6 @@ def test_a_scenario_of_many_directions_leaves_a_guard_in_its_container_alive(tmp
             cell = goldstein("zeroth-order", 800)
             for t in (1, 2):
                 assert np.isfinite(guard.answered(cell, t, zeros().numpy() + 0.01 * t)).all()
-            assert re.fullmatch(
-                r"silo 0 refuses: the run takes \d+ MiB of memory, allow.memory is 512 MiB: .*",
-                guard.refused(goldstein("first-order", 800), 1, zeros().numpy(), "other"),
-            )
             assert not isinstance(
                 guard.ask(scenario(algorithm=SGD, federation=FEDERATION), 1, zeros().numpy(), "next"), Refusal
             )
@@ -109,7 +105,7 @@ MEASURED = {
         {},
     ),
     "values": (40, {"algorithm": {**GOLDSTEIN, "oracle": "zeroth-order", "directions": 800}}, 7850, {}),
-    "gradients": (40, {"algorithm": {**GOLDSTEIN, "oracle": "first-order", "directions": 200}}, 7850, {}),
+    "gradients": (40, {"algorithm": {**GOLDSTEIN, "oracle": "first-order", "directions": 800}}, 7850, {}),
 }
 _MEASURE = """
 import json, re, sys

@@ -209,6 +209,8 @@ def _fresh(source: KeyedNormal, plan: Plan, silo: int, t: int) -> Tensor:
 
 
 _ROUND_VALUES = 2**26
+BESIDE_COPIES = 8
+"""Numbers for each value of a direction or a copy: drawn, scaled, moved either way, seen, and what came of it."""
 
 
 def groups_of(cells: Sequence[Cell]) -> list[list[int]]:
@@ -240,9 +242,9 @@ def grouped(cells: Sequence[Cell], plans: Sequence[Plan]) -> Iterator[list[int]]
 
 
 def _pieces(members: list[int], cell: Cell, plan: Plan) -> Iterator[list[int]]:
-    """A group cut so that one round's records of all its replicates fit comfortably into memory."""
-    record = task_of_cell(cell).train.features[0].numel()
-    size = max(1, _ROUND_VALUES // (sum(plan.batch_sizes) * record))
+    """A group cut so that what one round reads and draws for all its replicates fits comfortably into memory."""
+    read = sum(plan.batch_sizes) * task_of_cell(cell).train.features[0].numel()
+    size = max(1, _ROUND_VALUES // max(read, BESIDE_COPIES * plan.beside))
     return (members[start : start + size] for start in range(0, len(members), size))
 
 

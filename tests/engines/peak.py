@@ -1,0 +1,33 @@
+"""Run by tests/engines/test_memory.py, one process a scenario, so that a peak of memory is its own.
+
+    python -m tests.engines.peak ENGINE TREE
+
+Prints {"said", "bytes", "parts"}: what a run of the scenario TREE (JSON) is said to add, and what it
+added at most.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import psutil
+
+from benchmarks.memory import forget_peak, peak
+from fedpriv.engines.memory import need_of
+from fedpriv.scenario.load import scenario_of
+from fedpriv.study.sweep import RunOptions, run_sweep
+
+
+def main() -> None:
+    engine, tree = sys.argv[1], json.loads(sys.argv[2])
+    scenario = scenario_of(tree, "tests/engines/peak.py")
+    need = need_of([point.cell for point in scenario.points], engine)
+    assert need is not None
+    forget_peak()
+    before = psutil.Process().memory_info().rss
+    run_sweep(scenario, RunOptions(engine=engine, out=Path("run")))
+    print(json.dumps({"said": sum(need.parts.values()), "bytes": max(1, peak() - before), "parts": need.parts}))
+
+
+if __name__ == "__main__":
+    main()
