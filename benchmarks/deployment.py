@@ -7,8 +7,8 @@ images of each per round.  Rounds are timed from the first progress to the last;
 to the result.  Processor seconds are of all processes that were started.  Root has to set FEDPRIV_ALLOW_ROOT=1.
 
 A second table has the most memory (PSS, of each guard and of each SuperNode with its executor the mean) that was
-seen while the run went on, and the largest ledger.  A third has the processor seconds of a round by who uses them, from
-the fifth round on, so that start and first plans are not in it: seconds by the clock are the machine's, these the code's.
+seen while the run went on, and the largest ledger.  A third has the processor seconds of a round by who uses them,
+from the fifth round on, so that start and first plans are not in it.
 """
 
 import math
@@ -80,7 +80,7 @@ class Looks:
 
 
 class Uses(Clock):
-    """A clock that also notes, at the fifth round and at each later report, who has used the processors how long."""
+    """A clock that also notes, at the fifth round and at each later report, who has used the processors."""
 
     def __init__(self) -> None:
         super().__init__()
