@@ -14,6 +14,11 @@ from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.server.superlink.linkstate import InMemoryLinkState
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.fab import Fab
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+)
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.supercore.run import Run
@@ -58,6 +63,7 @@ class Both:
     """A SuperLink and the SuperNode of silo 0, of two silos; requests reach them without a network."""
 
     def __init__(self, patches: pytest.MonkeyPatch) -> None:
+        self.carries = False  # whether the SuperNode's replies do
         superlink, factory = create_superlink(), NodeStateFactory(ObjectStoreFactory())
         self.link, self.node = superlink.state.linkstate_factory.state(), factory.state()
         assert isinstance(self.link, InMemoryLinkState)
@@ -128,8 +134,6 @@ class Both:
         self.requests.remove("fleet/deactivate-node")
         assert reply.metadata.reply_to_message_id == numbers[0]
         return came, reply
-
-    carries = False
 
     def app_answers(self, patches: pytest.MonkeyPatch, release: RecordDict) -> Message:
         (task,) = self.node.get_tasks()
@@ -202,3 +206,21 @@ def test_what_is_too_long_to_be_carried_comes_object_by_object(
     assert "fleet/pull-object" in both.requests
     assert "runtime/confirm-message-received" in both.requests
     assert len(both.node.object_store) == 0
+
+
+def test_a_content_that_is_not_its_names_is_not_stored_and_asked_for(
+    both: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Would gain: a sender has another message in its place, or one that never comes is taken for whole."""
+    of_superlink()
+    both.identity(monkeypatch, SUPERLINK_NODE_ID)
+    message = Message(RecordDict({"config": ConfigRecord({"x": b"own"})}), both.nodes[1], "train")
+    message.metadata.__dict__["_message_id"] = message.object_id
+    tree = get_object_tree(message)
+    names = [node.object_id for node in iterate_object_tree(tree)]
+    carried.with_field(tree, carried.CONTENT, b"another")
+    carried.with_field(tree.children[0], carried.CONTENT, get_all_nested_objects(message)[names[0]].deflate())
+    stored, missing = both.link.store_message_and_object_tree(message, tree, both.link.start_session(both.run))
+    assert stored
+    assert sorted(missing) == sorted(names)
+    assert not any(both.link.object_store.get(name) for name in names)
