@@ -7,7 +7,8 @@ images of each per round.  Rounds are timed from the first progress to the last;
 to the result.  Processor seconds are of all processes that were started.  Root has to set FEDPRIV_ALLOW_ROOT=1.
 
 A second table has the most memory (PSS, of each guard and of each SuperNode with its executor the mean) that was
-seen while the run went on, and the largest ledger.
+seen while the run went on, and the largest ledger.  A third has the processor seconds of a round by who uses them,
+from the fifth round on, so that start and first plans are not in it.
 """
 
 import math
@@ -78,6 +79,48 @@ class Looks:
         self.ledger = max(self.ledger, ledger.stat().st_size)
 
 
+class Uses(Clock):
+    """A clock that also notes, at the fifth round and at each later report, who has used the processors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rounds = 0
+        self._from: tuple[int, dict[str, float]] | None = None
+        self._until = (0, dict[str, float]())
+
+    def advanced(self, rounds: int) -> None:
+        super().advanced(rounds)
+        self.rounds += rounds
+        if rounds and self.rounds >= _WARM:
+            self._until = (self.rounds, _uses())
+            self._from = self._from or self._until
+
+    def per_round(self) -> dict[str, float]:
+        """Processor seconds by role; of the server nothing that it did after its last report."""
+        if self._from is None or self._until[0] == self._from[0]:
+            return {}
+        (first, before), (last, after) = self._from, self._until
+        return {role: (used - before.get(role, 0.0)) / (last - first) for role, used in after.items()}
+
+
+_WARM = 5
+"""Rounds after which everybody has made their plans."""
+
+
+def _uses() -> dict[str, float]:
+    """Processor seconds until now of the processes of this one, by role; those of messages apart."""
+    used = dict[str, float]()
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error, OSError):
+            role, times = _role_of(process), process.cpu_times()
+            executors = sum("superexec" in each.cmdline() for each in (process, *process.parents()))
+            own = "ClientApps" if executors > 2 else role  # an executor, its zygote, the zygote's forks
+            ended = "ClientApps" if executors == 2 else role
+            used[own] = used.get(own, 0.0) + times.user + times.system
+            used[ended] = used.get(ended, 0.0) + times.children_user + times.children_system
+    return used
+
+
 def _role_of(process: psutil.Process) -> str:
     """The role of the service that it belongs to: its own command, or that of the process that started it."""
     for each in (process, *process.parents()):
@@ -99,9 +142,9 @@ def cell_of(case: str) -> Cell:
 def run(cases: tuple[str, ...] = tuple(_CASES)) -> None:
     print("| silos | rounds | s per round | target | whole (s) | processor s per round | load before | after |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
-    seen = list[tuple[int, Looks]]()
+    seen = list[tuple[int, Looks, Uses]]()
     for case in cases:
-        cell, clock, load = cell_of(case), Clock(), os.getloadavg()[0]
+        cell, clock, load = cell_of(case), Uses(), os.getloadavg()[0]
         task_of_cell(cell)  # loading the data is not the engine's time
         before, started = _processor(), time.perf_counter()
         with tempfile.TemporaryDirectory() as folder, Looks(cell.federation.silos) as looks:
@@ -113,14 +156,20 @@ def run(cases: tuple[str, ...] = tuple(_CASES)) -> None:
             f"| {whole:.0f} | {(_processor() - before) / rounds:.2f} | {load:.1f} | {os.getloadavg()[0]:.1f} |",
             flush=True,
         )
-        seen.append((rounds, looks))
+        seen.append((rounds, looks, clock))
     print("\n| silos | rounds | MB a guard | MB a SuperNode | MB SuperLink | MB server | MB a ledger |")
     print("|---|---|---|---|---|---|---|")
-    for rounds, looks in seen:
+    for rounds, looks, _ in seen:
         most = " | ".join(
             f"{looks.most.get(role, math.nan):.0f}" for role in ("guard", "SuperNode", "SuperLink", "server")
         )
         print(f"| {looks.silos} | {rounds} | {most} | {looks.ledger / 1e6:.2f} |", flush=True)
+    roles = ("guard", "SuperLink", "SuperNode", "ClientApps", "server")
+    print(f"\n| silos | rounds | all | {' | '.join(roles)} |\n|{'---|' * (3 + len(roles))}")
+    for rounds, looks, uses in seen:
+        by_role = uses.per_round()
+        each = " | ".join(f"{by_role.get(role, math.nan):.3f}" for role in roles)
+        print(f"| {looks.silos} | {rounds} | {sum(by_role.values()):.3f} | {each} |", flush=True)
 
 
 def _processor() -> float:

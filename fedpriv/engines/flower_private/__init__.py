@@ -4,7 +4,8 @@ What they are needed for, measured on Flower 1.41: its SuperLink serves the Cont
 runs code there), the Fleet API and the Runtime API on one port, asks no caller of the Control API for credentials,
 and hands a task to the first program that asks; its executors put a task's token on a command line, which every
 user of the machine can read; and a round waits: 3 s after a SuperNode found no message, up to 1 s for an object
-that is on its way, a second and a half of imports for the process of each message.
+that is on its way, a second and a half of imports for the process of each message, and 46 requests for the objects
+of a round's messages.
 
 | file | what |
 |---|---|
@@ -12,6 +13,7 @@ that is on its way, a second and a half of imports for the process of each messa
 | `superlink` | the SuperLink; what every request to it or to a SuperNode goes through |
 | `supernode` | the SuperNode's loop |
 | `executor` | starting the processes of tasks |
+| `carried` | messages that travel with their objects |
 | `__main__` | the server's process, and the command lines of all |
 
 Command lines of Flower's programs, mended, are made here:

@@ -25,14 +25,19 @@ def main(program: str, words: list[str]) -> None:
 
 
 def run_serverapp(options: Sequence[str]) -> None:
-    """`flwr-serverapp OPTIONS` with a shorter wait between looks for a reply's objects.
+    """`flwr-serverapp OPTIONS`: messages with their objects, and a shorter wait for one that came without.
 
-    A reply is announced before its objects are there, after which Flower looks again a second later.
+    Such a reply is announced before its objects are there, after which Flower looks again a second later.
     """
     from flwr.supercore.inflatable.inflatable_utils import pull_objects
+    from flwr.supercore.runtime import RuntimeHttpClient
     from flwr.superlink.cli.flwr_serverapp import flwr_serverapp
     from flwr.superlink.grid import http_grid
 
+    from fedpriv.engines.flower_private.carried import send_contents, take_contents
+
+    take_contents(RuntimeHttpClient)
+    send_contents(http_grid)
     with (
         mock.patch.object(http_grid, "pull_objects", partial(pull_objects, initial_backoff=SOON)),
         mock.patch.object(sys, "argv", [SERVERAPP, *options]),

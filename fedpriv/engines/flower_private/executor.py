@@ -15,18 +15,22 @@ from unittest import mock
 
 from flwr.supercore.cli.flower_superexec import flower_superexec
 from flwr.supercore.constant import TASK_TYPE_TO_APPIO_API_ADDRESS_ARG, TASK_TYPE_TO_COMMAND, TaskType
+from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.superexec import run_superexec as loop
 from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 
 from fedpriv.core.logs import log_as_service
 from fedpriv.engines.flower_private import serverapp_command
+from fedpriv.engines.flower_private.carried import send_contents, take_contents, take_message_with_input
 from fedpriv.engines.fork_server import ForkServer
 from fedpriv.engines.service import EXECUTOR, how, leave_beat
 
 _log = logging.getLogger("fedpriv.executor")
 
 _END_SECONDS = 2.0  # Flower itself ends a process hard after 5
+_FIRST_BEAT = 10.0  # seconds; a task that does not beat is missed after 60
 _LOOK_SECONDS = 5.0  # between looks for tasks that no bell announced
 
 
@@ -100,6 +104,17 @@ def _clientapp_server() -> ForkServer:
     return ForkServer.start(run_clientapp)
 
 
+class LaterHeartbeats(HeartbeatSender):
+    """Heartbeats of a task that has just begun, which counts for one: they take a connection of their own.
+
+    A ClientApp has mostly ended before the first.
+    """
+
+    def _run(self) -> None:
+        if not self._stop_event.wait(_FIRST_BEAT):
+            super()._run()
+
+
 def run_clientapp(words: list[str], token: int) -> None:
     """`flwr-clientapp`, in a process of its own.
 
@@ -107,7 +122,12 @@ def run_clientapp(words: list[str], token: int) -> None:
     its way, since a bundle may have a fedpriv of its own.
     """
     from flwr.supernode.cli import flwr_clientapp
+    from flwr.supernode.runtime import run_clientapp as runtime
 
+    take_message_with_input()
+    take_contents(RuntimeHttpClient)
+    send_contents(runtime)
+    mock.patch.object(runtime, "HeartbeatSender", LaterHeartbeats).start()
     for name in [name for name in sys.modules if name.partition(".")[0] in ("fedpriv", "server", "clients")]:
         del sys.modules[name]
     sys.argv = [*words, "--token-file", f"/dev/fd/{token}"]

@@ -36,6 +36,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fedpriv.engines.flower_private import FLEET, RUNTIME
+from fedpriv.engines.flower_private.carried import (
+    give_contents_to_supernodes,
+    give_contents_to_tasks,
+    store_what_supernodes_send,
+    store_what_tasks_send,
+)
 from fedpriv.engines.flower_private.kept import create_nodes
 from fedpriv.engines.flower_private.unfinished import Pushes
 
@@ -245,9 +251,14 @@ def superlink_app(options: Sequence[str], nodes: Mapping[str, bytes]) -> SuperLi
     """
     from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
     from flwr.superlink.main import create_app
+    from flwr.superlink.servicer.runtime import runtime_handlers
 
     wait_for_slow_starts()
     hand_on_whole_answers()
+    store_what_supernodes_send()
+    store_what_tasks_send(runtime_handlers, lambda state: state.lock)
+    give_contents_to_supernodes()
+    give_contents_to_tasks(runtime_handlers)
     pushes = Pushes()
     pushes.watch()
     _refuse_replies_of_others()

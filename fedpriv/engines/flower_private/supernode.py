@@ -24,6 +24,7 @@ from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.app_utils import start_parent_process_monitor
 from flwr.supercore.error import ApiErrorCode
 from flwr.supercore.inflatable.inflatable_utils import pull_objects
+from flwr.supercore.object_store import ObjectStore
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supercore.protobuf.client import ProtobufRequestContext
 from flwr.supernode import fleet_http_connection
@@ -31,8 +32,15 @@ from flwr.supernode import start_client_internal as loop
 from flwr.supernode.cli import flower_supernode
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+from flwr.supernode.servicer.runtime import runtime_handlers
 
 from fedpriv.engines.flower_private import SOON
+from fedpriv.engines.flower_private.carried import (
+    give_contents_to_tasks,
+    sending_contents,
+    store_what_tasks_send,
+    take_contents,
+)
 from fedpriv.engines.flower_private.presence import VERSION
 from fedpriv.engines.flower_private.superlink import hand_on_whole_answers, wait_for_slow_starts
 from fedpriv.engines.service import LOST, SUPERNODE, leave_beat
@@ -206,6 +214,9 @@ def _run_supernode(options: Sequence[str], bell: int) -> None:
     start_parent_process_monitor(os.getppid())
     wait_for_slow_starts()
     hand_on_whole_answers()
+    store_what_tasks_send(runtime_handlers, unseen)
+    give_contents_to_tasks(runtime_handlers)
+    take_contents(FleetHttpClient)
     waits, question = Waits(), Question()
     pull, push = loop._pull_and_store_message, loop._push_messages
 
@@ -216,9 +227,15 @@ def _run_supernode(options: Sequence[str], bell: int) -> None:
             os.write(bell, b"\n")
         return run
 
-    def pushed(state: InMemoryNodeState, *given: Any, **named: Any) -> None:
+    def pushed(
+        state: InMemoryNodeState,
+        object_store: ObjectStore,
+        send: Callable[..., Any],
+        push_object: Callable[..., None],
+    ) -> None:
         with waits.for_reply(lambda: bool(state.get_tasks(statuses=_AT_WORK))):
-            question.push(push, state, *given, **named)
+            whole = sending_contents(send, object_store)
+            question.push(push, state, object_store, send=whole, push_object=push_object)
 
     with (
         mock.patch.object(loop, "time", waits),
@@ -234,6 +251,13 @@ def _run_supernode(options: Sequence[str], bell: int) -> None:
         mock.patch.object(sys, "argv", ["flower-supernode", *options]),
     ):
         flower_supernode()
+
+
+@contextmanager
+def unseen(state: InMemoryNodeState) -> Iterator[None]:
+    """A block in which nobody sees the state's messages; Flower takes these locks in this order."""
+    with state._lock_object_push_sessions, state.lock_msg_store:
+        yield
 
 
 def _then(function: Callable[P, R], afterwards: Callable[[], None]) -> Callable[P, R]:
