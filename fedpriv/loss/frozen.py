@@ -77,10 +77,10 @@ class Called:
     def __call__(self, parameters: dict[str, Tensor], values: Tensor) -> Tensor:
         """Outputs with these parameters, and with a copy of every buffer, to do with as it likes.
 
-        Guarantee: what the forward pass of one record writes into a buffer is in no other call's: `functional_call`
-        puts the copies in the buffers' places, and the module's own back in the end.  Each place of a tensor is
-        named once: where one layer is at two places, torch's own tying of names would leave the tensors of the
-        call in it.
+        Guarantee: what the forward pass of one record writes into a buffer is in no other call's: torch's
+        `functional_call` puts the copies in the buffers' places, and the module's own back in the end.  Each place
+        of a tensor is named once: where one layer is at two places, torch's own tying of names would leave the
+        tensors of the call in it.
         """
         given = {**parameters, **{name: self._module.get_buffer(name).clone() for name in self._buffers}}
         everywhere = {place: given[name] for place, name in self._first.items() if name in given}

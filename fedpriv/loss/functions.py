@@ -247,14 +247,19 @@ class LongTerms(FormedTerms):
     """Gradients themselves, of more values than can be squared and added in float32 at once."""
 
     def size(self) -> Size:
-        return formed(upper_norm(torch.stack([long_norm(part) for part in self.gradients], -1)))
+        norms = [long_norm(part) for part in self.gradients]
+        return formed(norms[0] if len(norms) == 1 else upper_norm(torch.stack(norms, -1)))
 
 
 def long_norm(vectors: Tensor) -> Tensor:
     """At least the norm of each row (B, n), in float64: of pieces in the rows' type, and of these in float64."""
+    if vectors.shape[1] <= _PIECE:
+        return upper_norm(vectors)
     whole = vectors.shape[1] // _PIECE * _PIECE
     pieces = upper_norm(vectors[:, :whole].reshape(len(vectors), -1, _PIECE))
-    return upper_norm(torch.cat([pieces, upper_norm(vectors[:, whole:]).unsqueeze(1)], 1))
+    if whole < vectors.shape[1]:
+        pieces = torch.cat([pieces, upper_norm(vectors[:, whole:]).unsqueeze(1)], 1)
+    return upper_norm(pieces)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ records at once, as vmap would do, and noted as a `Call`.  One pass of autograd 
 of every call, one after another as it comes to them, and forms no gradient by any parameter.
 
 Guarantee: a parameter's way into a loss is through the noted calls, or autograd finds it: `Watched.tell` names
-the parameters that have another way, in every pass anew.  Changes in place after a call do not touch its slope.
+the parameters that have another way, and those of calls that autograd did not come to, in every pass anew.
+Changes in place after a call do not touch its slope.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch._C import _functorch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from fedpriv.loss.functions import KNOWN, Known
@@ -42,7 +44,11 @@ class Call(NamedTuple):
 
 
 Tell = Callable[[int, Call, Tensor], None]
-"""Is given a call's place among the calls, the call, and the slope of each record's loss at its outputs, (B, …)."""
+"""Is given a call's place among the calls, itself, and the slope of each record's loss at its outputs, (B, …)."""
+
+
+_ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+"""How attention of a batch may be computed: both take heads and records one by one."""
 
 
 @dataclass
@@ -59,9 +65,7 @@ class Watched:
         """The name of a parameter and what stands for it in calls, to tell these from its other ways."""
         return self._twins.get(id(parameter), (None, None))
 
-    def tell(
-        self, loss: Tensor, leaves: Sequence[Tensor], told: Tell
-    ) -> tuple[set[str], Sequence[Tensor | None]]:
+    def tell(self, loss: Tensor, leaves: Sequence[Tensor], told: Tell) -> tuple[set[str], Sequence[Tensor | None]]:
         """Tell the slope of every call, which is kept here no longer, in no order.
 
         RuntimeError if what a call saw is changed afterwards.
@@ -132,7 +136,8 @@ class Watch(TorchFunctionMode):
                 return _attention_forward(*args, **settings)
         elif func is functional.scaled_dot_product_attention and (plain := _plain(*args, **settings)) is not None:
             query, key, value = (self._of_all(part) for part in args[:3])  # torch takes a batch apart
-            outputs = func(query.flatten(0, -4), key.flatten(0, -4), value.flatten(0, -4), **plain)
+            with sdpa_kernel(_ATTENTION):
+                outputs = func(query.flatten(0, -4), key.flatten(0, -4), value.flatten(0, -4), **plain)
             return self._of_one(outputs.view(*query.shape[:-3], *outputs.shape[1:]))
         return func(*args, **settings)
 
