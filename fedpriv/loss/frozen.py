@@ -60,24 +60,32 @@ def below(name: str, layer: str) -> bool:
     return layer == "" or name == layer or name.startswith(f"{layer}.")
 
 
-def called(module: nn.Module, parameters: dict[str, Tensor], values: Tensor) -> Tensor:
-    """Outputs of the module with these parameters, and with a copy of every buffer, to do with as it likes.
+class Called:
+    """A module's forward pass with parameters of the caller's; where its tensors are is read once."""
 
-    Guarantee: what the forward pass of one record writes into a buffer is in no other call's: `functional_call`
-    puts the copies in the buffers' places, and the module's own back in the end.  Each place of a tensor is named
-    once: where one layer is at two places, torch's own tying of names would leave the tensors of the call in it.
-    """
-    given = {**parameters, **{name: buffer.clone() for name, buffer in module.named_buffers()}}
-    first = {id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())}
-    everywhere = {
-        f"{above}.{own}".removeprefix("."): given[first[id(tensor)]]
-        for above, layer in module.named_modules()
-        for of in (layer.named_parameters, layer.named_buffers)
-        for own, tensor in of(recurse=False, remove_duplicate=False)
-        if first[id(tensor)] in given
-    }
-    outputs: Tensor = functional_call(module, everywhere, (values,), tie_weights=False)
-    return outputs
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._buffers = [name for name, _ in module.named_buffers()]
+        first = {id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+        self._first = {
+            f"{above}.{own}".removeprefix("."): first[id(tensor)]
+            for above, layer in module.named_modules()
+            for of in (layer.named_parameters, layer.named_buffers)
+            for own, tensor in of(recurse=False, remove_duplicate=False)
+        }
+
+    def __call__(self, parameters: dict[str, Tensor], values: Tensor) -> Tensor:
+        """Outputs with these parameters, and with a copy of every buffer, to do with as it likes.
+
+        Guarantee: what the forward pass of one record writes into a buffer is in no other call's: torch's
+        `functional_call` puts the copies in the buffers' places, and the module's own back in the end.  Each place
+        of a tensor is named once: where one layer is at two places, torch's own tying of names would leave the
+        tensors of the call in it.
+        """
+        given = {**parameters, **{name: self._module.get_buffer(name).clone() for name in self._buffers}}
+        everywhere = {place: given[name] for place, name in self._first.items() if name in given}
+        outputs: Tensor = functional_call(self._module, everywhere, (values,), tie_weights=False)
+        return outputs
 
 
 def outputs_of_trial(module: nn.Module, probe: Tensor) -> Tensor:

@@ -109,22 +109,31 @@ class Convolution:
         return seen
 
     def weight(self, seen: Tensor, slope: Tensor, shape: Sequence[int]) -> Tensor:
-        """As products with the patches of the input; a row of values is a picture of one row."""
+        """As products with the patches of the input, a few pictures' at a time; rows are pictures of one row."""
         pictures, slopes = seen.flatten(0, -self.axes - 2), slope.flatten(-self.axes).flatten(0, -3)
+        pictures = pictures.unsqueeze(-2) if self.axes == 1 else pictures
         one, none = ((1,), (0,)) if self.axes == 1 else ((), ())
-        patches = functional.unfold(
-            pictures.unsqueeze(-2) if self.axes == 1 else pictures,
-            (*one, *shape[2:]),
-            (*one, *self.dilation),
-            (*none, *self.padding),
-            (*one, *self.stride),
-        )
-        left, right = (part.view(len(part), self.groups, -1, part.shape[-1]) for part in (slopes, patches))
-        return (left @ right.mT).view(len(seen), -1, prod(shape)).sum(1)
+        products = slopes.new_empty(len(slopes) * self.groups, shape[0] // self.groups, prod(shape[1:]))
+        several = max(1, _FORMED_VALUES // (self.groups * prod(shape[1:]) * slopes.shape[-1]))
+        for some, own, into in zip(
+            *(torch.split(part, several) for part in (pictures, slopes)),
+            torch.split(products, several * self.groups),
+            strict=True,
+        ):
+            patches = functional.unfold(
+                some,
+                (*one, *shape[2:]),
+                (*one, *self.dilation),
+                (*none, *self.padding),
+                (*one, *self.stride),
+            )
+            left, right = (part.reshape(len(into), -1, part.shape[-1]) for part in (own, patches))
+            torch.bmm(left, right.mT, out=into)
+        return _sum_of_calls(products.view(len(seen), -1, prod(shape)))
 
     def bias(self, slope: Tensor) -> Tensor:
         sums = slope.flatten(-self.axes).sum(-1)
-        return sums.flatten(1, -2).sum(1) if sums.dim() > 2 else sums
+        return _sum_of_calls(sums.flatten(1, -2)) if sums.dim() > 2 else sums
 
     def working_values(self, slope: Tensor, shape: Sequence[int]) -> int:
         return slope.numel() // shape[0] * prod(shape[1:]) + prod(shape)
@@ -204,6 +213,11 @@ class GroupNorm:
         return slope.numel()
 
 
+def _sum_of_calls(values: Tensor) -> Tensor:
+    """Σ of (B, calls, size) over the middle, (B, size); without a copy of one."""
+    return values.squeeze(1) if values.shape[1] == 1 else values.sum(1)
+
+
 def _places(values: Tensor) -> Tensor:
     """(B, …, size) as (B, T, size)."""
     return values.unsqueeze(1) if values.dim() == 2 else values.flatten(1, -2)
@@ -233,14 +247,19 @@ class LongTerms(FormedTerms):
     """Gradients themselves, of more values than can be squared and added in float32 at once."""
 
     def size(self) -> Size:
-        return formed(upper_norm(torch.stack([long_norm(part) for part in self.gradients], -1)))
+        norms = [long_norm(part) for part in self.gradients]
+        return formed(norms[0] if len(norms) == 1 else upper_norm(torch.stack(norms, -1)))
 
 
 def long_norm(vectors: Tensor) -> Tensor:
     """At least the norm of each row (B, n), in float64: of pieces in the rows' type, and of these in float64."""
+    if vectors.shape[1] <= _PIECE:
+        return upper_norm(vectors)
     whole = vectors.shape[1] // _PIECE * _PIECE
     pieces = upper_norm(vectors[:, :whole].reshape(len(vectors), -1, _PIECE))
-    return upper_norm(torch.cat([pieces, upper_norm(vectors[:, whole:]).unsqueeze(1)], 1))
+    if whole < vectors.shape[1]:
+        pieces = torch.cat([pieces, upper_norm(vectors[:, whole:]).unsqueeze(1)], 1)
+    return upper_norm(pieces)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ have their gradients formed record by record, in the same pass back.  Which ones
 pass of a record of zeros.
 """
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,10 +19,9 @@ from torch.func import vmap
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.alone import own
 from fedpriv.loss.clipping import clipping, together
-from fedpriv.loss.frozen import trained_of
 from fedpriv.loss.functions import Known, LongTerms, Use, weight_terms
 from fedpriv.loss.layers import Terms, sum_of
-from fedpriv.loss.module import ModuleObjective, parameters_of
+from fedpriv.loss.module import ModuleObjective, named_parts
 from fedpriv.loss.objective import Batch, Increment, Query, Records
 from fedpriv.loss.watch import Call, Watch, Watched
 
@@ -35,13 +36,25 @@ class _Plan(NamedTuple):
     formed: frozenset[str]
     """The parameters whose gradients are formed by autograd."""
     record_values: int
-    """How many values one record takes at one point, about."""
+    """How many values one record takes at each of several points, about."""
+    alone_values: int
+    """The same for a single point."""
+
+
+class _Told(NamedTuple):
+    """A call, and the slope of each record's loss at its outputs, (B, …)."""
+
+    call: Call
+    slope: Tensor
 
 
 class _Pass(NamedTuple):
     """One pass forward and back at one point."""
 
-    calls: list[Call]
+    told: list[_Told]
+    """In the order of the calls."""
+    terms: dict[str, Terms]
+    """Of parameters whose one call is not in `told`."""
     formed: dict[str, Tensor]
     """(B, size) by parameter."""
     past: set[str]
@@ -67,8 +80,10 @@ class GhostObjective(ModuleObjective):
         plan = self._plan(query.points[0], records) if len(weights) > 1 else None
         if plan is None:
             return super()._increment(query, batch, clip)
-        least = _VALUES_PER_PARAMETER * self.dimension // plan.record_values
-        rows = max(1, least, _CHUNK_VALUES // (plan.record_values * len(query.points)))
+        points = len(query.points)
+        values = plan.alone_values if points == 1 else points * plan.record_values
+        rows = max(1, _VALUES_PER_PARAMETER * self.dimension // (values // points), _CHUNK_VALUES // values)
+        rows = math.ceil(len(weights) / math.ceil(len(weights) / rows))  # as many in each
         total = torch.zeros_like(query.points[0], dtype=weights.dtype)
         clipped = torch.zeros((), dtype=torch.int64, device=weights.device)
         for *parts, weight in zip(*(torch.split(part, rows) for part in (*records, weights)), strict=True):
@@ -86,7 +101,7 @@ class GhostObjective(ModuleObjective):
         return Increment(total, clipped)
 
     def _sizes(self) -> list[int]:
-        return [parameter.numel() for parameter in trained_of(self.module).values()]
+        return [shape.numel() for shape in self.shapes.values()]
 
     def _plan(self, point: Tensor, records: Records) -> _Plan | None:
         """None if a pass of zeros fails, or no parameter goes into a known function."""
@@ -102,22 +117,31 @@ class GhostObjective(ModuleObjective):
 
     def _planned(self, point: Tensor, zeros: Records) -> _Plan | None:
         formed: frozenset[str] = frozenset()
-        while (one := self._pass(point, zeros, 1.0, formed)).past:
+        while (one := self._pass(point, zeros, 1.0, formed, False)).past:
             formed |= one.past
-        shapes = {name: parameter.shape for name, parameter in trained_of(self.module).items()}
-        values = zeros.features.numel() + sum(shapes[name].numel() for name in formed)
-        for call in one.calls:
-            values += 3 * (call.seen.numel() + call.slope.numel())
-            if call.names[0] is not None:
-                values += call.known.working_values(call.slope, shapes[call.names[0]])
-        return _Plan(formed, values) if one.calls else None
+        if not one.told:
+            return None
+        terms = self._pass(point, zeros, 1.0, formed, True).terms
+        made = {name for name, term in terms.items() if isinstance(term, LongTerms)}
+        record = alone = zeros.features.numel() + sum(self.shapes[name].numel() for name in formed)
+        for call, slope in one.told:
+            values = call.seen.numel() + slope.numel()
+            weight = call.names[0]
+            working = 0 if weight is None else call.known.working_values(slope, self.shapes[weight])
+            record += 3 * values + working
+            alone += working + (3 * values // 2 if made.issuperset(filter(None, call.names)) else 3 * values)
+        return _Plan(formed, record, alone)
 
-    def _pass(self, point: Tensor, records: Records, coefficient: float, formed: frozenset[str]) -> _Pass:
-        """The calls and the gradients of a batch, times `coefficient`."""
+    def _pass(
+        self, point: Tensor, records: Records, coefficient: float, formed: frozenset[str], alone: bool
+    ) -> _Pass:
+        """The calls and the gradients of a batch, times `coefficient`.
+
+        Where it is `alone`, the only one of its records, a parameter's terms are made as soon as its only call is
+        told, so that what this saw need not be kept.
+        """
         with torch.inference_mode(False), torch.enable_grad():
-            named = {
-                name: own(value).requires_grad_() for name, value in parameters_of(self.module, point).items()
-            }
+            named = {name: own(value).requires_grad_() for name, value in named_parts(self.shapes, point).items()}
             watched = Watched({name: value for name, value in named.items() if name not in formed})
             count = len(records.labels)
             leaves = {
@@ -129,13 +153,26 @@ class GhostObjective(ModuleObjective):
                     return self._loss_of_one({**named, **batched}, *one)
 
             losses = vmap(loss)(leaves, *records)
-            past, slopes = watched.slopes(coefficient * losses.sum(), list(leaves.values()))
+            weights, biases = (Counter(call.names[place] for call in watched.calls) for place in (0, 1))
+            both = {name for name in weights if name is not None and name in biases}
+            kept: dict[int, _Told] = {}
+            terms: dict[str, Terms] = {}
+
+            def told(place: int, call: Call, slope: Tensor) -> None:
+                weight, bias = call.names
+                if alone and all(name is None or weights[name] + biases[name] == 1 for name in call.names):
+                    if bias is not None:
+                        terms[bias] = LongTerms([call.known.bias(slope)])
+                    if weight is not None:
+                        terms[weight] = weight_terms(_uses(call.known, [call.seen], [slope]), self.shapes[weight])
+                else:
+                    kept[place] = _Told(call, slope)
+
+            past, slopes = watched.tell(coefficient * losses.sum(), list(leaves.values()), told)
         gradients = {
             name: slope.flatten(1) for name, slope in zip(leaves, slopes, strict=True) if slope is not None
         }
-        weights, biases = zip(*(call.names for call in watched.calls), strict=True) if watched.calls else ((), ())
-        both = {name for name in weights if name is not None and name in biases}
-        return _Pass(watched.calls, gradients, past | both)
+        return _Pass([kept[place] for place in sorted(kept)], terms, gradients, past | both)
 
     def _sums(
         self, query: Query, batch: Batch, clip: Scalar, plan: _Plan
@@ -149,7 +186,7 @@ class GhostObjective(ModuleObjective):
             with torch.inference_mode(False):  # one copy for all points: what does not move is seen as such
                 records = Records(*(own(column) for column in batch.records))
             passes = [
-                self._pass(point, records, coefficient, plan.formed)
+                self._pass(point, records, coefficient, plan.formed, len(query.points) == 1)
                 for point, coefficient in zip(query.points, query.coefficients, strict=True)
             ]
         except (RuntimeError, IndexError, ValueError):
@@ -161,22 +198,25 @@ class GhostObjective(ModuleObjective):
         if (held := clipped.held) is not None:
             terms = {name: term.only(held) for name, term in terms.items()}
         sums = {name: term.weighted_sum(clipped.factor)[0] for name, term in terms.items()}
-        return [sums.get(name) for name in trained_of(self.module)], clipped.clipped
+        return [sums.get(name) for name in self.shapes], clipped.clipped
 
     def _terms(self, passes: Sequence[_Pass]) -> Iterator[tuple[str, Terms]]:
         """Of every parameter that the losses depend on."""
         uses: dict[str, list[Use]] = {}
         shifts: dict[str, list[Tensor]] = {}
-        for calls in zip(*(one.calls for one in passes), strict=True):
-            (weight, bias), slopes = calls[0].names, [call.slope for call in calls]
+        for told in zip(*(one.told for one in passes), strict=True):
+            calls, slopes = zip(*told, strict=True)
+            weight, bias = calls[0].names
             if bias is not None:
                 shifts.setdefault(bias, []).append(calls[0].known.bias(sum_of(slopes)))
             if weight is not None:
                 uses.setdefault(weight, []).extend(_uses(calls[0].known, [call.seen for call in calls], slopes))
-        for name, parameter in trained_of(self.module).items():
+        for name, shape in self.shapes.items():
             formed = [one.formed[name] for one in passes if name in one.formed]
-            if name in uses:
-                yield name, weight_terms(uses[name], parameter.shape)
+            if name in passes[0].terms:
+                yield name, passes[0].terms[name]
+            elif name in uses:
+                yield name, weight_terms(uses[name], shape)
             elif formed or name in shifts:
                 yield name, LongTerms([sum_of(formed or shifts[name])])
 
@@ -198,5 +238,5 @@ def _uses(known: Known, seen: Sequence[Tensor], slopes: Sequence[Tensor]) -> lis
 
 def _alike(passes: Sequence[_Pass]) -> bool:
     """Whether the module makes the same calls at every point."""
-    shapes = [[(one.known, one.names, one.seen.shape, one.slope is None) for one in each.calls] for each in passes]
+    shapes = [[(call.known, call.names, call.seen.shape) for call, _ in each.told] for each in passes]
     return all(one == shapes[0] for one in shapes[1:])

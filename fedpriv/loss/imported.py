@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedpriv.core.errors import CodeError, InputError, printable
 from fedpriv.data.layout import Input
 from fedpriv.loss.alone import rows_apart
-from fedpriv.loss.frozen import called, outputs_of_trial, trained_of
+from fedpriv.loss.frozen import Called, outputs_of_trial, trained_of
 from fedpriv.loss.layered import LayeredObjective
 from fedpriv.loss.linear import LinearScore
 from fedpriv.loss.losses import CrossEntropy, Loss
@@ -204,7 +204,7 @@ def check_alone(module: nn.Module, features: int, name: str, inputs: Sequence[In
 def _of_first(module: nn.Module, parameters: dict[str, Tensor], batch: Tensor) -> tuple[Tensor, list[Tensor]]:
     """Outputs of record 0, and the gradients of their sum of squares."""
     with torch.enable_grad():
-        given = called(module, parameters, batch)
+        given = Called(module)(parameters, batch)
         used = [parameter for parameter in parameters.values() if parameter.requires_grad]
         slopes = torch.autograd.grad(given[0].square().sum(), used, allow_unused=True)
     return given[0].detach(), [torch.zeros(()) if slope is None else slope for slope in slopes]

@@ -25,7 +25,7 @@ from fedpriv.loss.frozen import trained_of
 from fedpriv.loss.ghost import GhostObjective
 from fedpriv.loss.layers import Linked, Stateless, Terms, linked_of, stateless_of, sum_of
 from fedpriv.loss.losses import Loss
-from fedpriv.loss.module import ModuleObjective, OfModule, check_module, parameters_of
+from fedpriv.loss.module import ModuleObjective, OfModule, check_module, named_parts
 from fedpriv.loss.objective import Batch, Increment, Query, Records
 
 _CHUNK_VALUES = 2**21
@@ -152,7 +152,7 @@ class LayeredObjective(OfModule):
         return max(1, _CHUNK_VALUES // (self.record_values * models))
 
     def _terms(self, query: Query, records: Records) -> list[Terms]:
-        points = [parameters_of(self.module, point) for point in query.points]
+        points = [named_parts(self.shapes, point) for point in query.points]
         first = self._first_seen(records.features)
         passes = [self._forward(point, first) for point in points]
         slopes = [
@@ -203,11 +203,11 @@ class LayeredObjective(OfModule):
     def losses(self, point: Tensor, records: Records) -> Tensor:
         if records.axis == 0:  # as many as may be evaluated on, in blocks
             return self.loss.value(self.outputs(point, records), records.labels)
-        named = parameters_of(self.module, point)
+        named = named_parts(self.shapes, point)
         return self.loss.value(self._forward(named, self._first_seen(records.features)).outputs, records.labels)
 
     def outputs(self, point: Tensor, records: Records) -> Tensor:
-        named = parameters_of(self.module, point)
+        named = named_parts(self.shapes, point)
         chunks = torch.split(records.features, self._rows(point.shape[:-1].numel()))
         return torch.cat([self._forward(named, self._first_seen(chunk)).outputs for chunk in chunks], dim=-2)
 

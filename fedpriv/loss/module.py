@@ -4,7 +4,7 @@ The module gives the structure and what is not trained; the parameters that are 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -21,7 +21,7 @@ from fedpriv.core.random import public_generator
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.alone import own, rows_apart
 from fedpriv.loss.clipping import Clipping, clipping, formed, upper_norm
-from fedpriv.loss.frozen import called, frozen_of, trained_of
+from fedpriv.loss.frozen import Called, frozen_of, trained_of
 from fedpriv.loss.losses import Loss
 from fedpriv.loss.objective import Batch, Deterministic, Evaluation, Increment, Query, Records
 from fedpriv.loss.unrolled import for_vmap
@@ -44,8 +44,13 @@ class OfModule(Deterministic):
     smoothness = math.inf
 
     @cached_property
+    def shapes(self) -> dict[str, torch.Size]:
+        """Of the parameters that are trained, as they lie in the point."""
+        return shapes_of(self.module)
+
+    @cached_property
     def dimension(self) -> int:
-        return sum(parameter.numel() for parameter in trained_of(self.module).values())
+        return sum(shape.numel() for shape in self.shapes.values())
 
     def initial(self) -> Tensor:
         return initial_point(self.module, self.seed, self.dtype)
@@ -65,7 +70,7 @@ class ModuleObjective(OfModule):
     Guarantee: each record passes through the module alone, in a batch of one, so its gradient and its outputs
     depend on no other record, whatever the module's code does with a batch.  A record on which the module raises
     adds nothing and counts as clipped, and no other record is touched.  Every call has buffers of its own
-    (`called`); beside them the code is trusted to keep nothing between calls.  A parameter that is not
+    (`Called`); beside them the code is trusted to keep nothing between calls.  A parameter that is not
     trained is a constant: it is in no query, no gradient and no norm.
     """
 
@@ -113,7 +118,7 @@ class ModuleObjective(OfModule):
 
     def _clipped(self, query: Query, batch: Batch, clip: Scalar) -> tuple[list[Tensor], Clipping]:
         """The increments of a batch by parameters, (B, size) each, zeros if not held, and what clips them."""
-        weights, points = batch.weights, [parameters_of(self.module, point) for point in query.points]
+        weights, points = batch.weights, [named_parts(self.shapes, point) for point in query.points]
         parts = list(zip(query.coefficients, self._gradients(points, batch.records), strict=True))
         combined = [
             torch.stack([coefficient * part[name] for coefficient, part in parts])
@@ -180,7 +185,7 @@ class ModuleObjective(OfModule):
         before = torch.get_rng_state()
         with torch.inference_mode(False), torch.enable_grad():
             named = {name: own(value).requires_grad_() for name, value in parameters.items()}
-            outputs = called(self.module, named, own(records.features))
+            outputs = self.called(named, own(records.features))
             loss = self.loss.value(outputs, own(records.labels)).squeeze(0)
             slopes = torch.autograd.grad(loss, list(named.values()), allow_unused=True, materialize_grads=True)
         if not torch.equal(before, torch.get_rng_state()):
@@ -215,8 +220,8 @@ class ModuleObjective(OfModule):
         blocks = torch.split(records.features, rows)
 
         def of_one(row: Tensor) -> Tensor:
-            named = parameters_of(self.module, own(row))
-            call, of_batch = partial(called, self.module, named), partial(self._call, named)
+            named = named_parts(self.shapes, own(row))
+            call, of_batch = partial(self.called, named), partial(self._call, named)
             try:
                 return torch.cat([rows_apart(of_batch if len(block) > 1 else call, block) for block in blocks])
             except (RuntimeError, IndexError, ValueError):  # what vmap has no rule for, or the module itself
@@ -232,14 +237,18 @@ class ModuleObjective(OfModule):
         return outputs.view(*point.shape[:-1], *outputs.shape[1:])
 
     @cached_property
-    def under_vmap(self) -> nn.Module:
+    def called(self) -> Called:
+        return Called(self.module)
+
+    @cached_property
+    def under_vmap(self) -> Called:
         """The module as vmap can run it."""
-        return for_vmap(self.module)
+        return Called(for_vmap(self.module))
 
     def _call(self, parameters: dict[str, Tensor], features: Tensor) -> Tensor:
         """Of one record under vmap."""
         with sdpa_kernel(SDPBackend.MATH):  # vmap runs the others record after record
-            return called(self.under_vmap, parameters, features)
+            return self.under_vmap(parameters, features)
 
 
 def _singles(records: Records) -> Iterator[tuple[Tensor, Tensor]]:
@@ -253,7 +262,16 @@ def _along(which: Tensor, values: Tensor) -> Tensor:
 
 def parameters_of(module: nn.Module, point: Tensor) -> dict[str, Tensor]:
     """The flat parameters (..., d) as views by name, each (..., *shape), in the order of `trained_of`."""
-    shapes = {name: parameter.shape for name, parameter in trained_of(module).items()}
+    return named_parts(shapes_of(module), point)
+
+
+def shapes_of(module: nn.Module) -> dict[str, torch.Size]:
+    """Of the parameters that are trained."""
+    return {name: parameter.shape for name, parameter in trained_of(module).items()}
+
+
+def named_parts(shapes: Mapping[str, torch.Size], point: Tensor) -> dict[str, Tensor]:
+    """A flat point (..., d) as views by name, each (..., *shape)."""
     pieces = torch.split(point, [shape.numel() for shape in shapes.values()], dim=-1)
     return {
         name: piece.view(*point.shape[:-1], *shape)

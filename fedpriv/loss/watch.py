@@ -2,31 +2,33 @@
 
 A record passes through the module alone, under vmap, so that no code of the module can look at another record.
 `Watch` stands between the module and torch's functions: a known function of a parameter is computed for all
-records at once, as vmap would do, and noted as a `Call`.  One pass of autograd then gives the slope at the outputs
-of every call, and no gradient by any parameter.
+records at once, as vmap would do, and noted as a `Call`.  One pass of autograd then tells the slope at the outputs
+of every call, one after another as it comes to them, and forms no gradient by any parameter.
 
-Guarantee: a parameter's way into a loss is through the noted calls, or autograd finds it: `Watched.slopes` names
-the parameters that have another way, in every pass anew.  Changes in place after a call do not touch its slope.
+Guarantee: a parameter's way into a loss is through the noted calls, or autograd finds it: `Watched.tell` names
+the parameters that have another way, and those of calls that autograd did not come to, in every pass anew.
+Changes in place after a call do not touch its slope.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._C import _functorch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from fedpriv.loss.functions import KNOWN, Known
 from fedpriv.loss.recurrent import STEP_BY_STEP
 
 
-@dataclass
-class Call:
+class Call(NamedTuple):
     """One call of a known function, for a batch of records."""
 
     known: Known
@@ -37,8 +39,16 @@ class Call:
     version: int
     """Of what it saw, to tell a change in place."""
     outputs: GradientEdge
-    slope: Tensor = field(default_factory=lambda: torch.zeros(0))
-    """Of each record's loss at its outputs, (B, …)."""
+    first: bool
+    """Whether what it saw depends on no parameter, so that autograd has no reason to go beyond it."""
+
+
+Tell = Callable[[int, Call, Tensor], None]
+"""Is given a call's place among the calls, itself, and the slope of each record's loss at its outputs, (B, …)."""
+
+
+_ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+"""How attention of a batch may be computed: both take heads and records one by one."""
 
 
 @dataclass
@@ -55,25 +65,42 @@ class Watched:
         """The name of a parameter and what stands for it in calls, to tell these from its other ways."""
         return self._twins.get(id(parameter), (None, None))
 
-    def slopes(self, loss: Tensor, leaves: Sequence[Tensor]) -> tuple[set[str], Sequence[Tensor | None]]:
-        """Give every call its slope; the parameters that `calls` does not tell all of, and slopes by `leaves`.
+    def tell(self, loss: Tensor, leaves: Sequence[Tensor], told: Tell) -> tuple[set[str], Sequence[Tensor | None]]:
+        """Tell the slope of every call, which is kept here no longer, in no order.
 
         RuntimeError if what a call saw is changed afterwards.
+
+        Returns:
+            The parameters that the calls do not tell all of, and the slopes by `leaves`.
         """
         if any(call.seen._version != call.version for call in self.calls):
             raise RuntimeError("a change in place of what a function of parameters saw")
-        edges = [call.outputs for call in self.calls]
-        wanted: Any = [*edges, *leaves, *self.parameters.values()]
-        found: Sequence[Tensor | None] = torch.autograd.grad(loss, wanted, allow_unused=True)
-        untold = set()
-        for call, slope in zip(self.calls, found, strict=False):
-            if slope is None:
-                untold |= {name for name in call.names if name is not None}
-            else:
-                call.slope = slope
-        past = zip(self.parameters, found[len(edges) + len(leaves) :], strict=True)
+        waiting = dict(enumerate(self.calls))
+        self.calls.clear()
+
+        def arrived(place: int, slopes: Sequence[Tensor | None]) -> None:
+            if (slope := slopes[waiting[place].outputs.output_nr]) is not None:
+                told(place, waiting.pop(place), slope)
+
+        first = [place for place, call in waiting.items() if call.first]
+        handles = [
+            call.outputs.node.register_prehook(partial(arrived, place))
+            for place, call in waiting.items()
+            if not call.first
+        ]
+        wanted: Any = [*(waiting[place].outputs for place in first), *leaves, *self.parameters.values()]
+        try:
+            found: Sequence[Tensor | None] = torch.autograd.grad(loss, wanted, allow_unused=True)
+        finally:  # a node that holds what leads to itself would never be freed
+            for handle in handles:
+                handle.remove()
+        for place, slope in zip(first, found, strict=False):
+            if slope is not None:
+                told(place, waiting.pop(place), slope)
+        untold = {name for call in waiting.values() for name in call.names if name is not None}
+        past = zip(self.parameters, found[len(first) + len(leaves) :], strict=True)
         untold |= {name for name, slope in past if slope is not None}
-        return untold, found[len(edges) : len(edges) + len(leaves)]
+        return untold, found[len(first) : len(first) + len(leaves)]
 
 
 class Watch(TorchFunctionMode):
@@ -98,7 +125,8 @@ class Watch(TorchFunctionMode):
                 if outputs._is_view():  # changed in place, a view would be another node of autograd's
                     outputs = torch.ops.aten._unsafe_view(outputs, outputs.shape)
                 edge = get_gradient_edge(outputs)
-                self.watched.calls.append(Call(known, (name, other), seen.detach(), seen._version, edge))
+                first = not seen.requires_grad
+                self.watched.calls.append(Call(known, (name, other), seen.detach(), seen._version, edge, first))
                 return self._of_one(outputs)
         elif func in STEP_BY_STEP:
             with self:
@@ -108,7 +136,8 @@ class Watch(TorchFunctionMode):
                 return _attention_forward(*args, **settings)
         elif func is functional.scaled_dot_product_attention and (plain := _plain(*args, **settings)) is not None:
             query, key, value = (self._of_all(part) for part in args[:3])  # torch takes a batch apart
-            outputs = func(query.flatten(0, -4), key.flatten(0, -4), value.flatten(0, -4), **plain)
+            with sdpa_kernel(_ATTENTION):
+                outputs = func(query.flatten(0, -4), key.flatten(0, -4), value.flatten(0, -4), **plain)
             return self._of_one(outputs.view(*query.shape[:-3], *outputs.shape[1:]))
         return func(*args, **settings)
 
