@@ -82,7 +82,7 @@ def _narrow(size: int, dtype: torch.dtype) -> bool:
 
 
 def _missing(size: int, dtype: torch.dtype) -> tuple[float, float]:
-    """What a norm of `size` squares is multiplied by, and what is added to it, so that it is no less than it is."""
+    """A factor of a norm of `size` squares and what is added to it, so that it is at least the exact one."""
     if _narrow(size, dtype):  # squares below 2^-126 may be lost: less than (2^-63)² of each
         return 1.0 + (0.51 * size + 4.0) * 2.0**-24, math.sqrt(size) * 2.0**-63
     return 1.0 + (0.51 * size + 4.0) * 2.0**-53, math.sqrt(size) * 2.0**-511
