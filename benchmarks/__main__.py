@@ -91,7 +91,7 @@ def main() -> None:
             failed = _all(chosen)
         finally:
             write_text(_OUT, written.getvalue())
-    print(f"\n{_OUT.relative_to(_OUT.parents[1])} has the same")
+    print(f"\n{_OUT} has the same")
     if failed:
         sys.exit(f"benchmarks: not run to their end: {', '.join(failed)}")
 
@@ -125,4 +125,5 @@ def _ran(name: str) -> bool:
     return True
 
 
-main()
+if __name__ == "__main__":
+    main()
