@@ -73,7 +73,8 @@ def upper_length(vectors: Tensor) -> float:
     size = vectors.numel()
     factor, lost = _missing(size, vectors.dtype)
     wide = None if _narrow(size, vectors.dtype) else torch.float64
-    return torch.linalg.vector_norm(vectors, dtype=wide).item() * factor + lost
+    length: float = torch.linalg.vector_norm(vectors, dtype=wide).item() * factor + lost
+    return length
 
 
 def _narrow(size: int, dtype: torch.dtype) -> bool:

@@ -79,12 +79,14 @@ def of_records(records: Records, name: Hashable, compute: Callable[[Records], Te
 def _longest(records: Records, dtype: torch.dtype) -> float:
     """At least the norm of the features of each record, (B, f), as `upper_norm` bounds them."""
     if isinstance(records, OfBlock):
-        return records.block.computed(
+        of_block: float = records.block.computed(
             records.place, ("longest", dtype), lambda several: _seen(several, dtype).amax(-1).tolist()
         )
+        return of_block
     if records.features.numel() == records.features.shape[-1]:
         return upper_length(records.features.to(dtype))
-    return _seen(records, dtype).max().item()
+    longest: float = _seen(records, dtype).max().item()
+    return longest
 
 
 def _seen(records: Records, dtype: torch.dtype) -> Tensor:
