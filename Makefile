@@ -10,7 +10,7 @@ INSTALLED := build/installed/fedpriv
 # A process for each core; what took longest, and what was skipped and why, are printed.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --dist worksteal --durations=25 -rfEs
 
-.PHONY: run test test-slow test-all gameday scenarios e2e e2e-tools lint lock docs docs-version dist bench bench-gpu bench-peers clean
+.PHONY: run test test-slow test-all gameday scenarios e2e e2e-tools lint lock docs docs-version dist bench bench-gpu bench-peers compare clean
 
 run: $(READY)  ## install, fetch MNIST, run the quickstart, print the table, draw the plots
 	$(BIN)/fedpriv data fetch mnist
@@ -63,6 +63,12 @@ dist: $(READY)  ## the wheel, in dist/
 
 bench: $(READY)  ## speed, against Flower's Ray engine and against the limit
 	$(BIN)/python -m benchmarks
+
+BASE := $(shell git describe --tags --abbrev=0 2>/dev/null)
+PAIRS := 10
+compare: $(READY)  ## this commit beside the last release, or beside BASE=COMMIT, in turns: ratios of PAIRS=10 pairs
+	@test -n "$(BASE)" || { echo "make compare: no release has a tag here; say make compare BASE=COMMIT"; exit 1; }
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.compare $(BASE) HEAD --pairs $(PAIRS)
 
 bench-gpu: $(READY)  ## rounds per second on this machine's GPU, beside its processor
 	$(BIN)/python -m benchmarks.gpu

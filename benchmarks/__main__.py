@@ -2,16 +2,22 @@
 
 `existing_app` trains some twenty models to compare their accuracy, for half an hour and more: it runs if named.
 
-A part that cannot run here says so in one line, and the others are run; the exit code is then 1.
+A part that cannot run here says so in one line, and the others are run; the exit code is then 1.  Whatever is
+printed is in runs/benchmarks.md too, with the tables as docs/benchmarks.md has them, and the seconds of every part
+at its end.
 """
 
 import os
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from functools import partial
+from io import StringIO
+from pathlib import Path
 from subprocess import CalledProcessError
+from typing import TextIO
 
 import torch
 
@@ -34,6 +40,7 @@ from benchmarks import (
     workers,
 )
 from fedpriv.core.errors import FedprivError
+from fedpriv.core.files import write_text
 
 BENCHMARKS: dict[str, Callable[[], None]] = {
     "startup": startup.run,
@@ -55,6 +62,23 @@ BENCHMARKS: dict[str, Callable[[], None]] = {
 }
 
 _IF_NAMED = {"existing_app"}
+_OUT = Path(__file__).resolve().parents[1] / "runs" / "benchmarks.md"
+_MOST = 15 * 60  # seconds
+
+
+class _Written(StringIO):
+    """What is printed, on the terminal as well."""
+
+    def __init__(self, terminal: TextIO) -> None:
+        super().__init__()
+        self._terminal = terminal
+
+    def write(self, text: str) -> int:
+        self._terminal.write(text)
+        return super().write(text)
+
+    def flush(self) -> None:
+        self._terminal.flush()
 
 
 def main() -> None:
@@ -62,24 +86,44 @@ def main() -> None:
     unknown = [name for name in chosen if name not in BENCHMARKS]
     if unknown:
         sys.exit(f"benchmarks: unknown {', '.join(unknown)}; known are {', '.join(BENCHMARKS)}")
-    machine, load = platform.processor() or platform.machine(), os.getloadavg()[0]
-    print(f"{machine}, {os.cpu_count()} cores, load {load:.2f}, torch {torch.__version__}")
-    failed = [name for name in chosen if not _ran(name)]
+    with redirect_stdout(_Written(sys.stdout)) as written:
+        try:
+            failed = _all(chosen)
+        finally:
+            write_text(_OUT, written.getvalue())
+    print(f"\n{_OUT} has the same")
     if failed:
         sys.exit(f"benchmarks: not run to their end: {', '.join(failed)}")
+
+
+def _all(names: Sequence[str]) -> list[str]:
+    """Run the benchmarks, print the seconds that each took, and return those that did not come to their end."""
+    machine, load = platform.processor() or platform.machine(), os.getloadavg()[0]
+    print(f"{machine}, {os.cpu_count()} cores, load {load:.2f}, torch {torch.__version__}")
+    failed, seconds = list[str](), dict[str, float]()
+    for name in names:
+        started = time.perf_counter()
+        if not _ran(name):
+            failed.append(name)
+        seconds[name] = time.perf_counter() - started
+    print("\n## Seconds\n\n| part | s |\n|---|---|")
+    for name, took in seconds.items():
+        print(f"| `{name}` | {took:.0f} |")
+    print(f"| all | {sum(seconds.values()):.0f} (target: {_MOST}) |")
+    return failed
 
 
 def _ran(name: str) -> bool:
     """Whether the benchmark came to its end."""
     print(f"\n## {name}\n", flush=True)
-    started = time.perf_counter()
     try:
         BENCHMARKS[name]()
     except (FedprivError, RuntimeError, OSError, CalledProcessError) as error:
         print(f"{name} cannot run here: {(str(error).strip().splitlines() or [type(error).__name__])[0]}")
         return False
-    print(f"\n{time.perf_counter() - started:.0f} s; load {os.getloadavg()[0]:.1f}", flush=True)
+    print(f"\nload at its end {os.getloadavg()[0]:.1f}", flush=True)
     return True
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -25,7 +25,7 @@ from benchmarks.clock import rounds_per_second
 from fedpriv.scenario.load import scenario_of
 from fedpriv.scenario.schema import Cell
 
-_TURNS = 3
+_TURNS = 2
 _HERE = Path(__file__).parent
 _PFL = _HERE.parent / ".venv-pfl" / "bin" / "python"
 _DATA = "benchmark-clients"

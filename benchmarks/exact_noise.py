@@ -5,10 +5,12 @@ python -m benchmarks.exact_noise
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedpriv.noise.integers.gaussian import START, KeyedIntegers, round_noise
 from fedpriv.noise.integers.increments import integer_residuals, integers, outer_sum
@@ -29,26 +31,32 @@ def best_nanoseconds(work: Callable[[], Any], values: int) -> tuple[float, float
     return 1e9 * processor / values, 1e9 * wall / values
 
 
-def report(name: str, work: Callable[[], Any], values: int) -> None:
-    processor, wall = best_nanoseconds(work, values)
-    print(f"{name}: {processor:.1f} ns per value (wall {wall:.1f})")
+def report(name: str, works: Sequence[Callable[[], Any]], values: Sequence[int]) -> None:
+    each = [f"{best_nanoseconds(*of)[0]:.1f}" for of in zip(works, values, strict=True)]
+    print(f"| {name} | {' | '.join(each)} |", flush=True)
 
 
 def run() -> None:
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-    for size in SIZES:
-        for sigma in SIGMAS:
-            source = KeyedIntegers(bytes(32), 3, 5)
-            report(f"d = {size}, sigma = {sigma:.4g}", lambda s=source, d=size, g=sigma: s.vector(d, g), size)
-        sums = np.zeros(size, np.int64)
-        fresh = lambda s=sums: round_noise(bytes(32), 3, 5, START, s).vector(len(s), SIGMAS[-1])  # noqa: E731
-        report(f"d = {size}, a fresh subkey of the sums each time", fresh, size)
+    print("Processor nanoseconds per value, the best of ten runs or more.\n")
+    print(f"| σ, in units of the lattice | {' | '.join(f'd = {size:,}' for size in SIZES)} |")
+    print("|---|---|---|")
+    for sigma in SIGMAS:
+        source = KeyedIntegers(bytes(32), 3, 5)
+        report(f"{sigma:.4g}", [partial(source.vector, size, sigma) for size in SIZES], SIZES)
+    fresh = [partial(_of_the_sums, np.zeros(size, np.int64)) for size in SIZES]
+    report(f"{SIGMAS[-1]:.4g}, with the key of a round from the sums", fresh, SIZES)
+    print("\n| to make integers of increments | ns |\n|---|---|")
     generator = np.random.default_rng(0)
     rows = generator.normal(size=(100, 7850)).astype(np.float32)
-    report("increments to integers, 100 records", lambda: integers(rows, 2**36, 2.0**36).sum(axis=0), rows.size)
+    report("100 records", [lambda: integers(rows, 2**36, 2.0**36).sum(axis=0)], [rows.size])
     residuals, features = generator.normal(size=(100, 10)), generator.integers(0, 256, (100, 785))
     rank_one = lambda: outer_sum(integer_residuals(residuals, features, 2**36, 2.0**28), features, 2**36)  # noqa: E731
-    report("the same by rank one", rank_one, rows.size)
+    report("the same by rank one", [rank_one], [rows.size])
+
+
+def _of_the_sums(sums: NDArray[np.int64]) -> Any:
+    return round_noise(bytes(32), 3, 5, START, sums).vector(len(sums), SIGMAS[-1])
 
 
 if __name__ == "__main__":

@@ -70,7 +70,8 @@ def run() -> None:
     print("| clients | data (GB) | imports | peak | peak less data | loading (s) | rounds per second |")
     print("|---|---|---|---|---|---|---|", flush=True)
     for clients in (10_000, 100_000, 1_000_000):
-        subprocess.run([sys.executable, "-m", "benchmarks.million_clients", str(clients)], check=True)
+        command = [sys.executable, "-m", "benchmarks.million_clients", str(clients)]
+        print(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout, end="", flush=True)
     print("\ntarget: under 4 GB beside the data")
 
 

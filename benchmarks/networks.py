@@ -8,7 +8,7 @@ which `make bench-peers` makes.
 
 import os
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ _TURNS = 3
 _SILOS = 100
 ROUNDS = {"cnn": 40, "wide-cnn": 6}
 _DATA = "benchmark-pictures"
-_OURS = "fedpriv, vectorized"
+_CONTENDERS = _OURS, _HOOKS, _GHOST = "fedpriv, vectorized", "Opacus 1.6.0, hooks", "Opacus 1.6.0, ghost norms"
 _SCRIPT = "opacus_rounds.py"
 
 
@@ -52,8 +52,8 @@ def _contenders(network: str) -> dict[str, Callable[[], _Took | None]]:
     """By name: one measurement, None where the peer is not here."""
     return {
         _OURS: lambda: _fedpriv(network),
-        "Opacus 1.6.0, hooks": lambda: _opacus("hooks", network),
-        "Opacus 1.6.0, ghost norms": lambda: _opacus("ghost", network),
+        _HOOKS: lambda: _opacus("hooks", network),
+        _GHOST: lambda: _opacus("ghost", network),
     }
 
 
@@ -88,26 +88,33 @@ def register() -> None:
 
 def run() -> None:
     register()
-    print("| network | who | us per record, median (range) | x fedpriv | processor us | x fedpriv | load |")
-    print("|---|---|---|---|---|---|---|")
+    found: dict[str, dict[str, list[_Took]]] = {}
     for network in ROUNDS:
-        took: dict[str, list[_Took]] = {}
+        took = found[network] = dict[str, list[_Took]]()
         for _ in range(_TURNS):
             for name, measure in _contenders(network).items():
                 if (one := measure()) is not None:
                     took.setdefault(name, []).append(one)
-        for name in took:
-            walls = sorted(one.wall for one in took[name])
-            wall, processor = _medians(took[name])
-            ours, ours_processor = _medians(took[_OURS])
-            print(
-                f"| {network} | {name} | {wall:,.0f} ({walls[0]:,.0f} - {walls[-1]:,.0f}) | {wall / ours:.2f} "
-                f"| {processor:,.0f} | {processor / ours_processor:.2f} | {os.getloadavg()[0]:.1f} |",
-                flush=True,
-            )
+    for place, clock in enumerate(_Took._fields):
+        print(f"Microseconds per record, {clock}:\n")
+        print("| network | fedpriv, vectorized | Opacus hooks | × | Opacus ghost norms | × |")
+        print("|---|---|---|---|---|---|")
+        for network, took in found.items():
+            print(_row(network, {name: [one[place] for one in several] for name, several in took.items()}))
+        print()
+    print(f"median and range of {_TURNS} turns; load {os.getloadavg()[0]:.1f}")
     if not python_of("opacus").exists():
         print("Opacus is left out: it has no environment here; make bench-peers")
 
 
-def _medians(several: list[_Took]) -> _Took:
-    return _Took(*(statistics.median(column) for column in zip(*several, strict=True)))
+def _row(network: str, took: Mapping[str, Sequence[float]]) -> str:
+    ours = statistics.median(took[_OURS])
+    entries = [f"{network}, {sum(part.numel() for part in NETWORKS[network]().parameters()):,} parameters"]
+    for name in _CONTENDERS:
+        if several := took.get(name):
+            middle = statistics.median(several)
+            entries.append(f"{middle:,.0f} ({min(several):,.0f} - {max(several):,.0f})")
+            entries += [f"{middle / ours:.2f}"] * (name != _OURS)
+        else:
+            entries += ["-", "-"]
+    return f"| {' | '.join(entries)} |"

@@ -21,7 +21,8 @@ from fedpriv.loss.module import ModuleObjective
 from fedpriv.loss.objective import Batch, Objective, Query, Records
 from fedpriv.loss.softmax import SoftmaxRegression
 
-_TURNS, _BATCHES = 3, (64, 250)
+_TURNS = {64: 3, 250: 1}
+"""How often the contenders take turns, for each size of a batch; the second shows how they grow with it."""
 _COLUMNS = ("fedpriv", "two points", "torch.func", "hooks", "ghost")
 """fedpriv by the route it takes, with the two points of a recursive gradient, by vmap(grad); Opacus."""
 
@@ -30,13 +31,15 @@ def run() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     print("Processor microseconds per record, median of turns, and in brackets the peak of memory in MB.\n")
-    print(
-        "| model | parameters | batch | route | fedpriv | two points | torch.func | Opacus hooks | ghost norms |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|")
-    for batch in _BATCHES:
+    for batch, turns in _TURNS.items():
+        print(f"Batches of {batch}, {turns} turn{'s' * (turns > 1)}:\n")
+        print(
+            "| model | parameters | route | fedpriv | with two points | torch.func | Opacus hooks "
+            "| Opacus ghost norms | × |"
+        )
+        print("|---|---|---|---|---|---|---|---|---|")
         costs: dict[str, dict[str, list[Cost]]] = {name: {} for name in GRADIENTS}
-        for _ in range(_TURNS):
+        for _ in range(turns):
             for name in GRADIENTS:
                 for column, cost in _ours(name, batch).items():
                     costs[name].setdefault(column, []).append(cost)
@@ -44,8 +47,9 @@ def run() -> None:
                 name, column = key.split("/")
                 costs[name].setdefault(column, []).append(Cost(*cost))
         for name, of in costs.items():
-            _print(name, batch, of)
-    print(f"\n{_TURNS} turns; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+            _print(name, of)
+        print()
+    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     if not python_of("opacus").exists():
         print("Opacus is left out: it has no environment here; make bench-peers")
     torch.set_num_threads(threads)
@@ -80,15 +84,17 @@ def _step(objective: Objective, batch: int, points: int) -> Callable[[], None]:
     return step
 
 
-def _print(name: str, batch: int, costs: dict[str, list[Cost]]) -> None:
+def _print(name: str, costs: dict[str, list[Cost]]) -> None:
     objective = _objective(name)
     route = {LayeredObjective: "layers", GhostObjective: "functions"}.get(type(objective), "its own")
-    cells = []
+    cells, medians = [], dict[str, float]()
     for column in _COLUMNS:
         if of := costs.get(column):
-            middle, memory = (statistics.median(values) for values in zip(*of, strict=True))
-            cells.append(f"{middle:.1f} ({memory:.0f})")
+            medians[column], memory = (statistics.median(values) for values in zip(*of, strict=True))
+            cells.append(f"{medians[column]:.1f} ({memory:.0f})")
         else:
             cells.append("-")
+    peers = [medians[column] for column in ("hooks", "ghost") if column in medians]
+    cells.append(f"{medians['fedpriv'] / min(peers):.2f}" if peers else "-")
     parameters = sum(parameter.numel() for parameter in GRADIENTS[name](nn.LSTM).parameters())
-    print(f"| {name} | {parameters:,} | {batch} | {route} | {' | '.join(cells)} |", flush=True)
+    print(f"| {name} | {parameters:,} | {route} | {' | '.join(cells)} |", flush=True)

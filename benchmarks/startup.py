@@ -38,18 +38,18 @@ def run() -> None:
     for _ in range(_TURNS):
         for name, command in _COMMANDS.items():
             times[name].append(_timed(command))
-    print(f"| command, median of {_TURNS} | s | target | range | processor s |")
+    print("| command | s | range | processor s | target |")
     print("|---|---|---|---|---|")
     for name, took in times.items():
         walls = sorted(each.wall for each in took)
         processor = statistics.median(each.processor for each in took)
         spread = f"{walls[0]:.2f} - {walls[-1]:.2f}"
         target = _TARGETS.get(name, "")
-        print(f"| {name} | {statistics.median(walls):.2f} | {target} | {spread} | {processor:.2f} |")
+        print(f"| `{name}` | {statistics.median(walls):.2f} | {spread} | {processor:.2f} | {target} |")
     with tempfile.TemporaryDirectory(prefix="fedpriv-startup-") as folder:
         once = _timed((*_QUICKSTART, str(Path(folder) / "quickstart")))
-    print(f"| first table of the quickstart, once | {once.wall:.1f} | 20 | | {once.processor:.1f} |")
-    print(f"\nload at the end {os.getloadavg()[0]:.2f}")
+    print(f"| first table of the quickstart, once | {once.wall:.1f} | | {once.processor:.1f} | 20 |")
+    print(f"\nmedian and range of {_TURNS}; load at the end {os.getloadavg()[0]:.2f}")
 
 
 def _timed(command: Sequence[str]) -> _Took:

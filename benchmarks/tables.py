@@ -19,10 +19,10 @@ _POINTS = 2  # a recursive gradient looks at two
 def run() -> None:
     total = 0.0
     print(
-        "| table | silos | rounds | run (s) | main thread (s) | draws (s) | products (s) | evaluations (s) "
-        "| run / floor | main / floor | main / floor with evaluations | main, us a round |"
+        "| table | M | run (s) | main thread (s) | draws (s) | products (s) | evaluations (s) "
+        "| main / floor | main / floor with evaluations | main, µs per round |"
     )
-    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for table in ("mnist-untrusted", "mnist-trusted"):
         for silos in (1, 10, 100):
             scenario = load_scenario(SCENARIOS / f"{table}.toml", [f"federation.silos={silos}", "seeds=1"])
@@ -37,8 +37,8 @@ def run() -> None:
             least, scores = draws + products, floor.evaluations(cells)
             rounds = cells[0].federation.total_rounds
             print(
-                f"| {table} | {silos} | {rounds} | {seconds:.2f} | {of_main:.2f} | {draws:.2f} | {products:.2f} "
-                f"| {scores:.2f} | {seconds / least:.2f} | {of_main / least:.2f} "
-                f"| {of_main / (least + scores):.2f} | {1e6 * of_main / rounds:.0f} |"
+                f"| {table.removeprefix('mnist-')} | {silos} | {seconds:.2f} | {of_main:.2f} | {draws:.2f} "
+                f"| {products:.2f} | {scores:.2f} | {of_main / least:.2f} | {of_main / (least + scores):.2f} "
+                f"| {1e6 * of_main / rounds:,.0f} |"
             )
     print(f"\nall 18 cells, one seed, noise per silo: {total:.1f} s (target: under 60 s on 2 cores)")

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[1]
-_TURNS = 3
-_SILOS, _ROUNDS = 100, 300
+_TURNS = 2
+_SILOS, _ROUNDS = 100, 200
 _ONE_CORE = ("taskset", "--cpu-list", "0")
 _CONTENDERS: dict[str, tuple[Sequence[str], str]] = {
     "one process, with its noise thread": ((), "0"),

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from benchmarks import __main__ as bench
 from benchmarks.compare import interval, verdict
 from benchmarks.differences import differences
 from benchmarks.differences import interval as students_interval
 from benchmarks.refining import fresh_seeds, neighbours
 from benchmarks.statistics_beside import lines_of
 from benchmarks.tightness import KINDS, row
+from fedpriv.core.errors import RunError
 from fedpriv.scenario.statistics import read_plan
 from tests.data.tables import rows, write_csv
 from tests.study.test_statistics import tree_of
@@ -57,6 +59,26 @@ def test_a_commit_that_there_is_not_is_one_line() -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("benchmarks.compare: fatal: ")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_run_of_benches_leaves_a_page_with_the_seconds_of_each_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A part that cannot run here is one line, and the others go on; the page has what the terminal has."""
+
+    def fails() -> None:
+        raise RunError("no such machine")
+
+    monkeypatch.setattr(bench, "BENCHMARKS", {"bad": fails, "good": lambda: print("| a | table |")})
+    monkeypatch.setattr(bench, "_OUT", tmp_path / "runs" / "page.md")
+    monkeypatch.setattr(sys, "argv", ["benchmarks"])
+    with pytest.raises(SystemExit, match="not run to their end: bad"):
+        bench.main()
+    page, shown = (tmp_path / "runs" / "page.md").read_text(encoding="utf-8"), capsys.readouterr().out
+    assert shown.startswith(page)
+    assert "bad cannot run here: no such machine" in page
+    assert page.index("| a | table |") < page.index("| `bad` | 0 |") < page.index("| `good` | 0 |")
+    assert page.endswith("| all | 0 (target: 900) |\n")
 
 
 def _cell(row: str, mu: float, seed: int, accuracy: float) -> dict[str, Any]:

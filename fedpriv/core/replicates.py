@@ -38,8 +38,8 @@ def never_above(values: "Tensor", bound: Scalar) -> bool:
     """Whether no value is above its bound, or NaN, as far as `certain` knows; a tensor's bounds broadcast."""
     if not values.numel():
         return True
-    if isinstance(bound, float):
-        return values.is_cpu and values.max().item() <= bound  # a third of the time of tensors of booleans
+    if isinstance(bound, float):  # a third of the time of tensors of booleans
+        return values.is_cpu and (values.max() if values.numel() > 1 else values).item() <= bound
     return certain((values <= bound).all())
 
 

@@ -51,6 +51,14 @@ class Parts(NamedTuple):
     """r: since the epoch's first query; None in its first round."""
 
 
+def _as_a_whole(
+    current: Round, query: Tensor, past: tuple[Tensor, ...], memory: int
+) -> tuple[Query, tuple[Tensor, ...]]:
+    """What records are asked for in a round that is clipped as a whole, and the queries to remember."""
+    queries = (query, *past)
+    return Query(queries[: len(current.coefficients)], current.coefficients), queries[: memory - 1]
+
+
 def parts_of(
     current: Round, query: Tensor, past: tuple[Tensor, ...], memory: int
 ) -> tuple[Parts, tuple[Tensor, ...]]:
@@ -60,9 +68,8 @@ def parts_of(
     this epoch and the one before.
     """
     if current.split is None:
-        queries = (query, *past)
-        part = Part(Query(queries[: len(current.coefficients)], current.coefficients), current.clip)
-        return Parts(part), queries[: memory - 1]
+        asked, queries = _as_a_whole(current, query, past, memory)
+        return Parts(Part(asked, current.clip)), queries
     epoch, place = divmod(current.t - 1, current.split.rounds_per_epoch)
     anchors = past if place else (query, *past)[:2]
     (weight,) = current.coefficients
@@ -153,8 +160,8 @@ def absorb(
         return RunningSum(past, current.decay * state.total), query.new_zeros(query.shape[:-1], dtype=torch.int64)
     if current.split is not None:
         return absorb_split(state, current, current.split, query, objective, records, weights)
-    (part, *_), past = parts_of(current, query, state.past, memory)
-    increment = objective.increment(part.query, Batch(records, weights), part.clip)
+    asked, past = _as_a_whole(current, query, state.past, memory)
+    increment = objective.increment(asked, Batch(records, weights), current.clip)
     total = increment.total  # made for this round alone
     if current.decay:
         total.add_(state.total, alpha=current.decay)

@@ -6,18 +6,22 @@ numbers for records that are no part of a block.
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.alone import softmax_slopes
-from fedpriv.loss.clipping import Clipping, certainly_unclipped, clipping, rank_one, upper_norm
+from fedpriv.loss.clipping import Clipping, certainly_unclipped, clipping, rank_one, upper_length, upper_norm
 from fedpriv.loss.linear import LinearObjective
 from fedpriv.loss.losses import CrossEntropy
 from fedpriv.loss.objective import Outer, Query, Records
+
+Part = TypeVar("Part")
 
 
 class OfBlock(Records):
@@ -37,7 +41,7 @@ class Block:
 
     def __init__(self, records: Records, replicates: int) -> None:
         self._records, self._replicates = records, replicates
-        self._computed: dict[Hashable, Sequence[Tensor]] = {}
+        self._computed: dict[Hashable, Sequence[Any]] = {}
 
     def rounds(self) -> Iterator[OfBlock]:
         """Each round's records."""
@@ -48,12 +52,13 @@ class Block:
             records.single, records.block, records.place = Records(*single), self, place
             yield records
 
-    def computed(self, place: int, name: Hashable, compute: Callable[[Records], Tensor]) -> Tensor:
+    def computed(self, place: int, name: Hashable, compute: Callable[[Records], Sequence[Part]]) -> Part:
         """A round's part of what `compute` makes of the records of all rounds."""
         found = self._computed.get(name)
         if found is None:
-            found = self._computed[name] = compute(self._records).unbind()
-        return found[place]
+            found = self._computed[name] = compute(self._records)
+        part: Part = found[place]
+        return part
 
     def _of_replicates(self, column: Tensor) -> Tensor:
         return column.unsqueeze(1).expand(-1, self._replicates, *column.shape[1:])
@@ -66,9 +71,27 @@ def once(records: Records) -> Records:
 
 def of_records(records: Records, name: Hashable, compute: Callable[[Records], Tensor]) -> Tensor:
     """What `compute` makes of `once(records)`: numbers for each record by itself, under a `name` of their own."""
-    return (
-        records.block.computed(records.place, name, compute) if isinstance(records, OfBlock) else compute(records)
-    )
+    if not isinstance(records, OfBlock):
+        return compute(records)
+    return records.block.computed(records.place, name, lambda several: compute(several).unbind())
+
+
+def _longest(records: Records, dtype: torch.dtype) -> float:
+    """At least the norm of the features of each record, (B, f), as `upper_norm` bounds them."""
+    if isinstance(records, OfBlock):
+        of_block: float = records.block.computed(
+            records.place, ("longest", dtype), lambda several: _seen(several, dtype).amax(-1).tolist()
+        )
+        return of_block
+    if records.features.numel() == records.features.shape[-1]:
+        return upper_length(records.features.to(dtype))
+    longest: float = _seen(records, dtype).max().item()
+    return longest
+
+
+def _seen(records: Records, dtype: torch.dtype) -> Tensor:
+    """At least the norm of the features of each record, (..., B)."""
+    return upper_norm(records.features.to(dtype))
 
 
 @dataclass(frozen=True)
@@ -123,28 +146,27 @@ class SoftmaxRegression(LinearObjective):
     def _slopes(self, query: Query, records: Records) -> Tensor:
         """Σ_k coefficients[k] (softmax(scores at points[k]) - onehot), (..., classes, B)."""
         features = once(records).features
-        return _combined((self._scores(point, features) for point in query.points), query.coefficients, records)
+        return _combined([self._scores(point, features) for point in query.points], query.coefficients, records)
 
     def _clipping(
         self, slopes: Tensor, records: Records, weights: Tensor, clip: Scalar
     ) -> tuple[Tensor, Clipping]:
         kind = slopes.dtype
-        seen = of_records(records, ("norm", kind), lambda several: upper_norm(several.features.to(kind)))
-        clipped = certainly_unclipped(slopes, seen, weights, clip) or clipping(
-            rank_one(upper_norm(slopes, -2), seen), weights, clip
-        )
+        clipped = certainly_unclipped(slopes, lambda: _longest(records, kind), weights, clip)
+        if clipped is None:
+            seen = of_records(records, ("norm", kind), lambda several: _seen(several, kind))
+            clipped = clipping(rank_one(upper_norm(slopes, -2), seen), weights, clip)
         return once(records).features.to(kind), clipped
 
 
-def _combined(scores: Iterable[Tensor], coefficients: Sequence[float], records: Records) -> Tensor:
+def _combined(scores: Sequence[Tensor], coefficients: Sequence[float], records: Records) -> Tensor:
     """Σ_k coefficients[k] (softmax(scores[k]) - onehot), (..., classes, B), from scores of that shape.
 
     Records come last: sums over a handful of classes then go through memory in order, at a tenth of the time.
     """
-    parts = (of_point.softmax(-2) for of_point in scores)
-    residual = next(parts).mul_(coefficients[0])
-    for part, coefficient in zip(parts, coefficients[1:], strict=True):
-        residual.add_(part, alpha=coefficient)
+    residual = scores[0].softmax(-2).mul_(coefficients[0])
+    for of_point, coefficient in zip(scores[1:], coefficients[1:], strict=True):
+        residual.add_(of_point.softmax(-2), alpha=coefficient)
     classes = residual.shape[-2]
     right = of_records(records, ("right", classes), lambda several: _right(several, classes))
     return residual.sub_(right, alpha=sum(coefficients))
@@ -152,6 +174,12 @@ def _combined(scores: Iterable[Tensor], coefficients: Sequence[float], records: 
 
 def _right(records: Records, classes: int) -> Tensor:
     """1 for each record's own class, (..., classes, B)."""
-    labels = records.labels.unsqueeze(-2)
-    zeros = records.features.new_zeros(*labels.shape[:-2], classes, labels.shape[-1])
-    return zeros.scatter_(-2, labels, 1.0)
+    features = records.features
+    return torch.embedding(_units(classes, features.dtype, features.device), records.labels).mT.contiguous()
+
+
+@lru_cache(maxsize=16)
+def _units(classes: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The unit vector of each class, one a row; nobody writes into it."""
+    with torch.inference_mode(False):  # it outlives the run that asks for it first
+        return torch.eye(classes, dtype=dtype, device=device)

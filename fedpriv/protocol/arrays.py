@@ -71,7 +71,10 @@ def vector_in(content: RecordDict, name: str) -> Tensor:
 
 
 def shared_vector_in(content: RecordDict, name: str) -> Tensor:
-    """`vector_in` for what many silos of one process are sent: the same tensor wherever the bytes are the same."""
+    """`vector_in` for what many silos of one process are sent: the same tensor wherever the bytes are the same.
+
+    It lies where torch puts its own, so that no silo has to copy it there.
+    """
     given = given_in(content, name)
     if isinstance(given, bytes):
         return _shared_tensor(given, None)
@@ -81,7 +84,7 @@ def shared_vector_in(content: RecordDict, name: str) -> Tensor:
 @lru_cache(maxsize=2)
 def _shared_tensor(data: bytes, described: tuple[str, tuple[int, ...], str] | None) -> Tensor:
     """Python keeps the hash of immutable bytes, and compares two names of the same bytes without reading them."""
-    return _tensor(values_of(data if described is None else array_over(*described, data)))
+    return _tensor(values_of(data if described is None else array_over(*described, data))).clone()
 
 
 def _tensor(values: NDArray[Any]) -> Tensor:

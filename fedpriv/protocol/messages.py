@@ -206,7 +206,7 @@ def refusal_in(content: RecordDict) -> Refusal | None:
 def number_in(content: RecordDict, record: str, key: str) -> int:
     """A whole number in a metric or config record; ValueError if there is none."""
     values = values_in(content).get(record)
-    value = values_in(values).get(key) if isinstance(values, MetricRecord | ConfigRecord) else None
+    value = values_in(values).get(key) if isinstance(values, ConfigRecord | MetricRecord) else None
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"the message carries no whole number {record}.{key}")
     return value

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -173,12 +173,11 @@ class FloatArithmetic:
         return state.sums[0] * self.plan.estimator.round(t).decay
 
     def noisy(self, state: State, t: int, sums: Tensor, owner: int, query: Tensor | None) -> tuple[Tensor, State]:
-        after = State(t, state.past, (sums,), state.hidden)
         if (fresh := self.draw(owner, t)) is None:
-            return sums, after
+            return sums, State(t, state.past, (sums,), state.hidden)
         row, hidden = self.plan.mechanism.noise(state.hidden, t, fresh.vectors)
         noisy = sums + row if fresh.amplitude is None else torch.addcmul(sums, fresh.amplitude, row)
-        return noisy, after._replace(hidden=hidden)
+        return noisy, State(t, state.past, (sums,), hidden)
 
     def leaving(self, state: State, t: int, noisy: Tensor, owner: int) -> tuple[Tensor, State]:
         return noisy, state
@@ -351,23 +350,27 @@ class Seeded:
 
     def __init__(self, plan: Plan, source: KeyedNormal, dtype: torch.dtype) -> None:
         """`dtype` is what it is scaled and correlated in."""
-        self._plan, self._source, self._dtype = plan, source, dtype
+        self._plan, self._source = plan, source
+        self._dtype: np.dtype[Any] = np.dtype(str(dtype).removeprefix("torch."))
         self._stds = {owner: float(std) for owner, std, _ in plan.noise.sources}
         self._ahead: dict[int, DrawAhead] = {}
 
     def __call__(self, owner: int, t: int) -> Fresh | None:
         std = self._stds.get(owner, 0.0)
-        return Fresh(self._vectors(owner, t).mul_(std)) if std else None
+        if not std:
+            return None
+        # Widened and multiplied in one call, piece by piece in the cache.
+        return Fresh(torch.from_numpy(np.multiply(self._vectors(owner, t), std, dtype=self._dtype)))
 
-    def _vectors(self, owner: int, t: int) -> Tensor:
-        """Of variance 1, the caller's own: (d,), or (draws, d)."""
+    def _vectors(self, owner: int, t: int) -> NDArray[np.floating]:
+        """Of variance 1, (d,), or (draws, d): do not write into them."""
         size, count = self._plan.objective.dimension, self._plan.mechanism.draws(t)
         if count is not None:
-            return torch.from_numpy(self._source.nodes(size, owner, t, count)).to(self._dtype)
+            return self._source.nodes(size, owner, t, count)
         if owner not in self._ahead:
             ahead = rounds_ahead(size, len(self._plan.batch_sizes))
             self._ahead[owner] = DrawAhead(self._source, size, owner, self._plan.schedule.rounds, ahead)
-        return torch.from_numpy(self._ahead[owner].vector(t)).to(self._dtype, copy=True)
+        return self._ahead[owner].vector(t)
 
 
 def rounds_ahead(size: int, silos: int) -> int:

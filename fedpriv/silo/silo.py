@@ -68,7 +68,7 @@ class Bounded(View):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         found = self.base.increment(query, batch, clip)
         total = found.total if found.total.dtype == torch.float64 else found.total.double()
-        most, length = _most(batch.weights, clip), float(torch.linalg.vector_norm(total))
+        most, length = _most(batch.weights, clip), torch.linalg.vector_norm(total).item()
         if not length <= most:
             total = total * (most / length) if length < torch.inf else torch.zeros_like(total)
         return Increment(total, found.clipped)
@@ -76,7 +76,7 @@ class Bounded(View):
 
 def _most(weights: Tensor, clip: Scalar) -> float:
     """A bound on the norm of a sum of increments of records of these weights."""
-    return float(weights.double().abs().sum()) * float(clip) * _ROUNDING
+    return weights.abs().sum(dtype=torch.float64).item() * float(clip) * _ROUNDING
 
 
 @contextmanager
@@ -151,11 +151,12 @@ class Silo:
         state, current = self._after_gap(state, t)
         past, read = tuple(map(aligned, state.past)), self._read(t)
         point = point_of(current, aligned(query), past)
-        summed = self.arithmetic.sums(state._replace(past=past), current, point, read)
+        before = State(state.answered, past, state.sums, state.hidden, state.chain)
+        summed = self.arithmetic.sums(before, current, point, read)
         vector, after = self._released(state, t, summed.values, query)
-        counts = Counts(len(read.weights), None if summed.clipped is None else int(summed.clipped))
+        counts = Counts(read.weights.shape[0], None if summed.clipped is None else int(summed.clipped.item()))
         past = remembered(current, state.past, summed.past, vector)
-        return Release(vector, counts), after._replace(past=past)
+        return Release(vector, counts), State(after.answered, past, after.sums, after.hidden, after.chain)
 
     def message(self, release: Tensor, t: int, keys: bytes, chain: bytes = b"") -> Tensor:
         """The message of round t, of `plan.message_dtype`: the release, or its masked words.
@@ -227,18 +228,20 @@ class Silo:
         rows = schedule.rows(t, size, self.number, lambda: self._coins)
         places = rows if self.order is None else self.order[rows]
         held, there = self._held
-        records = Records(*(aligned(column[places]) for column in held))
-        count = len(records.labels)
-        weight = record_weight(1.0, size, schedule.expected_batches(t))
-        weights = torch.full((count,), weight, dtype=torch.float64)
-        if there is not None:
-            weights.masked_fill_(~there[places], 0.0)
-        return Read(records, weights, ((self.number, count),))
+        records = Records(aligned(held.features[places]), aligned(held.labels[places]))
+        weights = there[places] * record_weight(1.0, size, schedule.expected_batches(t))
+        return Read(records, weights, ((self.number, records.labels.shape[0]),))
 
     @cached_property
-    def _held(self) -> tuple[Records, Tensor | None]:
-        """The records, with labels for all places, and which places count; `PerUnit` knows that of its own."""
-        return counting(self.records) if self.plan.unit.records == 1 else (self.records, None)
+    def _held(self) -> tuple[Records, Tensor]:
+        """The records, with labels for all places, and 1 for each place that counts, else 0, in float64.
+
+        `PerUnit` knows of its own which records of a unit count.
+        """
+        if self.plan.unit.records > 1:
+            return self.records, torch.ones(len(self.records.labels), dtype=torch.float64)
+        records, there = counting(self.records)
+        return records, there.double()
 
     @cached_property
     def _coins(self) -> KeyedCoins:

@@ -9,8 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpriv.loss.clipping import certainly_unclipped, clipping, rank_one, upper_norm
+from fedpriv.loss.clipping import certainly_unclipped, clipping, rank_one, upper_length, upper_norm
 from fedpriv.loss.layers import DenseTerms
+from fedpriv.loss.objective import Records
+from fedpriv.loss.softmax import Block, _longest
 
 CLIPS = st.floats(2.0**-40, 2.0**40)
 ANY = st.one_of(
@@ -36,7 +38,7 @@ def test_a_glance_says_what_the_clip_of_each_record_says(
     summed = torch.float64 if wide or summed_wide else torch.float32
     columns = torch.tensor(slopes, dtype=kind).view(2, 3).to(summed)
     norms, weight = torch.tensor(seen, dtype=torch.float64), torch.tensor(weights, dtype=summed)
-    found = certainly_unclipped(columns, norms, weight, clip)
+    found = certainly_unclipped(columns, lambda: norms.max().item(), weight, clip)
     if found is None:
         return
     each = clipping(rank_one(upper_norm(columns, -2), norms), weight, clip)
@@ -49,15 +51,42 @@ def test_a_glance_says_what_the_clip_of_each_record_says(
 @pytest.mark.parametrize("clip", [0.999, 1.001])
 def test_it_knows_a_clip_that_is_just_long_enough(clip: float) -> None:
     slopes = torch.tensor([[0.6], [0.8]])
-    found = certainly_unclipped(slopes, torch.ones(1, dtype=torch.float64), torch.ones(1), clip)
+    found = certainly_unclipped(slopes, lambda: 1.0, torch.ones(1), clip)
     assert (found is not None) == (clip > 1.0)
 
 
 def test_it_does_not_look_where_each_replicate_has_a_clip_of_its_own_or_records_are_many() -> None:
-    one = torch.ones(1, dtype=torch.float64)
-    assert certainly_unclipped(torch.zeros(2, 2, 1), one, torch.ones(1), torch.tensor([[1.0], [2.0]])) is None
-    assert certainly_unclipped(torch.zeros(2, 600), one.expand(600), torch.ones(600), 1.0) is None
-    assert certainly_unclipped(torch.zeros(2, 0), one[:0], torch.ones(0), 1.0) is None
+    def looked() -> float:
+        raise AssertionError("nobody asks for the longest")
+
+    assert certainly_unclipped(torch.zeros(2, 2, 1), looked, torch.ones(1), torch.tensor([[1.0], [2.0]])) is None
+    assert certainly_unclipped(torch.zeros(2, 600), looked, torch.ones(600), 1.0) is None
+    assert certainly_unclipped(torch.zeros(2, 0), looked, torch.ones(0), 1.0) is None
+
+
+@settings(max_examples=300, deadline=None)
+@given(values=st.lists(ANY, min_size=1, max_size=6), wide=st.booleans(), long=st.booleans())
+def test_the_length_of_all_is_at_least_the_norm_of_each(values: list[float], wide: bool, long: bool) -> None:
+    """Also beyond 1,024 values, from where on squares are added in float64; NaN and infinity say nothing."""
+    vectors = torch.tensor(values, dtype=torch.float64 if wide else torch.float32).unsqueeze(-1)
+    vectors = vectors.expand(-1, 300 if long else 2)
+    length, norms = upper_length(vectors), upper_norm(vectors)
+    if math.isfinite(length):
+        exact = sum(Fraction(value) ** 2 for value in vectors.double().flatten().tolist())
+        assert Fraction(length) ** 2 >= exact
+    if len(values) == 1 and not long:
+        assert length == norms.item() or math.isnan(length)
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**31), together=st.integers(1, 3), wide=st.booleans())
+def test_a_block_knows_the_longest_of_each_round(seed: int, together: int, wide: bool) -> None:
+    """As records that are no part of a block are looked at: the same number for the same records."""
+    draw, kind = torch.Generator().manual_seed(seed), torch.float64 if wide else torch.float32
+    features = torch.randn(4, together, 9, generator=draw)
+    block = Block(Records(features, torch.zeros(4, together, dtype=torch.int64)), 2)
+    for of_round in block.rounds():
+        assert _longest(of_round, kind) == _longest(of_round.single, kind)
 
 
 @pytest.mark.parametrize("terms", [2, 3])

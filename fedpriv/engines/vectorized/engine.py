@@ -169,7 +169,8 @@ class _Group:
     def run(self, keeper: Keeper) -> list[Outcome]:
         began = last = time.perf_counter()
         rounds = self._plan.schedule.rounds
-        evaluated_at = sorted(evaluation_rounds(rounds, self._run.evaluations))
+        asked = sorted(evaluation_rounds(rounds, self._run.evaluations))
+        evaluated_at = {t: place for place, t in enumerate(asked, 1)}
         optimizer, count = self._plan.optimizer, len(self._cells)
         done = self._resumed(keeper)
         states = done.states
@@ -180,8 +181,7 @@ class _Group:
             if (now := time.perf_counter()) - last > _PROGRESS_EVERY or t == rounds:
                 self._observer.advanced(unreported)
                 unreported, last = 0, now
-            if t in evaluated_at:
-                place = evaluated_at.index(t) + 1
+            if (place := evaluated_at.get(t)) is not None:
                 evaluations.append((t, self._evaluate(t, place, optimizer.output(states.optimizer))))
             if keeper.due(now) and t < rounds:
                 keeper.keep(Checkpoint(t, now - began, evaluations, states))
