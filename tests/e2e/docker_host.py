@@ -17,7 +17,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED_BASE = "python:3.11-slim-bookworm"
 LOCAL_BASE = "fedpriv-base:bookworm"
-PULL_SECONDS, START_SECONDS, STEP_SECONDS = 120.0, 60.0, 600.0
+PULL_SECONDS, START_SECONDS, STEP_SECONDS = 120.0, 60.0, 1800.0
 
 
 class UnavailableError(Exception):

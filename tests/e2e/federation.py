@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+from numpy.typing import DTypeLike
 
 from fedpriv.engines.deployment import LocalSilo, write_silos
 from fedpriv.engines.processes import environment, script
@@ -36,6 +37,11 @@ def kill_process(silo: LocalSilo, name: str) -> None:
 
 _ENTRY_EXTRA = 48
 """Bytes of an entry of the server's journal beside the vector: the link of its noise, and a check."""
+
+
+def entries(size: int, dtype: DTypeLike) -> int:
+    """Rounds in a server's journal of so many bytes, of softmax regression on images."""
+    return size // (7850 * np.dtype(dtype).itemsize + _ENTRY_EXTRA)
 
 
 class Federation:
@@ -93,7 +99,7 @@ class Federation:
             size = (self.own(out) / "journal" / "released.bin").stat().st_size
         except (FileNotFoundError, ValueError):
             return 0
-        return size // (7850 * np.dtype(self.cell.run.dtype).itemsize + _ENTRY_EXTRA)
+        return entries(size, self.cell.run.dtype)
 
     def wait_for_round(self, t: int, running: Command, out: str = "run") -> None:
         wait_until(lambda: self.rounds_done(out) >= t or running.poll() is not None, f"round {t}")

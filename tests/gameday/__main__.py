@@ -1,6 +1,7 @@
 """A game day: three sites as processes of this machine, random faults, and what came of each.
 
     python -m tests.gameday --minutes N --seed S [--at-once K] [--at-least K] [--only NAME,NAME] [--out FOLDER]
+        [--rounds N] [--patience SECONDS]
 
 After each fault it is asserted that all comes up again by itself, that somebody is told within a minute if nothing
 goes on for that long, and at the end of each run that the model has the bytes of an undisturbed replay and that
@@ -129,6 +130,7 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=3, help="faults at different parties, at most")
     parser.add_argument("--at-least", type=int, default=1, help="draws of a strike, of which a party takes one")
     parser.add_argument("--rounds", type=int, default=100, help="rounds of each run")
+    parser.add_argument("--patience", type=float, default=120.0, help="seconds that a run waits for a silo")
     parser.add_argument("--only", default="", help="faults by name, with commas")
     parser.add_argument("--out", type=Path, default=Path("runs/gameday"))
     given = parser.parse_args()
@@ -139,7 +141,7 @@ def main() -> int:
     faults = [fault for fault in FAULTS if not names or fault.name in names]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory(prefix="fedpriv-day-") as home, left_by_nobody(Path(home)):
-        game = Game(Path(home), given.seed, given.rounds)
+        game = Game(Path(home), given.seed, given.rounds, given.patience)
         missing = {
             "full disk": "" if game.has_disks else "this user may mount no small disk",
             **dict.fromkeys((TWICE, OVERTAKEN), game.no_namespaces and "sites are reached through proxies"),

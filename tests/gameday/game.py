@@ -85,7 +85,7 @@ class Runs:
 class Game:
     """A federation, its manager, its network and its runs."""
 
-    def __init__(self, home: Path, seed: int, rounds: int) -> None:
+    def __init__(self, home: Path, seed: int, rounds: int, patience: float) -> None:
         self.home, self.seed, self._stopped, self.days = home, seed, False, 0.0
         self.rounds = rounds
         self.network, self.no_namespaces = _network(seed)
@@ -100,6 +100,7 @@ class Game:
             f"federation.rounds={rounds}",
             f"federation.batch={2000 // rounds}",
             f"algorithm.trust={TRUSTS[seed % 3]}",
+            f"deployment.patience={patience}",
         ]
         self._mounted = [
             path for path in (*(home / "silos" / f"silo-{site}" for site in SITES), home / "runs") if _mount(path)
