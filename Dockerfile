@@ -30,7 +30,8 @@ FROM ${BASE_IMAGE}
 COPY --from=build /venv /venv
 COPY deploy/supernode.sh deploy/health.py /usr/local/bin/
 # Volumes take their mode from these folders: whoever writes to one owns what he wrote, and nobody else may replace it.
-RUN mkdir -p /silo/ledger /silo/socket /control && chmod 1777 /silo/ledger /silo/socket /control
+RUN mkdir -p /silo/ledger /silo/mark /silo/socket /control \
+ && chmod 1777 /silo/ledger /silo/mark /silo/socket /control
 ENV PATH=/venv/bin:$PATH \
     HOME=/tmp LOGNAME=fedpriv FLWR_HOME=/tmp/flwr MPLCONFIGDIR=/tmp/matplotlib \
     PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1 \

@@ -18,6 +18,7 @@ _PLACES = (
     r"      - silo-\d+\n",  # the SuperLink's networks
     r"  silo-\d+: \{internal: true\}\n",
     r"  ledger-\d+:\n",
+    r"  mark-\d+:\n",
     r"  socket-\d+:\n",
     r"  node-\d+:\n    command: .*\n    healthcheck: .*\n",  # without TLS
 )

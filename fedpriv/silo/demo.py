@@ -91,11 +91,11 @@ def prepare_silos(scenario: Scenario, folder: Path, runs: int) -> list[Path]:
         }
     )
     for silo, guard in enumerate(folders):
-        for name in ("ledger", "socket"):
+        for name in ("ledger", "mark", "socket"):
             own_folder(guard / name)
             keep_to_owner(guard / name)
         keep_to_owner(guard)
-        state = {"ledger": "ledger/ledger.sqlite", "socket": "socket/guard.sock"}
+        state = {"ledger": "ledger/ledger.sqlite", "mark": "mark/ledger.mark", "socket": "socket/guard.sock"}
         if schema is not None and (schema.split is not None or first.model.row.of_cells):
             write_table_shard(guard / "shard.csv", first, dataset, silo, order[silo])
             keys, table = {"silo": silo, "shard": "shard.csv"}, schema

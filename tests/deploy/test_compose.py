@@ -64,7 +64,7 @@ def test_mounts_of_the_host_are_read_only_except_for_results(services: dict[str,
 @pytest.mark.parametrize("silo", SILOS)
 def test_only_the_guard_sees_a_silos_records(services: dict[str, Any], silo: int) -> None:
     guard, node = services[f"guard-{silo}"], services[f"node-{silo}"]
-    assert mounts(guard) == {f"./deploy/run/silo-{silo}/guard", f"ledger-{silo}", f"socket-{silo}"}
+    assert mounts(guard) == {f"./deploy/run/silo-{silo}/guard", f"ledger-{silo}", f"mark-{silo}", f"socket-{silo}"}
     assert guard["network_mode"] == "none"
     assert mounts(node) == {f"./deploy/run/silo-{silo}/node", f"socket-{silo}"}
     assert node["networks"] == [f"silo-{silo}"]
@@ -169,7 +169,7 @@ def test_another_number_of_silos_and_back(silos: int) -> None:
     assert set(tree["services"]["superlink"]["networks"]) == set(tree["networks"]) == {
         f"silo-{silo}" for silo in numbers
     }  # fmt: skip
-    volumes = {f"{kind}-{silo}" for kind in ("ledger", "socket") for silo in numbers}
+    volumes = {f"{kind}-{silo}" for kind in ("ledger", "mark", "socket") for silo in numbers}
     assert set(tree["volumes"]) == {"control", *volumes}
     assert [tree["services"][f"node-{silo}"]["environment"]["SILO"] for silo in numbers] == list(map(str, numbers))
 

@@ -1,6 +1,7 @@
 """A clean checkout in which the containers are prepared and run, as README says."""
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -12,9 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.e2e.docker_host import base_image, docker_daemon, fetch_wheels, run
+from tests.e2e.docker_host import ROOT, Docker, run
 
-ROOT = Path(__file__).resolve().parents[2]
 UP_SECONDS = 1200.0  # a limit for what hangs; on a quiet machine it is a minute
 
 
@@ -77,32 +77,32 @@ class Containers:
 
 @contextmanager
 def prepared(
-    folder: Path, *options: str, change: Callable[[Path], None] = lambda _: None, **own: str
+    docker: Docker, folder: Path, *options: str, change: Callable[[Path], None] = lambda _: None, **own: str
 ) -> Iterator[Containers]:
     """The containers of a clean checkout after `deploy/prepare.sh OPTIONS`; gone, ledgers and all, with the block.
 
-    `change` may change the checkout before; `own` are environment variables.  UnavailableError where none can run.
+    `change` may change the checkout before; `own` are environment variables.
     """
-    with docker_daemon(folder / "docker") as found:
-        base, checkout = base_image(folder, found), clean_checkout(folder / "fedpriv")
-        fetch_wheels(checkout, found)
-        change(checkout)
-        environment = {
-            **found,
-            "BASE_IMAGE": base,
-            "PIP_NO_INDEX": "1",
-            "FEDPRIV_IMAGE": "fedpriv:e2e",
-            "COMPOSE_PROJECT_NAME": "fedpriv-e2e",
-            "FLWR_LOG_LEVEL": "INFO",
-            **own,
-        }
-        ready = Containers(checkout, environment)
-        ready.compose("down", "--volumes")  # of an earlier test that was killed
-        subprocess.run(["deploy/prepare.sh", *options], cwd=checkout, env=environment, check=True, timeout=600)
-        try:
-            yield ready
-        finally:
-            ready.compose("down", "--volumes")
+    checkout = clean_checkout(folder / "fedpriv")
+    for wheel in docker.wheels.iterdir():
+        os.link(wheel, checkout / "deploy" / "wheels" / wheel.name)
+    change(checkout)
+    environment = {
+        **docker.environment,
+        "BASE_IMAGE": docker.base,
+        "PIP_NO_INDEX": "1",
+        "FEDPRIV_IMAGE": "fedpriv:e2e",
+        "COMPOSE_PROJECT_NAME": "fedpriv-e2e",
+        "FLWR_LOG_LEVEL": "INFO",
+        **own,
+    }
+    ready = Containers(checkout, environment)
+    ready.compose("down", "--volumes")  # of an earlier test that was killed
+    subprocess.run(["deploy/prepare.sh", *options], cwd=checkout, env=environment, check=True, timeout=UP_SECONDS)
+    try:
+        yield ready
+    finally:
+        ready.compose("down", "--volumes")
 
 
 def clean_checkout(folder: Path) -> Path:

@@ -12,10 +12,12 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
+ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED_BASE = "python:3.11-slim-bookworm"
 LOCAL_BASE = "fedpriv-base:bookworm"
-PULL_SECONDS, START_SECONDS, STEP_SECONDS = 120.0, 60.0, 600.0
+PULL_SECONDS, START_SECONDS, STEP_SECONDS = 120.0, 60.0, 1800.0
 
 
 class UnavailableError(Exception):
@@ -98,13 +100,29 @@ def base_image(folder: Path, env: Mapping[str, str]) -> str:
     return LOCAL_BASE
 
 
-def fetch_wheels(checkout: Path, env: Mapping[str, str]) -> None:
-    """Everything the image installs, as wheels in deploy/wheels, from wherever this machine's pip gets it."""
-    project = tomllib.loads((checkout / "pyproject.toml").read_text(encoding="utf-8"))
+def fetch_wheels(folder: Path, env: Mapping[str, str]) -> Path:
+    """`folder`, with everything the image installs as wheels, from wherever this machine's pip gets it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     run(
         *(sys.executable, "-m", "pip", "download", "--quiet", "--python-version=3.11", "--only-binary=:all:"),
-        *("--constraint", "constraints.txt", "--dest", "deploy/wheels"),
+        *("--constraint", "constraints.txt", "--dest", folder),
         *(*project["project"]["dependencies"], *project["build-system"]["requires"]),
         env=env,
-        cwd=checkout,
+        cwd=ROOT,
     )
+    return folder
+
+
+class Docker(NamedTuple):
+    """A daemon, as the environment in which `docker` finds it, and what images are built from."""
+
+    environment: Mapping[str, str]
+    base: str
+    wheels: Path
+
+
+@contextmanager
+def docker(folder: Path) -> Iterator[Docker]:
+    """All of it, for as long as the block; UnavailableError where it cannot be had."""
+    with docker_daemon(folder / "daemon") as found:
+        yield Docker(found, base_image(folder, found), fetch_wheels(folder / "wheels", found))

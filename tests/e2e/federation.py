@@ -11,31 +11,19 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
-import torch
-from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
+from numpy.typing import DTypeLike
 
-from fedpriv.clients.simulated import ContextStore
 from fedpriv.engines.deployment import LocalSilo, write_silos
-from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.engines.processes import environment, script
 from fedpriv.engines.superlink import SuperLink, federation_superlink, node_keys
-from fedpriv.loss.objective import Records
-from fedpriv.protocol.arrays import one_array, release_content, vector_in
-from fedpriv.protocol.cell_folder import run_config_of
-from fedpriv.protocol.messages import key_content, keys_in, number_in, roster_content
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.task import spread, task_of_cell
 from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell
-from fedpriv.server.strategy import ReleaseStrategy, ServerSums
-from fedpriv.silo.silo import Silo
+from tests.e2e.replay import replayed
 
 SCENARIO = Path(__file__).with_name("federation.toml")
 Command = subprocess.Popen[str]
@@ -49,6 +37,11 @@ def kill_process(silo: LocalSilo, name: str) -> None:
 
 _ENTRY_EXTRA = 48
 """Bytes of an entry of the server's journal beside the vector: the link of its noise, and a check."""
+
+
+def entries(size: int, dtype: DTypeLike) -> int:
+    """Rounds in a server's journal of so many bytes, of softmax regression on images."""
+    return size // (7850 * np.dtype(dtype).itemsize + _ENTRY_EXTRA)
 
 
 class Federation:
@@ -106,7 +99,7 @@ class Federation:
             size = (self.own(out) / "journal" / "released.bin").stat().st_size
         except (FileNotFoundError, ValueError):
             return 0
-        return size // (7850 * np.dtype(self.cell.run.dtype).itemsize + _ENTRY_EXTRA)
+        return entries(size, self.cell.run.dtype)
 
     def wait_for_round(self, t: int, running: Command, out: str = "run") -> None:
         wait_until(lambda: self.rounds_done(out) >= t or running.poll() is not None, f"round {t}")
@@ -168,45 +161,7 @@ class Federation:
 
     def replay(self, silo_keys: list[bytes], server_key: bytes) -> np.ndarray:
         """The model of the same run in one process, uninterrupted, with the keys that the federation used."""
-        cell, task, order = self.cell, task_of_cell(self.cell), spread(self.cell)
-        plan = plan_of(cell, task.objective, released=True)
-        scenario = sha256(json.dumps(cell.canonical(), sort_keys=True).encode()).digest()
-        app = ClientApp()
-
-        def silo_of(context: Context) -> Silo:
-            number = int(context.node_config["partition-id"])
-            shard = order[number]
-            records = Records(task.train.features[shard], task.train.labels[shard])
-            return Silo.of(number, plan, records, silo_keys[number], scenario)
-
-        @app.query("roster")
-        def roster(message: Message, context: Context) -> Message:
-            return Message(roster_content(int(context.node_config["partition-id"])), reply_to=message)
-
-        @app.query("key")
-        def key(message: Message, context: Context) -> Message:
-            return Message(key_content(silo_of(context).masker.public), reply_to=message)
-
-        @app.train()
-        @torch.inference_mode()
-        def train(message: Message, context: Context) -> Message:
-            silo, store = silo_of(context), ContextStore(context.state)
-            t, query = number_in(message.content, "config", "t"), vector_in(message.content, "query")
-            release, state = silo.answer(store.load(silo), t, query)
-            store.save(state)
-            leaving = silo.message(release.vector, t, keys_in(message.content), state.chain)
-            return Message(release_content(leaving, None), reply_to=message)
-
-        grid = InProcessGrid(app, cell.federation.silos, run_config_of(cell, Path()))
-        initial = task.objective.initial()
-        strategy = ReleaseStrategy(plan, initial, ServerSums(plan, initial, server_key))
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            strategy.start(grid, one_array(task.objective.initial()))
-        finally:
-            torch.set_num_threads(threads)
-        return strategy.model.numpy()
+        return replayed(self.cell, silo_keys, server_key)
 
 
 @contextmanager

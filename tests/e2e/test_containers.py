@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.e2e.checkout import Containers, prepared
-from tests.e2e.docker_host import UnavailableError, run
+from tests.e2e.docker_host import Docker, run
 from tests.e2e.federation import wait_until
 
 SILOS, ROUNDS, SEEDS = 3, 3, 8
@@ -22,12 +22,10 @@ pytestmark = pytest.mark.containers
 
 
 @pytest.fixture(scope="module")
-def containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
-    try:
-        with prepared(tmp_path_factory.mktemp("containers"), NOISY, "--runs", "1", change=two_scenarios) as ready:
-            yield ready
-    except UnavailableError as reason:
-        pytest.skip(f"no containers here: {reason}")
+def containers(docker: Docker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
+    folder = tmp_path_factory.mktemp("containers")
+    with prepared(docker, folder, NOISY, "--runs", "1", change=two_scenarios) as ready:
+        yield ready
 
 
 def two_scenarios(checkout: Path) -> None:

@@ -12,7 +12,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.data.fetch import default_root
 from fedpriv.data.named import load
 from tests.e2e.checkout import Containers, prepared
-from tests.e2e.docker_host import UnavailableError
+from tests.e2e.docker_host import Docker
 
 SCENARIO = "scenarios/heart-hospitals.toml"
 CHOSEN = ("--set", "seeds=[42]", "--set", "privacy.epsilon=1.0")
@@ -22,18 +22,19 @@ pytestmark = pytest.mark.containers
 
 
 @pytest.fixture(scope="module")
-def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
+def hospitals(docker: Docker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
     try:
         load("heart-hospitals")
-        with prepared(
-            tmp_path_factory.mktemp("hospitals"),
-            *(SCENARIO, *CHOSEN, "--runs", "1"),
-            FEDPRIV_DATA=str(default_root()),
-            COMPOSE_FILE="docker-compose.hospitals.yml",
-        ) as ready:
-            yield ready
-    except (UnavailableError, InputError) as reason:
+    except InputError as reason:
         pytest.skip(f"no containers of hospitals here: {reason}")
+    with prepared(
+        docker,
+        tmp_path_factory.mktemp("hospitals"),
+        *(SCENARIO, *CHOSEN, "--runs", "1"),
+        FEDPRIV_DATA=str(default_root()),
+        COMPOSE_FILE="docker-compose.hospitals.yml",
+    ) as ready:
+        yield ready
 
 
 def test_every_hospital_has_its_own_rows_and_no_other_container_reads_them(hospitals: Containers) -> None:

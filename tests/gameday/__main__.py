@@ -1,6 +1,7 @@
 """A game day: three sites as processes of this machine, random faults, and what came of each.
 
     python -m tests.gameday --minutes N --seed S [--at-once K] [--at-least K] [--only NAME,NAME] [--out FOLDER]
+        [--rounds N] [--patience SECONDS]
 
 After each fault it is asserted that all comes up again by itself, that somebody is told within a minute if nothing
 goes on for that long, and at the end of each run that the model has the bytes of an undisturbed replay and that
@@ -23,11 +24,12 @@ from pathlib import Path
 from random import Random
 
 from fedpriv.engines.processes import left_by_nobody
-from tests.gameday.faults import FAULTS, Fault
+from tests.gameday.faults import FAULTS, OVERTAKEN, TWICE, Fault
 from tests.gameday.game import Game, GameError, Struck
 
 _TOLD = 60.0
 _START = 300.0
+_FAULT = 900.0  # seconds in which every fault is over; the longest takes ten minutes
 
 
 def strike(game: Game, faults: Sequence[tuple[Fault, str]], dice: Random) -> None:
@@ -45,7 +47,7 @@ def strike(game: Game, faults: Sequence[tuple[Fault, str]], dice: Random) -> Non
                 threads.submit(fault.strike, game, party, Random(f"{game.seed} {row.number}"))
                 for (fault, party), row in zip(faults, rows, strict=True)
             ]
-            game.wait_until(lambda: all(each.done() for each in strikes), "the end of the faults", 600.0)
+            game.wait_until(lambda: all(each.done() for each in strikes), "the end of the faults", _FAULT)
         for row, each in zip(rows, strikes, strict=True):
             row.detail = each.result()
         game.well(", ".join(f"{fault.name} at {party}" for fault, party in faults))
@@ -128,6 +130,7 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=3, help="faults at different parties, at most")
     parser.add_argument("--at-least", type=int, default=1, help="draws of a strike, of which a party takes one")
     parser.add_argument("--rounds", type=int, default=100, help="rounds of each run")
+    parser.add_argument("--patience", type=float, default=120.0, help="seconds that a run waits for a silo")
     parser.add_argument("--only", default="", help="faults by name, with commas")
     parser.add_argument("--out", type=Path, default=Path("runs/gameday"))
     given = parser.parse_args()
@@ -138,13 +141,16 @@ def main() -> int:
     faults = [fault for fault in FAULTS if not names or fault.name in names]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory(prefix="fedpriv-day-") as home, left_by_nobody(Path(home)):
-        game = Game(Path(home), given.seed, given.rounds)
+        game = Game(Path(home), given.seed, given.rounds, given.patience)
         missing = {
             "full disk": "" if game.has_disks else "this user may mount no small disk",
+            **dict.fromkeys((TWICE, OVERTAKEN), game.no_namespaces and "sites are reached through proxies"),
             **dict.fromkeys(
                 ("clock", "a hundred days"), "" if game.clocks is not None else "there is no compiler"
             ),
         }
+        if game.no_namespaces:
+            print(f"no network namespaces, but proxies: {game.no_namespaces}")
         for name, why in missing.items():
             if why:
                 print(f"{name}: left out, {why}")

@@ -1,7 +1,8 @@
 """The table of faults: what can break and at whom; the harness breaks it, and mends what does not mend itself."""
 
 import signal
-import ssl
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from random import Random
@@ -90,11 +91,13 @@ def _network(seconds: tuple[float, ...], weather: Callable[[Random], Weather]) -
         parties = SITES if party == COORDINATOR else (int(party[-1]),)
         lasts, now = dice.choice(seconds), weather(dice)
         for site in parties:
-            game.proxies[site].change(now)
+            game.network.change(site, now)
         game.wait(lasts)
         for site in parties:
-            game.proxies[site].change(Weather())
-        words = [f"{now.delay:.1f} s each way"] * bool(now.delay) + [f"{now.lost:.0%} lost"] * bool(now.lost)
+            game.network.change(site, Weather())
+        shares = {"lost": now.lost, "twice": now.twice, "overtaken": now.overtaken}
+        words = [f"{now.delay:.1f} s each way"] * bool(now.delay)
+        words += [f"{share:.0%} {name}" for name, share in shares.items() if share]
         return ", ".join([*words, f"{lasts:.0f} s"])
 
     return strike
@@ -145,7 +148,10 @@ def _months(game: Game, party: str, dice: Random) -> str:
 
 
 def serving(game: Game) -> str:
-    return ssl.get_server_certificate(("127.0.0.1", game.port))
+    """The certificate on the SuperLink's port, as seen from its own machine."""
+    ask = f"import ssl; print(ssl.get_server_certificate({(game.network.host, game.port)}))"
+    words = [*game.network.within(None), sys.executable, "-I", "-c", ask]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
 
 def _upgrade(game: Game, party: str, dice: Random) -> str:
@@ -174,6 +180,7 @@ def _clock(game: Game, party: str, dice: Random) -> str:
 
 
 EVERYWHERE = (*AT_SITES, COORDINATOR)
+TEN_MINUTES, TWICE, OVERTAKEN = "black hole of ten minutes", "packets twice", "packets overtaken"
 FAULTS = (
     Fault("kill -9", (*EVERYWHERE, OPERATOR), _main_process(signal.SIGKILL), 2.0),
     Fault("SIGTERM", (*EVERYWHERE, OPERATOR), _main_process(signal.SIGTERM)),
@@ -184,6 +191,9 @@ FAULTS = (
     Fault("black hole", EVERYWHERE, _network((5.0, 30.0, 70.0), lambda _: Weather(swallowed=True))),
     Fault("delay", EVERYWHERE, _network((10.0, 20.0), lambda dice: Weather(delay=dice.choice([0.1, 0.5, 1.5])))),
     Fault("loss", EVERYWHERE, _network((10.0, 20.0), lambda dice: Weather(lost=dice.choice([0.05, 0.2])))),
+    Fault(TEN_MINUTES, AT_SITES, _network((600.0,), lambda _: Weather(swallowed=True)), 0.02),
+    Fault(TWICE, EVERYWHERE, _network((10.0, 20.0), lambda dice: Weather(twice=dice.choice([0.1, 0.5])))),
+    Fault(OVERTAKEN, EVERYWHERE, _network((10.0, 20.0), lambda dice: Weather(overtaken=dice.choice([0.1, 0.5])))),
     Fault("power cut", EVERYWHERE, _power_cut),
     Fault("full disk", EVERYWHERE, _full_disk),
     Fault("clock", AT_SITES, _clock),

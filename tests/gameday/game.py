@@ -1,6 +1,5 @@
 """Three sites and a coordinator as services of one machine, and runs on them that begin anew when one ends."""
 
-import random
 import re
 import shutil
 import sqlite3
@@ -26,8 +25,9 @@ from fedpriv.engines.superlink import SuperLink
 from fedpriv.silo.backup import back_up
 from tests.e2e.federation import Federation
 from tests.gameday.checks import charges, finished_run
-from tests.gameday.network import Proxy
+from tests.gameday.network import Network, Proxies
 from tests.gameday.supervisor import Journal, Line, Service, Supervisor
+from tests.gameday.wire import Namespaces, NoNamespacesError
 
 ROOT = Path(__file__).resolve().parents[2]
 SITES = (0, 1, 2)
@@ -85,11 +85,12 @@ class Runs:
 class Game:
     """A federation, its manager, its network and its runs."""
 
-    def __init__(self, home: Path, seed: int, rounds: int) -> None:
+    def __init__(self, home: Path, seed: int, rounds: int, patience: float) -> None:
         self.home, self.seed, self._stopped, self.days = home, seed, False, 0.0
         self.rounds = rounds
+        self.network, self.no_namespaces = _network(seed)
         self.keys = home / "keys"
-        make = [str(ROOT / "deploy" / "make-keys.sh"), str(self.keys), str(len(SITES))]
+        make = [str(ROOT / "deploy" / "make-keys.sh"), str(self.keys), str(len(SITES)), self.network.host]
         subprocess.run(make, check=True, capture_output=True)
         (self.port,) = free_ports(1)
         self.control = home / "control.sock"
@@ -99,12 +100,12 @@ class Game:
             f"federation.rounds={rounds}",
             f"federation.batch={2000 // rounds}",
             f"algorithm.trust={TRUSTS[seed % 3]}",
+            f"deployment.patience={patience}",
         ]
         self._mounted = [
             path for path in (*(home / "silos" / f"silo-{site}" for site in SITES), home / "runs") if _mount(path)
         ]
         self.fed = Federation(home, own, link, overrides, budget=_RUNS**0.5)
-        self.proxies = [Proxy(self.port, random.Random(f"{seed} {site}")) for site in SITES]
         self.journal = Journal(home / "journal.log")
         self.manager = Supervisor(self.journal)
         self.clocks = _clocks(home)
@@ -153,33 +154,35 @@ class Game:
     def _begin(self) -> None:
         fedpriv, link = script("fedpriv"), f"{UNIX}{self.control}"
         words = ["superlink", "--control", str(self.control), "--state", str(self.home / "runs.json")]
-        words += ["--keys", str(self.keys / "superlink"), "--port", str(self.port)]
-        self._service("superlink", fedpriv, *words)
+        words += ["--keys", str(self.keys / "superlink"), "--host", self.network.host, "--port", str(self.port)]
+        self._service("superlink", None, fedpriv, *words)
         for site in SITES:
             policy = self.fed.silos[site].policy
-            node = ["--silo", str(site), "--superlink", f"127.0.0.1:{self.proxies[site].port}"]
+            node = ["--silo", str(site), "--superlink", self.network.calls(site, self.port)]
             node += ["--guard", str(policy.parent / SOCKET), "--keys", str(self.keys / f"silo-{site}" / "node")]
-            self._service(f"guard-{site}", fedpriv, "silo", "run", str(policy))
-            self._service(f"node-{site}", fedpriv, "supernode", *node, "--health", str(self.node_health(site)))
+            self._service(f"guard-{site}", site, fedpriv, "silo", "run", str(policy))
+            node += ["--health", str(self.node_health(site))]
+            self._service(f"node-{site}", site, fedpriv, "supernode", *node)
         self._link = link
         self.begin_run()
 
     def node_health(self, site: int) -> Path:
         return self.home / f"health-{site}.sock"
 
-    def _service(self, name: str, *command: str, always: bool = True) -> None:
+    def _service(self, name: str, site: int | None, *command: str, always: bool = True) -> None:
+        """Of a site, or of the coordinator, in its place in the network."""
         clock, extra = self._clock(name), {}
         if self.clocks is not None:
             extra = {"LD_PRELOAD": str(self.clocks), "GAMEDAY_CLOCK": str(clock)}
             self.set_clock(name, 0.0)
-        self.manager.add(Service(name, command, self.home / f"home-{name}", extra, always=always))
+        words = (*self.network.within(site), *command)
+        self.manager.add(Service(name, words, self.home / f"home-{name}", extra, always=always))
 
     def begin_run(self) -> None:
         """A new run in a folder of its own; started again with --resume as long as it fails."""
         self.runs.number += 1
         self.runs.keys = None
-        words = [*self.fed.command("--resume", out=self.out)]
-        self._service("run", *words, always=False)
+        self._service("run", None, *self.fed.command("--resume", out=self.out), always=False)
 
     @property
     def out(self) -> str:
@@ -334,10 +337,17 @@ class Game:
 
     def close(self) -> None:
         self.manager.close()
-        for proxy in self.proxies:
-            proxy.close()
+        self.network.close()
         for path in self._mounted:
             subprocess.run(["umount", "--lazy", str(path)], check=False)
+
+
+def _network(seed: int) -> tuple[Network, str]:
+    """Namespaces, or proxies and why there are no namespaces."""
+    try:
+        return Namespaces(len(SITES), seed), ""
+    except NoNamespacesError as error:
+        return Proxies(seed), str(error)
 
 
 def _clocks(folder: Path) -> Path | None:

@@ -1,4 +1,7 @@
-"""A site's way to the coordinator: a TCP proxy that can cut it, delay it, lose some of it or swallow all of it."""
+"""A site's way to the coordinator, and what can be wrong with it; as TCP proxies, where wires are not to be had.
+
+A proxy can cut a connection, delay it, lose some of it or swallow all of it; what happens to packets is TCP's own.
+"""
 
 import asyncio
 import random
@@ -6,6 +9,7 @@ import socket
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
 _CHUNK = 65_536
 _RETRANSMITTED = 0.4  # seconds until TCP sends a lost packet again
@@ -16,13 +20,33 @@ class Weather:
     """What happens to bytes on their way now."""
 
     cut: bool = False
-    """Connections are reset, new ones are refused: a router that says no."""
+    """The link is down, or a router says no: no new connection, and nothing comes through the old ones."""
     swallowed: bool = False
     """Nothing comes through and nobody says so: a black hole."""
     delay: float = 0.0
     """Seconds each way."""
     lost: float = 0.0
-    """Share of chunks that have to be sent again; of these, one in ten resets its connection."""
+    """Share of packets; of a proxy's chunks, which are sent again, but one in ten resets its connection."""
+    twice: float = 0.0
+    """Share of packets that arrive twice; a proxy has no packets."""
+    overtaken: float = 0.0
+    """Share of packets that arrive after some that were sent behind them; a proxy has none."""
+
+
+class Network(Protocol):
+    """The ways of all sites to the SuperLink."""
+
+    packets: bool
+    host: str
+    """The SuperLink's address, where it listens."""
+
+    def calls(self, site: int, port: int) -> str: ...
+
+    def within(self, site: int | None) -> tuple[str, ...]: ...
+
+    def change(self, site: int, weather: Weather) -> None: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass
@@ -99,3 +123,28 @@ class Proxy:
             await asyncio.sleep(0.1)
         if self.weather.delay:
             await asyncio.sleep(self.weather.delay)
+
+
+class Proxies:
+    """A proxy for each site on the machine's loopback, made once the SuperLink's port is known."""
+
+    packets = False
+    host = "127.0.0.1"
+
+    def __init__(self, seed: int) -> None:
+        self._seed, self._proxies = seed, dict[int, Proxy]()
+
+    def calls(self, site: int, port: int) -> str:
+        if site not in self._proxies:
+            self._proxies[site] = Proxy(port, random.Random(f"{self._seed} {site}"))
+        return f"{self.host}:{self._proxies[site].port}"
+
+    def within(self, site: int | None) -> tuple[str, ...]:
+        return ()
+
+    def change(self, site: int, weather: Weather) -> None:
+        self._proxies[site].change(weather)
+
+    def close(self) -> None:
+        for proxy in self._proxies.values():
+            proxy.close()

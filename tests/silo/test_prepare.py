@@ -1,6 +1,7 @@
 """A demonstration's silos: the simulation's shards, a folder for each, and policies no wider than needed."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,20 @@ def test_records_that_a_ledger_may_belong_to_are_not_replaced(tmp_path: Path) ->
     prepare_silos(scenario(), tmp_path, runs=1)
     with pytest.raises(InputError, match=r"silo-0/guard/shard\.npz exists"):
         prepare_silos(scenario(), tmp_path, runs=1)
+
+
+def test_a_ledger_that_is_put_back_with_its_folder_is_refused(tmp_path: Path) -> None:
+    """Its mark is in another folder, of which a compose file makes another volume."""
+    policy = read_policy(prepare_silos(scenario(), tmp_path, runs=2)[0] / "policy.toml")
+    begin_ledgers(policy)
+    kept = shutil.copytree(policy.ledger.parent, tmp_path / "kept")
+    cell = scenario().points[0].cell
+    query = task_of_cell(cell).objective.initial()
+    open_guard(policy).answer("run", json.dumps(cell.canonical(), sort_keys=True), 1, query)
+    shutil.rmtree(policy.ledger.parent)
+    shutil.copytree(kept, policy.ledger.parent)
+    with pytest.raises(InputError, match="its mark has seen"):
+        open_guard(policy)
 
 
 def test_two_federations_in_one_scenario_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,65 @@
+"""What a federation should have computed: its run in one process, uninterrupted, with the keys that it used."""
+
+import json
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from fedpriv.clients.simulated import ContextStore
+from fedpriv.engines.inprocess import InProcessGrid
+from fedpriv.loss.objective import Records
+from fedpriv.protocol.arrays import one_array, release_content, vector_in
+from fedpriv.protocol.cell_folder import run_config_of
+from fedpriv.protocol.messages import key_content, keys_in, number_in, roster_content
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.scenario.schema import Cell
+from fedpriv.server.strategy import ReleaseStrategy, ServerSums
+from fedpriv.silo.silo import Silo
+
+
+def replayed(cell: Cell, silo_keys: list[bytes], server_key: bytes) -> np.ndarray:
+    """The model of a run of `cell` with these noise keys of silos and server."""
+    task, order = task_of_cell(cell), spread(cell)
+    plan = plan_of(cell, task.objective, released=True)
+    scenario = sha256(json.dumps(cell.canonical(), sort_keys=True).encode()).digest()
+    app = ClientApp()
+
+    def silo_of(context: Context) -> Silo:
+        number = int(context.node_config["partition-id"])
+        shard = order[number]
+        records = Records(task.train.features[shard], task.train.labels[shard])
+        return Silo.of(number, plan, records, silo_keys[number], scenario)
+
+    @app.query("roster")
+    def roster(message: Message, context: Context) -> Message:
+        return Message(roster_content(int(context.node_config["partition-id"])), reply_to=message)
+
+    @app.query("key")
+    def key(message: Message, context: Context) -> Message:
+        return Message(key_content(silo_of(context).masker.public), reply_to=message)
+
+    @app.train()
+    @torch.inference_mode()
+    def train(message: Message, context: Context) -> Message:
+        silo, store = silo_of(context), ContextStore(context.state)
+        t, query = number_in(message.content, "config", "t"), vector_in(message.content, "query")
+        release, state = silo.answer(store.load(silo), t, query)
+        store.save(state)
+        leaving = silo.message(release.vector, t, keys_in(message.content), state.chain)
+        return Message(release_content(leaving, None), reply_to=message)
+
+    grid = InProcessGrid(app, cell.federation.silos, run_config_of(cell, Path()))
+    initial = task.objective.initial()
+    strategy = ReleaseStrategy(plan, initial, ServerSums(plan, initial, server_key))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        strategy.start(grid, one_array(task.objective.initial()))
+    finally:
+        torch.set_num_threads(threads)
+    return strategy.model.numpy()
