@@ -164,6 +164,11 @@ def _notes(found: Joining) -> list[str]:
         notes.append(
             f"Personal models: λ by {how}, one standard error towards alone. Personal gains have no break-even."
         )
+    if found.shares:
+        parts = ", ".join(
+            f"{name} {share:g}" for name, share in zip(found.published.names, found.shares, strict=True)
+        )
+        notes.append(f"ε is the whole budget, of which each silo's records spend a share: {parts}.")
     if any(trust_named(trust).masked for trust in found.trusts):
         silos = found.silos
         more = (silos / (silos - 1)) ** 0.5 if silos > 1 else 1.0

@@ -99,6 +99,8 @@ class Joining:
     monotone: bool
     published: Split
     splits: tuple[Split, ...]
+    shares: tuple[float, ...] = ()
+    """Of ε, by silo; empty where all have the same budget."""
 
     def shown(self) -> tuple[Split, ...]:
         """The splits that means are taken over: the drawn ones, or the published one where none is drawn."""
@@ -150,6 +152,7 @@ def joining(question: Question, say: Say = lambda _: None) -> Joining:
         choice,
         found[0],
         tuple(found[1:]),
+        cell.privacy.shares or (),
     )
 
 

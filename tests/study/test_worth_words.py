@@ -73,6 +73,15 @@ def tips(chart: Chart) -> str:
     return " ".join(mark.tip for panel in chart.panels for series in panel.series for mark in series.marks)
 
 
+def test_budgets_of_their_own_are_named_silo_by_silo(tmp_path: Path) -> None:
+    path = written(tmp_path, federation_of(flipped("budgets", 3, 20, 0.0), 3, 20))
+    shares = "privacy.shares=[[1.0, 0.5, 0.02]]"
+    words = ["worth", str(path), "--epsilon", "1", "--trust", "untrusted", "--splits", "0"]
+    said = CliRunner().invoke(app, [*words, "--set", shares]).output
+    assert "ε is the whole budget, of which each silo's records spend a share: s0 1, s1 0.5, s2 0.02." in said
+    assert "of which each silo's" not in CliRunner().invoke(app, words).output
+
+
 def test_one_split_or_one_seed_says_that_there_is_no_standard_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
