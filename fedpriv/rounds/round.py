@@ -259,7 +259,7 @@ class IntegerArithmetic:
     def noisy(self, state: State, t: int, sums: Tensor, owner: int, query: Tensor | None) -> tuple[Tensor, State]:
         """y_t and C's next state, which is as secret as the records; s_t itself where noise is not the owner's."""
         before = state.chain
-        chain = linked_missed(before) if query is None else linked(before, query.contiguous().numpy().tobytes())
+        chain = linked_missed(before) if query is None else linked(before, query.contiguous().numpy().data)
         after = State(t, state.past, state.sums, state.hidden, chain)
         if not self.plan.trust.draws(owner):
             return sums, after
