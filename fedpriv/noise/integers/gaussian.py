@@ -248,6 +248,7 @@ class KeyedIntegers:
         if not (0 <= node < _MOST_NODES and 0 <= size <= _MOST_VALUES):
             raise ValueError(f"node {node}, {size} values: outside of what one stream can number")
         table, out, desk = table_of(sigma), np.empty(size, np.int64), _desk()
+        desk.counters[: 2 * size, 0] = self._stream
         starts, rest, attempt = range(0, size, _CHUNK), np.empty(0, np.int64), 0
         chunks = (np.add(desk.row[: size - start], start, out=desk.places[: size - start]) for start in starts)
         left = [self._attempted(desk, table, places, (node, 0), out) for places in chunks]
@@ -274,7 +275,6 @@ class KeyedIntegers:
         if len(out) >= _MANY:
             number, attempt = machine_code(numbered) or number, machine_code(attempts) or attempt
         counters = desk.counters[: 2 * len(places)]
-        counters[:, 0] = self._stream
         number(counters, places, _block(*stream))
         self._encrypt.update_into(counters.data.cast("B"), desk.bits)
         words = np.frombuffer(desk.bits, _LITTLE, count=4 * len(places)).reshape(-1, 4)

@@ -39,8 +39,9 @@ def attempts(
     last = (np.uint64(1) << np.uint64(low_bits)) - np.uint64(1)
     for k in range(len(places)):
         word, picks = words[k, 0], words[k, 1]
-        column = np.int64(picks >> np.uint64(55))
-        chosen = column if word < high[column] else alias[column]
+        column = picks >> np.uint64(55)
+        limit, other = high[column], alias[column]
+        chosen = other + (np.int64(column) - other) * np.int64(word < limit)  # a branch would be guessed wrong
         low = np.int64(picks & last)
         base = chosen << low_bits
         magnitude = base + low
@@ -48,7 +49,7 @@ def attempts(
         out[places[k]] = (magnitude ^ sign) - sign
         exponent = np.float64(low) * np.float64(base + magnitude) * quotient
         uniform = np.float64(words[k, 2]) * 2.0**-64
-        tied = word == high[column]
+        tied = word == limit
         if uniform + exponent < 1.0 - band and magnitude != 0 and not tied:
             continue
         margin = uniform - math.exp(-exponent)
