@@ -128,7 +128,7 @@ class Arithmetic(Protocol):
     def noisy(self, state: State, t: int, sums: Tensor, owner: int, query: Tensor | None) -> tuple[Tensor, State]:
         """y_t with the noise that is the owner's to add, and its next state, past queries apart.
 
-        `query` is the one that was sent; None in a round that nobody asked for.
+        `query` is the one that was sent; None in a round that nobody asked for.  `sums` may be written into.
         """
         ...
 
@@ -173,11 +173,19 @@ class FloatArithmetic:
         return state.sums[0] * self.plan.estimator.round(t).decay
 
     def noisy(self, state: State, t: int, sums: Tensor, owner: int, query: Tensor | None) -> tuple[Tensor, State]:
-        after = State(t, state.past, (sums,), state.hidden)
+        kept = sums
+        decay = self.plan.estimator.round(t + 1).decay if t < self.plan.schedule.rounds else 0.0
+        if isinstance(decay, float) and decay == 0.0:
+            kept = sums.new_zeros(()).expand_as(sums)  # zeros that take no memory: nobody needs these sums again
+        after = State(t, state.past, (kept,), state.hidden)
         if (fresh := self.draw(owner, t)) is None:
             return sums, after
         row, hidden = self.plan.mechanism.noise(state.hidden, t, fresh.vectors)
-        noisy = sums + row if fresh.amplitude is None else torch.addcmul(sums, fresh.amplitude, row)
+        out = None if kept is sums else sums
+        if fresh.amplitude is None:
+            noisy = torch.add(sums, row, out=out)
+        else:
+            noisy = torch.addcmul(sums, fresh.amplitude, row, out=out)
         return noisy, after._replace(hidden=hidden)
 
     def leaving(self, state: State, t: int, noisy: Tensor, owner: int) -> tuple[Tensor, State]:
@@ -364,8 +372,12 @@ class Seeded:
         size, count = self._plan.objective.dimension, self._plan.mechanism.draws(t)
         if count is not None:
             return torch.from_numpy(self._source.nodes(size, owner, t, count)).to(self._dtype)
+        ahead = rounds_ahead(size, len(self._plan.batch_sizes))
+        if ahead == 1:  # piece by piece: no vector of the source's own type beside this one
+            whole = torch.empty(size, dtype=self._dtype)
+            self._source.weighted_sum(size, [owner], [1.0], t, out=whole.numpy())
+            return whole
         if owner not in self._ahead:
-            ahead = rounds_ahead(size, len(self._plan.batch_sizes))
             self._ahead[owner] = DrawAhead(self._source, size, owner, self._plan.schedule.rounds, ahead)
         return torch.from_numpy(self._ahead[owner].vector(t)).to(self._dtype, copy=True)
 
