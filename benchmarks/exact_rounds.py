@@ -1,6 +1,6 @@
-"""Whole rounds in process with integers, as guards compute, beside floating point: processor seconds and memory.
+"""Whole rounds in process with integers, as guards compute, beside floats: processor seconds and memory.
 
-One silo with its own noise, DP-SGD with one record per round, one thread.  The two take turns, each in a process of
+One silo with its own noise, DP-SGD with one record per round, one thread.  The two take turns, each a process of
 its own, and each turn is the difference of a run of 2 T rounds and one of T: a silo in floating point draws noise
 for several rounds ahead, and T rounds have all draws of T rounds and no start.  Memory is the peak beyond the
 loaded data, of the longer run, in vectors of d float32 values as well.
@@ -28,7 +28,7 @@ from fedpriv.rounds.task import task_of_cell
 
 _ROOT = Path(__file__).resolve().parents[1]
 _SIZES = ((0, 480), (1_258, 32), (12_579, 12))
-"""Width of a perceptron's layer, 0 for softmax regression, and T: a multiple of the rounds that are drawn ahead."""
+"""Width of a perceptron's layer, 0 for softmax regression; T, a multiple of the rounds drawn ahead."""
 _TURNS = 3
 
 

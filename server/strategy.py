@@ -377,7 +377,7 @@ class ReleaseStrategy(Strategy):
         return self._array(self.plan.optimizer.query(self._optimizer_state))
 
     def _array(self, vector: Tensor) -> ArrayRecord:
-        """`vector` (d,) in bytes: those of the last one if it is the same, as a model is that is asked about next."""
+        """`vector` (d,) in bytes: those of the last if it is the same, as a model that is asked about next is."""
         if self._shown is None or self._shown[0] is not vector:
             self._shown = vector, one_array(vector)
         return self._shown[1]
