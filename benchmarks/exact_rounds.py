@@ -35,7 +35,8 @@ _TURNS = 3
 def turn(arithmetic: str, hidden: int, rounds: int) -> dict[str, float]:
     """d, nanoseconds of the processor per value and round, and bytes at the peak."""
     torch.set_num_threads(1)
-    short, long = (cell_of(1, hidden, count, arithmetic) for count in (rounds, 2 * rounds))
+    first, short, long = (cell_of(1, hidden, count, arithmetic) for count in (3, rounds, 2 * rounds))
+    timed("inprocess", first)  # compiles, where there is something to compile
     dimension = task_of_cell(long).objective.dimension
     before = timed("inprocess", short).processor_per_round * (rounds - 1)
     forget_peak()

@@ -129,7 +129,7 @@ def fit(values: Floats, norm: int) -> NDArray[np.bool_]:
 def _largest(values: NDArray[np.floating]) -> Floats:
     """max |·| of every row (b,), NaN if there is one, without a copy."""
     high, low = values.max(axis=-1, initial=0.0), values.min(axis=-1, initial=0.0)
-    return np.maximum(high, -low).astype(np.float64)
+    return np.asarray(np.maximum(high, -low), np.float64)
 
 
 def most_square(norm: int) -> float:
