@@ -51,8 +51,7 @@ def turn(arithmetic: str, hidden: int, rounds: int) -> dict[str, float]:
 
 def _measured(arithmetic: str, hidden: int, rounds: int) -> dict[str, float]:
     command = [sys.executable, "-m", "benchmarks.exact_rounds", arithmetic, str(hidden), str(rounds)]
-    limits = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "1000000"} if hidden > 10_000 else {}
-    environment = os.environ | {"OMP_NUM_THREADS": "1"} | limits
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=True, env=environment)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found

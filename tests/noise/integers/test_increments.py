@@ -138,6 +138,8 @@ def test_what_is_added_is_what_integers_gives(size: int) -> None:
             before = total.copy()
             add_integers(total, row, 2**36, 2.0**35, False)
             assert np.array_equal(total, before)
+            add_integers(total, row, 2**36, math.nan, True)  # no number is a part of the sum
+            assert np.array_equal(total, before)
 
 
 def test_long_rows_are_added_up_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
