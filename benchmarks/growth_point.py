@@ -24,8 +24,12 @@ _LEAST_ROUNDS, _MOST_ROUNDS = 3, 6000
 
 
 def cell(silos: int, hidden: int, client_steps: int) -> Cell:
+    """`cell_of` so many rounds that silos take `client_steps` steps together, within limits."""
+    return cell_of(silos, hidden, min(_MOST_ROUNDS, max(_LEAST_ROUNDS, client_steps // silos)))
+
+
+def cell_of(silos: int, hidden: int, rounds: int, arithmetic: str = "float") -> Cell:
     """DP-SGD with one record per round; softmax regression where `hidden` is 0, else a layer of that width."""
-    rounds = min(_MOST_ROUNDS, max(_LEAST_ROUNDS, client_steps // silos))
     tree: dict[str, Any] = {
         "name": "growth",
         "data": {"name": "mnist" if silos * rounds > 6000 else "synthetic"},
@@ -33,7 +37,7 @@ def cell(silos: int, hidden: int, client_steps: int) -> Cell:
         "federation": {"silos": silos, "rounds": rounds},
         "algorithm": {"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1},
         "privacy": {"relation": "zero-out", "mu": 4.0},
-        "run": {"evaluations": 1},
+        "run": {"evaluations": 1, "arithmetic": arithmetic},
     }
     return scenario_of(tree, "benchmarks/growth_point.py").points[0].cell
 

@@ -155,7 +155,9 @@ def _answered(message: Message, silo: Silo, store: ContextStore) -> Message:
     simulated, state = silo.answer(store.load(silo), t, query)
     leaving = silo.message(simulated.vector, t, keys_in(message.content), state.chain)
     store.save(state)
-    return answer_to(message, release_content(leaving, simulated.counts))
+    counts = simulated.counts
+    del simulated, query  # long vectors that the message need not wait beside
+    return answer_to(message, release_content(leaving, counts))
 
 
 def public_key(message: Message, context: Context) -> Message:

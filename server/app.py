@@ -250,7 +250,7 @@ def _run(
         observer.evaluated(0, t, dict(metrics))
         return MetricRecord(dict(metrics))
 
-    result = strategy.start(grid, one_array(task.objective.initial()), timeout=timeout, evaluate_fn=evaluate)
+    result = strategy.start(grid, ArrayRecord(), timeout=timeout, evaluate_fn=evaluate)
     model = next(iter(result.arrays.to_numpy_ndarrays()))
     wall = time.perf_counter() - started
     clipped = None if strategy.counts is None else strategy.counts.fraction_clipped

@@ -266,13 +266,15 @@ class ReleaseStrategy(Strategy):
         self._without_missing, self._absences = without_missing, absences
         silos = len(plan.weights) if self._goes_on else 0
         self._last = torch.zeros(silos, len(initial), dtype=initial.dtype) if kept is None else kept
-        self._initial = initial
         self._sums = sums
         self._lengths = tuple(map(plan.message_length, range(1, plan.schedule.rounds + 1)))
         self._optimizer_state = plan.optimizer.start(initial)
         self._nodes: list[int] = []  # the node id of silo 0, 1, …
         self._asked: dict[int, Message] = {}  # the message to each silo that is asked in the round under way
         self._keys = b""  # the silos' public keys in a row, where they mask what they send
+        self._shown: tuple[Tensor, ArrayRecord] | None = (
+            None  # a vector, and the bytes of it that are on their way
+        )
 
     @property
     def model(self) -> Tensor:
@@ -305,15 +307,14 @@ class ReleaseStrategy(Strategy):
                 if self.plan.masked:
                     self._keys = self._keys or self._public_keys(grid, timeout)
                     config["keys"] = self._keys
-                query = one_array(self.plan.optimizer.query(self._optimizer_state))
-                replies = grid.send_and_receive(self.configure_train(t, query, config, grid), timeout=timeout)
-                self.aggregate_train(t, replies)
+                messages = self.configure_train(t, self._query(), config, grid)
+                self.aggregate_train(t, grid.send_and_receive(messages, timeout=timeout))
             else:
                 self._move(t, self._sums.repeat(known, t))
-            metrics = evaluate_fn(t, one_array(self.model)) if evaluate_fn else None
+            metrics = evaluate_fn(t, self._array(self.model)) if evaluate_fn else None
             if metrics is not None:
                 result.evaluate_metrics_serverapp[t] = metrics
-        result.arrays = one_array(self.model)
+        result.arrays = self._array(self.model)
         return result
 
     def nodes(self, grid: Grid, timeout: float) -> list[int]:
@@ -358,14 +359,28 @@ class ReleaseStrategy(Strategy):
         messages = [releases[silo] for silo in range(len(self._nodes))]
         query = self.plan.optimizer.query(self._optimizer_state)
         released = self._sums.released(messages, server_round, query)
+        # Long vectors of the round that is over go before others are made.
+        self._asked, self._shown = {}, None
+        del answers, releases, replies, query
         keeps = self._goes_on and not self.plan.of_one_round
         if keeps:
             self._last = torch.stack(messages)
+        del messages
         if self._journal:
             last = self._last if keeps else None
             self._journal.record(server_round, released.kept, self.missed, last, released.secret)
         self._move(server_round, released.vector)
-        return one_array(self.plan.optimizer.query(self._optimizer_state)), None
+        return self._query(), None
+
+    def _query(self) -> ArrayRecord:
+        """The query of the next round."""
+        return self._array(self.plan.optimizer.query(self._optimizer_state))
+
+    def _array(self, vector: Tensor) -> ArrayRecord:
+        """`vector` (d,) in bytes: those of the last if it is the same, as a model that is asked about next is."""
+        if self._shown is None or self._shown[0] is not vector:
+            self._shown = vector, one_array(vector)
+        return self._shown[1]
 
     def _public_keys(self, grid: Grid, timeout: float) -> bytes:
         """The public keys of silo 0, 1, … in a row; RunError unless every silo gives one."""

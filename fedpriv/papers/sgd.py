@@ -54,6 +54,7 @@ class SgdState(NamedTuple):
 
     iterate: Tensor
     velocity: Tensor
+    """Zeros that take no memory, without momentum."""
     average: Tensor
 
 
@@ -69,7 +70,7 @@ class ProjectedSGD:
     """U, drawn by public coins before the run: x_U is published."""
 
     def start(self, initial: Tensor) -> SgdState:
-        return SgdState(initial, torch.zeros_like(initial), initial)
+        return SgdState(initial, initial.new_zeros(()).expand_as(initial), initial)
 
     def query(self, state: SgdState) -> Tensor:
         return state.iterate
@@ -82,7 +83,7 @@ class ProjectedSGD:
         average = state.average.lerp(iterate, 1.0 / current.t) if self.averaged else iterate
         if self.output_round is not None:
             average = torch.where(torch.as_tensor(current.t < self.output_round), iterate, state.average)
-        return SgdState(iterate, velocity, average)
+        return SgdState(iterate, state.velocity if plain else velocity, average)
 
     def output(self, state: SgdState) -> Tensor:
         return state.iterate if self.output_round is None and not self.averaged else state.average

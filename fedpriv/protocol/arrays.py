@@ -81,7 +81,7 @@ def shared_vector_in(content: RecordDict, name: str) -> Tensor:
     return _shared_tensor(given.data, (given.dtype, tuple(given.shape), given.stype))
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=1)  # a second one would keep the vector of a round that is over
 def _shared_tensor(data: bytes, described: tuple[str, tuple[int, ...], str] | None) -> Tensor:
     """Python keeps the hash of immutable bytes, and compares two names of the same bytes without reading them."""
     return _tensor(values_of(data if described is None else array_over(*described, data))).clone()

@@ -128,7 +128,7 @@ class Arithmetic(Protocol):
     def noisy(self, state: State, t: int, sums: Tensor, owner: int, query: Tensor | None) -> tuple[Tensor, State]:
         """y_t with the noise that is the owner's to add, and its next state, past queries apart.
 
-        `query` is the one that was sent; None in a round that nobody asked for.
+        `query` is the one that was sent; None in a round that nobody asked for.  `sums` may be written into.
         """
         ...
 
@@ -173,11 +173,19 @@ class FloatArithmetic:
         return state.sums[0] * self.plan.estimator.round(t).decay
 
     def noisy(self, state: State, t: int, sums: Tensor, owner: int, query: Tensor | None) -> tuple[Tensor, State]:
+        kept = sums
+        decay = self.plan.estimator.round(t + 1).decay if t < self.plan.schedule.rounds else 0.0
+        if isinstance(decay, float) and decay == 0.0:
+            kept = sums.new_zeros(()).expand_as(sums)  # zeros that take no memory: nobody needs these sums again
         if (fresh := self.draw(owner, t)) is None:
-            return sums, State(t, state.past, (sums,), state.hidden)
+            return sums, State(t, state.past, (kept,), state.hidden)
         row, hidden = self.plan.mechanism.noise(state.hidden, t, fresh.vectors)
-        noisy = sums + row if fresh.amplitude is None else torch.addcmul(sums, fresh.amplitude, row)
-        return noisy, State(t, state.past, (sums,), hidden)
+        out = None if kept is sums else sums
+        if fresh.amplitude is None:
+            noisy = torch.add(sums, row, out=out)
+        else:
+            noisy = torch.addcmul(sums, fresh.amplitude, row, out=out)
+        return noisy, State(t, state.past, (kept,), hidden)
 
     def leaving(self, state: State, t: int, noisy: Tensor, owner: int) -> tuple[Tensor, State]:
         return noisy, state
@@ -258,7 +266,7 @@ class IntegerArithmetic:
     def noisy(self, state: State, t: int, sums: Tensor, owner: int, query: Tensor | None) -> tuple[Tensor, State]:
         """y_t and C's next state, which is as secret as the records; s_t itself where noise is not the owner's."""
         before = state.chain
-        chain = linked_missed(before) if query is None else linked(before, query.contiguous().numpy().tobytes())
+        chain = linked_missed(before) if query is None else linked(before, query.contiguous().numpy().data)
         after = State(t, state.past, state.sums, state.hidden, chain)
         if not self.plan.trust.draws(owner):
             return sums, after
@@ -360,17 +368,21 @@ class Seeded:
         if not std:
             return None
         # Widened and multiplied in one call, piece by piece in the cache.
-        return Fresh(torch.from_numpy(np.multiply(self._vectors(owner, t), std, dtype=self._dtype)))
+        vectors, own = self._vectors(owner, t)
+        return Fresh(torch.from_numpy(np.multiply(vectors, std, out=own, dtype=self._dtype)))
 
-    def _vectors(self, owner: int, t: int) -> NDArray[np.floating]:
-        """Of variance 1, (d,), or (draws, d): do not write into them."""
+    def _vectors(self, owner: int, t: int) -> tuple[NDArray[np.floating], NDArray[np.floating] | None]:
+        """Of variance 1, (d,), or (draws, d), and the same again if the caller may write into them."""
         size, count = self._plan.objective.dimension, self._plan.mechanism.draws(t)
         if count is not None:
-            return self._source.nodes(size, owner, t, count)
+            return self._source.nodes(size, owner, t, count), None
+        ahead = rounds_ahead(size, len(self._plan.batch_sizes))
+        if ahead == 1:  # piece by piece: no vector of the source's own type beside this one
+            own = np.empty(size, dtype=self._dtype)
+            return self._source.weighted_sum(size, [owner], [1.0], t, out=own), own
         if owner not in self._ahead:
-            ahead = rounds_ahead(size, len(self._plan.batch_sizes))
             self._ahead[owner] = DrawAhead(self._source, size, owner, self._plan.schedule.rounds, ahead)
-        return self._ahead[owner].vector(t)
+        return self._ahead[owner].vector(t), None
 
 
 def rounds_ahead(size: int, silos: int) -> int:

@@ -10,7 +10,8 @@ two AES blocks, four words of 64 bits:
 
 Floating point only predicts the second comparison, with an error below 2^-49; where the two sides are within 2^-44
 integers decide.  So no libm, no instruction set and no platform can change a bit (cf. interval refining in Haney
-et al. 2022, "Precision-based attacks and interval refining").
+et al. 2022, "Precision-based attacks and interval refining").  A first pass goes over all values, and accepts by
+exp(-x) ≥ 1 - x those whose uniform is below 1 - x - 2^-44; the few others (2.4 % at large σ) are looked at again.
 
 Total variation a value: the cut at 512 · 2^k ≥ 16 σ costs 2^-187, thresholds and the uniform 2^-124 together:
 below 2^-120 (`claim` counts it).  How many attempts were needed is independent of the value that is accepted, so
@@ -28,6 +29,7 @@ at t + 1 would else repeat the noise of t + 1), and on the integers to which the
 import hashlib
 import hmac
 import math
+import threading
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -37,7 +39,9 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError, RunError
+from fedpriv.core.machine_code import machine_code
 from fedpriv.noise.integers.fixed_point import Ints
+from fedpriv.noise.integers.kernels import attempts, numbered
 
 Words = NDArray[np.uint64]
 
@@ -133,11 +137,92 @@ KEY_BYTES = 32
 BAND = 2.0**-44
 """Predictions closer than this are decided in integers; the true error of a prediction is below 2^-49."""
 
-_CHUNK = 8192  # values at a time: what they need stays in the second-level cache
+_CHUNK = 4096  # values at a time: what they need stays in the second-level cache
+_MANY = 1 << 12  # values from which compiled code is worth its import
 _TIES = 255  # the attempt whose blocks decide ties with a threshold's upper word
 _MOST_NODES, _MOST_VALUES = 1 << 16, 1 << 39
 _U64 = np.uint64
 _LITTLE = np.dtype("<u8")
+
+
+class _Desk:
+    """Working memory for a chunk of values, kept by a thread: fresh pages would cost more than the work."""
+
+    def __init__(self) -> None:
+        self.counters = np.empty((2 * _CHUNK, 2), _LITTLE)
+        self.bits = bytearray(self.counters.nbytes + 16)  # update_into wants one block to spare
+        self.row = np.arange(_CHUNK)
+        self.places, self.again = np.empty((2, _CHUNK), np.int64)
+        self._whole = np.empty((5, _CHUNK), np.int64)
+        self._real = np.empty((2, _CHUNK))
+        self._marks = np.empty((2, _CHUNK), np.bool_)
+
+    def numbered(self, counters: Words, places: Ints, first: int) -> None:
+        """What `numbered` of kernels.py does."""
+        blocks = np.left_shift(places, 1, out=self._whole[0, : len(places)]).view(np.uint64)
+        np.add(blocks, _U64(first), out=counters[::2, 1])
+        np.add(blocks, _U64(first + 1), out=counters[1::2, 1])
+
+    def attempts(
+        self,
+        words: Words,
+        places: Ints,
+        high: Words,
+        alias: Ints,
+        low_bits: int,
+        quotient: float,
+        band: float,
+        out: Ints,
+        again: Ints,
+    ) -> int:
+        """What `attempts` of kernels.py does, in some twenty passes of NumPy."""
+        count = len(places)
+        column, threshold, chosen, low, base = (row[:count] for row in self._whole)
+        exponent, uniform = (row[:count] for row in self._real)
+        sure, other = (row[:count] for row in self._marks)
+        picks, limit = words[:, 1], threshold.view(np.uint64)
+        np.right_shift(picks, _U64(55), out=column.view(np.uint64))
+        high.take(column, out=limit, mode="clip")
+        alias.take(column, out=chosen, mode="clip")
+        np.copyto(chosen, column, where=np.less(words[:, 0], limit, out=sure))
+        np.not_equal(words[:, 0], limit, out=sure)
+        np.bitwise_and(picks, _U64((1 << low_bits) - 1), out=low.view(np.uint64))
+        np.left_shift(chosen, low_bits, out=base)
+        magnitude = np.add(base, low, out=chosen)
+        sure &= np.not_equal(magnitude, 0, out=other)
+        base += magnitude
+        np.copyto(exponent, low)
+        exponent *= base  # below 2^53 each: the factors are exact
+        exponent *= quotient
+        np.copyto(uniform, words[:, 2])
+        uniform *= 2.0**-64
+        sure &= np.less(np.add(uniform, exponent, out=base.view(np.float64)), 1.0 - band, out=other)
+        np.left_shift(picks, _U64(9), out=column.view(np.uint64))
+        column >>= 63  # 0 or -1
+        np.bitwise_xor(magnitude, column, out=low)
+        low -= column
+        if places[-1] - places[0] == count - 1:
+            out[places[0] : places[-1] + 1] = low
+        else:
+            out[places] = low
+        odd = np.flatnonzero(np.logical_not(sure, out=sure))
+        margin = uniform[odd] - np.exp(-exponent[odd])
+        unsure = (np.abs(margin) < band) | (words[odd, 0] == limit[odd])
+        refused = (margin >= 0.0) | ((magnitude[odd] | ~column[odd]) == 0)  # (0, minus) counts once
+        left = np.where(unsure, ~places[odd], places[odd])[unsure | refused]
+        again[: len(left)] = left
+        return len(left)
+
+
+_kept = threading.local()
+
+
+def _desk() -> _Desk:
+    """This thread's."""
+    if not hasattr(_kept, "desk"):
+        _kept.desk = _Desk()
+    desk: _Desk = _kept.desk
+    return desk
 
 
 class KeyedIntegers:
@@ -145,7 +230,8 @@ class KeyedIntegers:
 
     Guarantee: distinct (owner, round, node, value) read disjoint AES blocks, so that without the key all values
     are independent (AES-256 is assumed to be a pseudorandom permutation); how many values and which nodes are
-    drawn together changes none of them.  One object serves one thread at a time.
+    drawn together changes none of them, nor does it whether loops are compiled.  One object serves one thread at a
+    time.
     """
 
     def __init__(self, key: bytes, owner: int, t: int, band: float = BAND) -> None:
@@ -156,82 +242,72 @@ class KeyedIntegers:
             raise ValueError(f"owner {owner}, round {t}: both are numbers of 32 bits")
         self._encrypt = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
         self._stream, self._band = _U64(owner << 32 | t), band
-        self._counters = np.empty((0, 2, 2), _LITTLE)
-        self._bits = bytearray()
 
     def vector(self, size: int, sigma: float, node: int = 0) -> Ints:
         """D(σ)^size, 16 ≤ σ < 2^48; InputError for another σ."""
         if not (0 <= node < _MOST_NODES and 0 <= size <= _MOST_VALUES):
             raise ValueError(f"node {node}, {size} values: outside of what one stream can number")
-        table, out = table_of(sigma), np.empty(size, np.int64)
-        for start in range(0, size, _CHUNK):
-            places = np.arange(start, min(start + _CHUNK, size), dtype=np.uint64)
-            values, accepted = self._attempt(table, places, node, 0)
-            out[start : start + len(places)] = values
-            waiting, attempt = np.flatnonzero(~accepted), 0
-            while len(waiting):
-                attempt += 1
-                if attempt == _TIES:  # after 0.025^255: the key stream is broken
-                    raise RunError("the noise generator refused 255 draws in a row")
-                values, accepted = self._attempt(table, places[waiting], node, attempt)
-                out[start + waiting] = values
-                waiting = waiting[~accepted]
+        table, out, desk = table_of(sigma), np.empty(size, np.int64), _desk()
+        desk.counters[: 2 * size, 0] = self._stream
+        starts, rest, attempt = range(0, size, _CHUNK), np.empty(0, np.int64), 0
+        chunks = (np.add(desk.row[: size - start], start, out=desk.places[: size - start]) for start in starts)
+        left = [self._attempted(desk, table, places, (node, 0), out) for places in chunks]
+        while len(waiting := np.concatenate([rest, *left])):
+            refused = [
+                place
+                for place in (~waiting[waiting < 0]).tolist()
+                if not self._exactly(table, place, node, attempt, out)
+            ]
+            rest = np.concatenate([waiting[waiting >= 0], np.array(refused, np.int64)])
+            attempt += 1
+            if attempt == _TIES and len(rest):  # after 0.025^255: the key stream is broken
+                raise RunError("the noise generator refused 255 draws in a row")
+            left = [
+                self._attempted(desk, table, rest[start : start + _CHUNK], (node, attempt), out)
+                for start in range(0, len(rest), _CHUNK)
+            ]
+            rest = rest[:0]
         return out
 
-    def _attempt(self, table: Table, places: Words, node: int, attempt: int) -> tuple[Ints, NDArray[np.bool_]]:
-        words = self._words(places, node, attempt)
-        picks = words[:, 1]
-        column = (picks >> _U64(55)).view(np.int64)
-        sign = -((picks >> _U64(54)) & _U64(1)).view(np.int64)  # 0 or -1
-        low_part = (picks & _U64(table.step - 1)).view(np.int64)
-        limit = table.high.take(column)
-        tied = np.flatnonzero(words[:, 0] == limit)
-        column = np.where(words[:, 0] < limit, column, table.alias.take(column))
-        if len(tied):  # 2^-64 a value: read before the desk is used again
-            picked = (picks[tied] >> _U64(55)).tolist()
-            column[tied] = self._untied(table, places[tied], picked, node)
-            words = self._words(places, node, attempt)
-        base = column << table.low_bits
-        magnitude = base + low_part
-        values = (magnitude ^ sign) - sign
-        allowed = (magnitude | ~sign) != 0  # not (0, minus)
-        if table.low_bits == 0:
-            return values, allowed
-        base += magnitude
-        predicted = low_part.astype(np.float64)
-        predicted *= base  # below 2^53 each: the factors are exact
-        predicted *= -table.quotient
-        np.exp(predicted, out=predicted)
-        margin = words[:, 2].astype(np.float64)
-        margin *= 2.0**-64
-        margin -= predicted
-        accepted = margin < 0.0
-        for i in np.flatnonzero(np.abs(margin) < self._band).tolist():
-            uniform = int(words[i, 2]) << 64 | int(words[i, 3])
-            accepted[i] = table.accepts(int(column[i]), int(low_part[i]), uniform)
-        return values, accepted & allowed
+    def _attempted(self, desk: _Desk, table: Table, places: Ints, stream: tuple[int, int], out: Ints) -> Ints:
+        """Write the (node, attempt)-th values at these places into `out`; see `attempts` for what comes back."""
+        number, attempt = desk.numbered, desk.attempts
+        if len(out) >= _MANY:
+            number, attempt = machine_code(numbered) or number, machine_code(attempts) or attempt
+        counters = desk.counters[: 2 * len(places)]
+        number(counters, places, _block(*stream))
+        self._encrypt.update_into(counters.data.cast("B"), desk.bits)
+        words = np.frombuffer(desk.bits, _LITTLE, count=4 * len(places)).reshape(-1, 4)
+        words = words.astype(np.uint64, copy=False)
+        found = attempt(
+            words, places, table.high, table.alias, table.low_bits, table.quotient, self._band, out, desk.again
+        )
+        return desk.again[:found].copy()
 
-    def _untied(self, table: Table, places: Words, columns: list[int], node: int) -> list[int]:
-        """m where word 0 equals the upper word of the column's threshold: 64 more bits against the lower one."""
-        more = self._words(places, node, _TIES)[:, 0].tolist()
-        return [
-            column if word < int(table.low[column]) else int(table.alias[column])
-            for word, column in zip(more, columns, strict=True)
-        ]
+    def _exactly(self, table: Table, place: int, node: int, attempt: int, out: Ints) -> bool:
+        """Decide one attempt in integers: write its value into `out`, or say False where it is refused."""
+        word, picks, *uniform = self._words(place, node, attempt)
+        column, minus = picks >> 55, picks >> 54 & 1
+        threshold = int(table.high[column])
+        if word == threshold:  # 2^-64 a value: 64 more bits against the lower word
+            word, threshold = self._words(place, node, _TIES)[0], int(table.low[column])
+        chosen = column if word < threshold else int(table.alias[column])
+        low = picks & (table.step - 1)
+        magnitude = chosen * table.step + low
+        out[place] = -magnitude if minus else magnitude
+        return table.accepts(chosen, low, uniform[0] << 64 | uniform[1]) and not (minus and magnitude == 0)
 
-    def _words(self, places: Words, node: int, attempt: int) -> Words:
-        """Four words for every place, (n, 4), on the desk: blocks (owner, t | node, attempt, place, half)."""
-        count = len(places)
-        if count > len(self._counters):
-            self._counters = np.empty((count, 2, 2), _LITTLE)
-            self._bits = bytearray(self._counters.nbytes + 16)  # update_into wants one block to spare
-        counters = self._counters[:count]
-        counters[:, :, 0] = self._stream
-        base = (places << _U64(1)) + _U64(node << 48 | attempt << 40)
-        counters[:, 0, 1] = base
-        counters[:, 1, 1] = base + _U64(1)
-        self._encrypt.update_into(counters.data.cast("B"), self._bits)
-        return np.frombuffer(self._bits, _LITTLE, count=4 * count).reshape(count, 4).astype(np.uint64, copy=False)
+    def _words(self, place: int, node: int, attempt: int) -> list[int]:
+        """The four words of one attempt: blocks (owner, t | node, attempt, place, half)."""
+        first = _block(node, attempt) + 2 * place
+        counters = np.array([[self._stream, first], [self._stream, first + 1]], _LITTLE)
+        words: list[int] = np.frombuffer(self._encrypt.update(counters.tobytes()), _LITTLE).tolist()
+        return words
+
+
+def _block(node: int, attempt: int) -> int:
+    """The number of the first block of an attempt."""
+    return node << 48 | attempt << 40
 
 
 CHAIN_BYTES = 32
@@ -241,7 +317,7 @@ START = bytes(CHAIN_BYTES)
 _ANSWERED, _MISSED = b"answered", b"missed"
 
 
-def linked(chain: bytes, query: bytes) -> bytes:
+def linked(chain: bytes, query: bytes | memoryview) -> bytes:
     """The chain (32 bytes) after a round with this query: its bytes as they came, not the cards of the run."""
     return _link(chain, _ANSWERED, query)
 
@@ -261,17 +337,21 @@ def round_noise(key: bytes, owner: int, t: int, chain: bytes, sums: Ints) -> Key
     assumed to be a pseudorandom function).
     """
     _check_chain(chain)
-    shape = ",".join(map(str, sums.shape)).encode()
-    digest = hashlib.sha256(shape + b"|" + sums.astype("<i8").tobytes()).digest()
+    hashed = hashlib.sha256(",".join(map(str, sums.shape)).encode() + b"|")
+    hashed.update(
+        np.ascontiguousarray(sums, "<i8").data
+    )  # the bytes where they lie: a copy costs more than the hash
+    digest = hashed.digest()
     message = b"fedpriv exact noise" + owner.to_bytes(8, "big") + t.to_bytes(8, "big") + chain + digest
     return KeyedIntegers(hmac.digest(key, message, "sha256"), owner, t)
 
 
-def _link(chain: bytes, kind: bytes, query: bytes) -> bytes:
+def _link(chain: bytes, kind: bytes, query: bytes | memoryview) -> bytes:
     _check_chain(chain)
     digest = hashlib.sha256(chain)
-    for part in (kind, query):
-        digest.update(len(part).to_bytes(8, "big") + part)
+    for part in (kind, memoryview(query).cast("B")):
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
     return digest.digest()
 
 

@@ -32,6 +32,8 @@ Floats = NDArray[np.float64]
 ALLOWANCE = 2.0**-30
 """Of a float64 sum of squares, relatively: its error is below 2^-30 with blocks of 2^22 values."""
 _BLOCK = 1 << 22
+_TOGETHER = 1 << 15
+"""Values of a row between one pass and the next: they stay in the second-level cache."""
 _MOST_NORM = 1 << 53
 
 
@@ -45,16 +47,38 @@ def integers(increments: NDArray[np.floating], norm: int, factor: float) -> Ints
     and row b depends on row b of `increments` alone.  Proof: entries that pass the last check are integers of at
     most 2^53, and the float64 sum of their squares errs by less than a relative 2^-30.
     """
+    values, fits = _whole(increments, norm, factor)
+    np.copyto(values, 0.0, where=~fits[:, None])  # before any cast: NaN has no integer
+    return values.astype(np.int64)
+
+
+def add_integers(total: Ints, increment: NDArray[np.floating], norm: int, factor: float, counts: bool) -> None:
+    """Add what `integers` makes of one increment (d,) to `total` (d,), or zeros if it does not count.
+
+    It takes one vector of memory, of float64, beside these two.
+
+    Guarantee: the same integers as those of `integers`, whatever `total` is.
+    """
+    (values,), (fits,) = _whole(increment[None], norm, factor)
+    for start in range(0, len(total), _TOGETHER):
+        part = values[start : start + _TOGETHER]
+        np.copyto(part, 0.0, where=not (fits and counts))
+        total[start : start + _TOGETHER] += part.astype(np.int64)
+
+
+def _whole(increments: NDArray[np.floating], norm: int, factor: float) -> tuple[Floats, NDArray[np.bool_]]:
+    """Rows (b, d) truncated, in float64, and which of them (b,) are integers of norm K or less."""
     check_norm(norm)
     with np.errstate(all="ignore"):
-        shrunk, exponent = shrunk_rows(increments)
-        size = np.sqrt(squared_norms(shrunk))
-        values = shrunk
-        values *= scale_of(size, exponent, norm, factor)[:, None]
-        np.trunc(values, out=values)
-        fits = fit(values, norm) & (squared_norms(values) <= most_square(norm))
-        np.copyto(values, 0.0, where=~fits[:, None])  # before any cast: NaN has no integer
-    return values.astype(np.int64)
+        values, exponent = shrunk_rows(increments)
+        scale = scale_of(np.sqrt(squared_norms(values)), exponent, norm, factor)
+        fits = np.ones(len(values), np.bool_)
+        for start in range(0, values.shape[-1], _TOGETHER):
+            part = values[:, start : start + _TOGETHER]
+            part *= scale[:, None]
+            np.trunc(part, out=part)
+            fits &= fit(part, norm)
+        return values, fits & (squared_norms(values) <= most_square(norm))
 
 
 def check_norm(norm: int) -> None:
@@ -65,14 +89,16 @@ def check_norm(norm: int) -> None:
 def shrunk_rows(rows: NDArray[np.floating]) -> tuple[Floats, NDArray[np.int32]]:
     """Rows times 2^-e, so that no square over- or underflows, and e (b,); zeros for rows that are not finite."""
     values = torch.empty(rows.shape, dtype=torch.float64).numpy()  # aligned: sums may round by their address
-    values[...] = rows
-    top = _largest(values)
+    top = _largest(rows)
     finite = top < np.inf  # False for NaN
     exponent = np.where(finite, np.frexp(np.where(finite, top, 0.0))[1], 0).astype(np.int32)
-    values[~finite] = 0.0
     half = -exponent // 2  # 2^-e itself may be out of range; in two steps nothing gets lost that would not be
-    values *= np.ldexp(1.0, half)[:, None]
-    values *= np.ldexp(1.0, -exponent - half)[:, None]
+    for start in range(0, rows.shape[-1], _TOGETHER):
+        part = values[:, start : start + _TOGETHER]
+        part[...] = rows[:, start : start + _TOGETHER]
+        part *= np.ldexp(1.0, half)[:, None]
+        part *= np.ldexp(1.0, -exponent - half)[:, None]
+    values[~finite] = 0.0
     return values, exponent
 
 
@@ -100,9 +126,10 @@ def fit(values: Floats, norm: int) -> NDArray[np.bool_]:
     return np.asarray(_largest(values) <= norm, np.bool_)
 
 
-def _largest(values: Floats) -> Floats:
+def _largest(values: NDArray[np.floating]) -> Floats:
     """max |·| of every row (b,), NaN if there is one, without a copy."""
-    return np.asarray(np.maximum(values.max(axis=-1, initial=0.0), -values.min(axis=-1, initial=0.0)), np.float64)
+    high, low = values.max(axis=-1, initial=0.0), values.min(axis=-1, initial=0.0)
+    return np.asarray(np.maximum(high, -low), np.float64)
 
 
 def most_square(norm: int) -> float:
@@ -266,7 +293,7 @@ def integer_sum(
     places, nowhere = torch.arange(len(records.labels)), torch.zeros(1, dtype=torch.int64)
     alone = each_alone(of_one, (*records, places), nothing, (*dummy_of(records), nowhere), least)
     for counting, increment in zip(_filled(there, least).tolist(), alone, strict=True):
-        total += integers(increment.numpy(), norm, factor)[0] * counting
+        add_integers(total, increment.numpy()[0], norm, factor, counting)
     return total
 
 

@@ -204,7 +204,9 @@ def private_sums(
     Guarantee: the y of all rounds together keep `claim`, whatever the sums were computed from.
     """
     exact, state = strategy.step(state, t, sums)
-    return exact + drawn(strategy, claim, t, exact.shape[-1], noise_of(exact)), state
+    noisy = drawn(strategy, claim, t, exact.shape[-1], noise_of(exact))
+    noisy += exact  # which may be a part of the state
+    return noisy, state
 
 
 def drawn(strategy: IntegerStrategy, claim: Claim, t: int, size: int, source: KeyedIntegers) -> Ints:

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy.stats import binom, chi2, norm
 
 from fedpriv.core.errors import InputError
+from fedpriv.core.machine_code import machine_code
 from fedpriv.noise.integers import gaussian as discrete_gaussian
 from fedpriv.noise.integers.gaussian import (
     BAND,
@@ -28,6 +29,7 @@ from fedpriv.noise.integers.gaussian import (
     round_noise,
     table_of,
 )
+from fedpriv.noise.integers.kernels import attempts, numbered
 
 FALSE_ALARM = 1e-6
 KEY = bytes(range(32))
@@ -49,7 +51,14 @@ def digest(values: np.ndarray) -> str:
         (2.0**40, [635223934123, -112209383647], "32fdee7e7e91f324"),
     ],
 )
-def test_golden_vectors(sigma: float, first: list[int], sha: str) -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_golden_vectors(
+    sigma: float, first: list[int], sha: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not compiled:
+        monkeypatch.setattr(discrete_gaussian, "machine_code", lambda function: None)
+    elif machine_code(attempts) is None:
+        pytest.skip("numba is not installed")
     values = KeyedIntegers(KEY, 3, 5).vector(10_000, sigma, node=1)
     assert values[: len(first)].tolist() == first
     assert digest(values) == sha
@@ -114,15 +123,16 @@ def test_predictions_that_are_off_are_put_right(monkeypatch: pytest.MonkeyPatch)
     """Another libm, with errors within the band, gives the same values: this is what the band is for."""
     ordinary = KeyedIntegers(KEY, 3, 5).vector(5000, 2.0**40).tolist()
     exact = np.exp
+    monkeypatch.setattr(discrete_gaussian, "machine_code", lambda function: None)
     for error in (2.0**-8, -(2.0**-8)):
         with monkeypatch.context() as patched:
-            patched.setattr(np, "exp", lambda g, out, error=error: np.add(exact(g), error, out=out))
+            patched.setattr(np, "exp", lambda g, error=error: exact(g) + error)
             assert KeyedIntegers(KEY, 3, 5, band=2.0**-7).vector(5000, 2.0**40).tolist() == ordinary
             assert KeyedIntegers(KEY, 3, 5, band=2.0**-12).vector(5000, 2.0**40).tolist() != ordinary  # control
 
 
 def test_predictions_are_within_a_thirtieth_of_the_band() -> None:
-    """Columns, low parts and σ at random: the prediction of `_attempt` against 40 digits."""
+    """Columns, low parts and σ at random: the prediction of `attempts` against 40 digits."""
     generator = np.random.default_rng(9)
     with mpmath.workdps(40):
         for sigma in (33.7, 1000.5, 2.0**40, 2.0**48 * (1 - 2**-53)):
@@ -147,6 +157,12 @@ def words_at(place: int, attempt: int, node: int = 0, owner: int = 3, t: int = 5
     return [int.from_bytes(bits[8 * k : 8 * k + 8], "little") for k in range(4)]
 
 
+def refused_at(place: int, column: int, sigma: float) -> bool:
+    """Whether the first attempt is refused, in integers."""
+    _, picks, *uniform = words_at(place, 0)
+    return not table_of(sigma).accepts(column, picks & (table_of(sigma).step - 1), uniform[0] << 64 | uniform[1])
+
+
 def test_ties_with_a_threshold_are_decided_by_64_more_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The table is changed so that the first word of ten places is exactly the upper word of its threshold."""
     sigma, ties = 2.0**20, {}
@@ -160,23 +176,23 @@ def test_ties_with_a_threshold_are_decided_by_64_more_bits(monkeypatch: pytest.M
             low[column] = 2**64 - 1 if len(ties) % 2 else 0
     crafted = dataclasses.replace(table_of(sigma), high=high, low=low)
     monkeypatch.setattr(discrete_gaussian, "table_of", lambda _: crafted)
-    seen: list[tuple[int, int]] = []
-    ordinary = KeyedIntegers._untied
-
-    def watched(
-        self: KeyedIntegers, table: object, places: np.ndarray, columns: list[int], node: int
-    ) -> list[int]:
-        found = ordinary(self, crafted, places, columns, node)
-        seen.extend(zip(places.tolist(), found, strict=True))
-        return found
-
-    monkeypatch.setattr(KeyedIntegers, "_untied", watched)
     values = KeyedIntegers(KEY, 3, 5).vector(200, sigma)
-    assert sorted(place for place, _ in seen) == sorted(ties.values())
+    decided: list[int] = []
+    exactly = KeyedIntegers._exactly
+
+    def watched(self: KeyedIntegers, table: Table, place: int, node: int, attempt: int, out: np.ndarray) -> bool:
+        decided.extend([place] * (attempt == 0))
+        return exactly(self, table, place, node, attempt, out)
+
+    monkeypatch.setattr(KeyedIntegers, "_exactly", watched)
+    assert KeyedIntegers(KEY, 3, 5).vector(200, sigma).tolist() == values.tolist()
+    assert decided == sorted(ties.values())
     for column, place in ties.items():
         more = words_at(place, 255)[0]
         expected = column if more < int(low[column]) else int(crafted.alias[column])
-        assert dict(seen)[place] == expected
+        if refused_at(place, expected, sigma):
+            continue
+        assert abs(int(values[place])) >> crafted.low_bits == expected
     alone = KeyedIntegers(KEY, 3, 5).vector(120, sigma)
     assert alone.tolist() == values[:120].tolist()
     uniforms: list[int] = []
@@ -193,6 +209,54 @@ def test_values_do_not_depend_on_what_is_drawn_together() -> None:
     assert KeyedIntegers(KEY, 3, 5).vector(8193, 1000.5, 1).tolist() == whole[:8193].tolist()
     assert source.vector(1, 1000.5, 1).tolist() == whole[:1].tolist()
     assert source.vector(0, 1000.5, 1).tolist() == []
+
+
+@pytest.mark.parametrize("sigma", [16.0, 31.99, 32.0, 1000.5, 2.0**30 * 1.7, 2.0**48 * (1 - 2**-53)])
+@pytest.mark.parametrize("size", [4096, 4097, 30_000])
+def test_compiled_loops_draw_the_same_values(sigma: float, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All kinds of σ, at the edge of a chunk, beside it, and over several."""
+    if machine_code(attempts) is None:
+        pytest.skip("numba is not installed")
+    compiled = KeyedIntegers(KEY, 3, 5).vector(size, sigma, 2)
+    monkeypatch.setattr(discrete_gaussian, "machine_code", lambda function: None)
+    assert KeyedIntegers(KEY, 3, 5).vector(size, sigma, 2).tolist() == compiled.tolist()
+
+
+@pytest.mark.parametrize("sigma", [16.0, 1000.5, 2.0**40])
+@pytest.mark.parametrize("band", [BAND, 2.0**-5])
+def test_loops_and_passes_of_numpy_say_the_same_of_every_attempt(sigma: float, band: float) -> None:
+    """Plain Python, not compiled: values, refusals, what is left to integers."""
+    table, desk = table_of(sigma), discrete_gaussian._desk()
+    generator = np.random.default_rng(5)
+    places = generator.permutation(1500)
+    words = generator.integers(0, 2**64, (1500, 4), np.uint64)
+    column = (words[:, 1] >> np.uint64(55)).astype(np.int64)
+    words[::50, 0] = table.high[column[::50]]  # ties
+    words[1::50, 0], words[1::50, 1] = (
+        0,
+        np.arange(30, dtype=np.uint64) % 2 << np.uint64(54),
+    )  # zeros of both signs
+    found = []
+    for attempt in (attempts, desk.attempts):
+        out, again = np.zeros(1500, np.int64), np.zeros(1500, np.int64)
+        with np.errstate(over="ignore"):
+            count = attempt(
+                words, places, table.high, table.alias, table.low_bits, table.quotient, band, out, again
+            )
+        found.append((out.tolist(), again[:count].tolist()))
+    assert found[0] == found[1]
+    assert {~place for place in found[0][1] if place < 0} >= set(places[::50].tolist())
+    assert len([place for place in found[0][1] if place >= 0]) >= 10
+
+
+def test_counters_are_numbered_alike() -> None:
+    places = np.array([7, 0, 2**38, 5])
+    wanted = [2**40 + 2 * place + half for place in places.tolist() for half in (0, 1)]
+    for number in (numbered, discrete_gaussian._desk().numbered):
+        counters = np.zeros((8, 2), np.uint64)
+        number(counters, places, 2**40)
+        assert counters[:, 1].tolist() == wanted
+        assert not counters[:, 0].any()
 
 
 def test_every_coordinate_of_the_name_matters() -> None:

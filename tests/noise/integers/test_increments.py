@@ -14,7 +14,14 @@ from fedpriv.loss.alone import softmax_slopes
 from fedpriv.loss.objective import Outer
 from fedpriv.noise.integers import increments
 from fedpriv.noise.integers import increments as rank_one
-from fedpriv.noise.integers.increments import integer_residuals, integers, outer_sum, rank_one_suits, squared_norms
+from fedpriv.noise.integers.increments import (
+    add_integers,
+    integer_residuals,
+    integers,
+    outer_sum,
+    rank_one_suits,
+    squared_norms,
+)
 from fedpriv.noise.integers.strategies import lattice_for
 from tests.disordered import disordered
 from tests.noise.integers.hostile_floats import CLIPS, rows
@@ -114,6 +121,25 @@ def test_a_row_depends_on_itself_alone(flushed: bool) -> None:
         with flushing(flushed):
             after = integers(changed, 2**36, 2.0**36)
         assert np.array_equal(after[[1, 4, 5]], before[[1, 4, 5]])
+
+
+@pytest.mark.parametrize("size", [2, 2**15, 2**15 + 1, 70_000])
+def test_what_is_added_is_what_integers_gives(size: int) -> None:
+    """At the edges of the pieces, for rows that are cut off, and for records that do not count."""
+    generator = np.random.default_rng(7)
+    for kind in (np.float32, np.float64):
+        for last in (1.0, 1e-300, np.nan, np.inf, -np.inf):
+            row = generator.normal(size=size).astype(kind)
+            row[-1] = last
+            total = np.full(size, 5, np.int64)
+            add_integers(total, row, 2**36, 2.0**35, True)
+            assert np.array_equal(total - 5, integers(row[None], 2**36, 2.0**35)[0])
+            assert np.isfinite(last) == bool((total != 5).any())
+            before = total.copy()
+            add_integers(total, row, 2**36, 2.0**35, False)
+            assert np.array_equal(total, before)
+            add_integers(total, row, 2**36, math.nan, True)  # no number is a part of the sum
+            assert np.array_equal(total, before)
 
 
 def test_long_rows_are_added_up_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
