@@ -404,8 +404,6 @@ class DrawAhead:
 
     def vector(self, t: int) -> NDArray[np.floating]:
         """The vector of round t, shape (size,): do not write into it."""
-        if self._ahead == 1:  # kept, it would be one long vector of every owner
-            return self._source.vector(self._size, self._owner, t)
         if not self._first <= t < self._first + len(self._drawn):
             rounds = range(t, max(t, min(t + self._ahead - 1, self._rounds)) + 1)
             self._drawn = self._source.vectors(self._size, [self._owner] * len(rounds), rounds)
