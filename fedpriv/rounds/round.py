@@ -180,11 +180,8 @@ class FloatArithmetic:
         if (fresh := self.draw(owner, t)) is None:
             return sums, State(t, state.past, (kept,), state.hidden)
         row, hidden = self.plan.mechanism.noise(state.hidden, t, fresh.vectors)
-        out = None if kept is sums else sums
-        if fresh.amplitude is None:
-            noisy = torch.add(sums, row, out=out)
-        else:
-            noisy = torch.addcmul(sums, fresh.amplitude, row, out=out)
+        out, size = None if kept is sums else sums, fresh.amplitude
+        noisy = torch.add(sums, row, out=out) if size is None else torch.addcmul(sums, size, row, out=out)
         return noisy, State(t, state.past, (kept,), hidden)
 
     def leaving(self, state: State, t: int, noisy: Tensor, owner: int) -> tuple[Tensor, State]:
@@ -357,8 +354,7 @@ class Seeded:
     """The noise that a simulation draws: each owner's, as the plan scales it, from one source."""
 
     def __init__(self, plan: Plan, source: KeyedNormal, dtype: torch.dtype) -> None:
-        """`dtype` is what it is scaled and correlated in."""
-        self._plan, self._source = plan, source
+        self._plan, self._source = plan, source  # scaled and correlated in `dtype`
         self._dtype: np.dtype[Any] = np.dtype(str(dtype).removeprefix("torch."))
         self._stds = {owner: float(std) for owner, std, _ in plan.noise.sources}
         self._ahead: dict[int, DrawAhead] = {}
