@@ -181,11 +181,8 @@ class FloatArithmetic:
         if (fresh := self.draw(owner, t)) is None:
             return sums, after
         row, hidden = self.plan.mechanism.noise(state.hidden, t, fresh.vectors)
-        out = None if kept is sums else sums
-        if fresh.amplitude is None:
-            noisy = torch.add(sums, row, out=out)
-        else:
-            noisy = torch.addcmul(sums, fresh.amplitude, row, out=out)
+        out, size = None if kept is sums else sums, fresh.amplitude
+        noisy = torch.add(sums, row, out=out) if size is None else torch.addcmul(sums, size, row, out=out)
         return noisy, after._replace(hidden=hidden)
 
     def leaving(self, state: State, t: int, noisy: Tensor, owner: int) -> tuple[Tensor, State]:
