@@ -243,7 +243,9 @@ class AllocatedGaussian(Sampled):
     def rest(self) -> "AllocatedGaussian":
         """The allocation of what is left, with independent noise."""
         multiplier = self.noise_multiplier / math.sqrt(1.0 - self.common) * (1.0 - 1e-15)
-        return dataclasses.replace(self, noise_multiplier=multiplier, common=0.0, overlaps=None) if self.common else self
+        if not self.common:
+            return self
+        return dataclasses.replace(self, noise_multiplier=multiplier, common=0.0, overlaps=None)
 
 
 def _tails_for(delta: float, epochs: int) -> tuple[float, ...]:

@@ -1,17 +1,17 @@
 """Chains: Gaussian exponents whose overlaps fade from round to round, above those of what a unit may draw.
 
-By `overlap` a run is dominated by exponents G of one direction with E G_s G_t = X_st, and Kahane's inequality allows
-any larger numbers in place of X, on the diagonal, too.  A **chain** is a Gaussian Markov vector: with variances a_t
-and neighbours' covariances l_t it has
+By `overlap` a run is dominated by exponents G of one direction with E G_s G_t = X_st, and Kahane's inequality
+allows any larger numbers in place of X, on the diagonal, too. A **chain** is a Gaussian Markov vector: with
+variances a_t and neighbours' covariances l_t it has
 
     Y_st = l_s l_(s+1) … l_(t-1) / (a_(s+1) … a_(t-1)),   s < t.
 
-λ-CGD is one: ⟨C_s, C_t⟩ = λ^(t-s) ‖C_t‖².  Above several buffers one is laid: for a decay r
+λ-CGD is one: ⟨C_s, C_t⟩ = λ^(t-s) ‖C_t‖². Above several buffers one is laid: for a decay r
 
     Y_st = clip_s clip_t A_t r^(t-s),   A_t = max(max_(s ≤ t) ⟨C_s, C_t⟩ r^(s-t), r² A_(t+1)),
 
-the second so that a vector with these covariances exists; of several r the one whose overlaps are least in sum is
-taken.  `walk` computes with it.
+the second so that a vector with these covariances exists; of several r the one whose overlaps are least in sum
+is taken. `walk` computes with it.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ MOST_ROUNDS = 400
 
 @dataclass(frozen=True)
 class Chain:
-    """Variances and neighbours' covariances of the exponents of a unit's rounds, times σ² over the clip's square."""
+    """Variances and neighbours' covariances of a unit's exponents, times σ² over the square of the clip."""
 
     variances: tuple[float, ...]
     links: tuple[float, ...]

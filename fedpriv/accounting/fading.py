@@ -1,7 +1,8 @@
 """Random allocation along chains: its privacy where what rounds move alike fades from round to round.
 
-A `Chain` above a unit's rounds of one epoch has E G_s G_t = Y_st, and S = (1/T) Σ w_t, w_t = e^(G_t - a_t/2), is a
-dominating pair's ratio by `overlap` (S' with -G for the other unit of replace-one); `walk` gives E F(S) from above.
+A `Chain` above a unit's rounds of one epoch has E G_s G_t = Y_st, and S = (1/T) Σ w_t, w_t = e^(G_t - a_t/2), is
+a dominating pair's ratio by `overlap` (S' with -G for the other unit of replace-one); `walk` gives E F(S) from
+above.
 
 **Two epochs** are one chain over their rounds, s of the first and t of the second, and
 
@@ -11,12 +12,12 @@ since a chain's overlaps across a cut are such products; any q > 0 will do, and 
 
     S_c S_d ≤ S ≤ S_1 S_2,   S_1 = (1/T) Σ w_s,   S_c = (1/T) Σ w_s e^(-c_s),   S_2 and S_d alike.
 
-A unit that is removed has F = (S - γ)+, which rises with S: S_1 S_2 takes its place.  For one that is added F = (1 -
-γS)+ falls: S_c S_d.  Given the exponent of the last round of the first epoch both factors are independent.
+A unit that is removed has F = (S - γ)+, which rises with S: S_1 S_2 takes its place. For one that is added F =
+(1 - γS)+ falls: S_c S_d. Given the exponent of the last round of the first epoch both factors are independent.
 
-**Several epochs** are taken in blocks of two.  Overlaps of rounds in different blocks are replaced by the largest one
-of their epochs, which is common to all (Kahane): a Gaussian release of variance `between_two`, and blocks that are
-independent.  Under replace-one blocks have one epoch, and `between_one`.
+**Several epochs** are taken in blocks of two. Overlaps of rounds in different blocks are replaced by the largest
+one of their epochs, which is common to all (Kahane): a Gaussian release of variance `between_two`, and blocks
+that are independent. Under replace-one blocks have one epoch, and `between_one`.
 """
 
 import math
@@ -39,7 +40,8 @@ _REACH = 7.5  # standard deviations that a grid's top is made for: a choice
 _TRIES, _HIGHER, _BEYOND = 6, 4.0, 1e-12  # a grid that leaves out more gets a higher top
 _END, _FOURIER = 1e-15, 1e-13  # of the mass that is moved at either end of a lattice, and that transforms may hide
 _MOST_KNOTS = 96
-_WIDEST, _STEPS, _MOST_PLACES, _LEAST_STEP = 2e-3, 30.0, 2**16, 1e-12  # of the lattice on which blocks are composed
+# of the lattice on which blocks are composed
+_WIDEST, _STEPS, _MOST_PLACES, _LEAST_STEP = 2e-3, 30.0, 2**16, 1e-12
 
 
 @dataclass(frozen=True)
@@ -258,7 +260,7 @@ def _joined(
     infinite: float,
     block: Block,
 ) -> Losses:
-    """The law of the arms' losses together, given the start's exponent independent; plus `shift`, times `factor`."""
+    """The law of the arms' losses together, independent given the start; plus `shift`, times `factor`."""
     step = block.grain.step * block.spread
     mixed = [_on_lattice(losses, masses, lattice.prior, step) for losses, masses in arms]
     finite = np.prod([np.sum(masses, axis=1) for _, masses, _ in mixed], axis=0)
@@ -279,7 +281,7 @@ def _joined(
 
 
 def _on_lattice(losses: Floats, masses: Floats, prior: Floats, step: float) -> tuple[int, Floats, Floats]:
-    """Laws (rows) on the multiples of `step` as `Losses.on_lattice` puts one there, and each one's infinite mass."""
+    """Laws (rows) on the multiples of `step`, put there as by `Losses.on_lattice`, and their infinite masses."""
     together = prior @ masses
     first = min(len(losses) - 1, int(np.searchsorted(np.cumsum(together), _END)))
     last = max(first + 1, len(losses) - int(np.searchsorted(np.cumsum(together[::-1]), _END)))

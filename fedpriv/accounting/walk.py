@@ -1,38 +1,42 @@
 """Sums of exponentials along a chain: their laws given one round's exponent, from above in convex order.
 
-S = Σ p_t w_t, w_t = e^(G_t - a_t/2), for a `Chain` G.  Written outwards from one round, the start, it is G_0 =
-√a_0 z_0 and G_t = r_t G_(t-1) + τ_t z_t, so that (G_t, the sum so far) is a Markov process of two numbers, whose law
-is computed on a lattice of G and a grid of sums.  An *arm* is a direction outwards from the start.
+S = Σ p_t w_t, w_t = e^(G_t - a_t/2), for a `Chain` G. Written outwards from one round, the start, it is G_0 =
+√a_0 z_0 and G_t = r_t G_(t-1) + τ_t z_t, so that (G_t, the sum so far) is a Markov process of two numbers, whose
+law is computed on a lattice of G and a grid of sums. An *arm* is a direction outwards from the start.
 
-**Rounding G.**  In place of G a walk U on the multiples of h is taken, U_t = r_t U_(t-1) + τ_t z_t + e_t: given
-x = r_t U_(t-1) + τ_t z_t, the step e_t goes to one of the three multiples k h nearest to x, with the probabilities
-B(x/h - k) of the quadratic B-spline B.  They have mean 0, variance h²/4 whatever x is, and a third moment of at
+**Rounding G.** In place of G a walk U on the multiples of h is taken, U_t = r_t U_(t-1) + τ_t z_t + e_t: given x
+= r_t U_(t-1) + τ_t z_t, the step e_t goes to one of the three multiples k h nearest to x, with the probabilities
+B(x/h - k) of the quadratic B-spline B. They have mean 0, variance h²/4 whatever x is, and a third moment of at
 most 0.0482 h³, so that for real r, with |e| ≤ 3h/2,
 
     E[e^(r e) | x] = m(r) (1 ± η(r)),   m(r) = 1 + (r h)²/8,   η(r) = .0081 |r h|³ + .0235 (r h)⁴ e^(3|r h|/2).
 
-Let z be all z_t.  U_t = G_t + Σ_j r_jt e_j, with r_jt the product of ratios from j to t, hence E[e^U_t | z] = e^G_t
-Π_j m(r_jt) (1 ± η(r_jt)), the steps being integrated from the last to the first.  With w~_t = e^(U_t - a_t/2) / Π_j
-m(r_jt) and S~ = Σ p_t w~_t, (1 - κ) S ≤ E[S~ | z] ≤ (1 + κ) S where κ = max_t Π_j (1 + η(r_jt)) - 1, and the same for
-S' = Σ p_t e^(-G_t - a_t/2) and its S'~.  Convex functions F of one sum, and of a pair, have E F(E[S~, S'~ | z]) ≤ E
-F(S~, S'~) (Jensen).  So
+Let z be all z_t. U_t = G_t + Σ_j r_jt e_j, with r_jt the product of ratios from j to t, hence E[e^U_t | z] =
+e^G_t Π_j m(r_jt) (1 ± η(r_jt)), the steps being integrated from the last to the first. With w~_t = e^(U_t -
+a_t/2) / Π_j m(r_jt) and S~ = Σ p_t w~_t, (1 - κ) S ≤ E[S~ | z] ≤ (1 + κ) S where κ = max_t Π_j (1 + η(r_jt)) -
+1, and the same for S' = Σ p_t e^(-G_t - a_t/2) and its S'~. Convex functions F of one sum, and of a pair, have E
+F(E[S~, S'~ | z]) ≤ E F(S~, S'~) (Jensen). So
 
-    E (S - γ)+ ≤ E (S~/(1-κ) - γ)+,   E (1 - γS)+ ≤ E (1 - γ S~/(1+κ))+,   E (S - γS')+ ≤ E (S~/(1-κ) - γ S'~/(1+κ))+.
+    E (S - γ)+ ≤ E (S~/(1-κ) - γ)+,   E (1 - γS)+ ≤ E (1 - γ S~/(1+κ))+,
+    E (S - γS')+ ≤ E (S~/(1-κ) - γ S'~/(1+κ))+.
 
-Of a product of two arms' sums the step of the start counts in both: m(r + q) lies between m(r) m(q) and that times
-1 + r q h²/4, by which the upper κ is larger.  A τ below h/2 is raised to it, and variances with it: Kahane allows it.
+Of a product of two arms' sums the step of the start counts in both: m(r + q) lies between m(r) m(q) and that
+times 1 + r q h²/4, by which the upper κ is larger. A τ below h is raised to it, and variances with it: Kahane
+allows it.
 
-**Ends of the lattice.**  A walk that leaves it stops: what it would have added is left out.  F falls by at most what
-S~ loses (none where a sum lies in F with a minus), and E[Σ p_t w~_t; the walk leaves] is at most `LEFT`: tilted by
-w~_t the walk's exponent at any round is at most its covariance higher, and a bounded step of mean 0 counts as a
-variance of 9h²/4 (Hoeffding).
+**Ends of the lattice.** A walk that leaves it stops: what it would have added is left out. F falls by at most
+what S~ loses (none where a sum lies in F with a minus), and E[Σ p_t w~_t; the walk leaves] is at most `LEFT`:
+tilted by w~_t the walk's exponent at any round is at most its covariance higher, and a bounded step of mean 0
+counts as a variance of 9h²/4 (Hoeffding).
 
-**The grid of sums.**  Sums are moved to their two neighbours with their mean kept, which only raises E F for convex
-F; those above the grid come to its top, and what they lose of their mean is `excess`: F grows by at most that.
+**The grid of sums.** Sums are moved to their two neighbours with their mean kept, which only raises E F for
+convex F; those above the grid come to its top, and what they lose of their mean is `excess`: F grows by at most
+that.
 
-**Rounding.**  All masses are ≥ 0 and only added and multiplied, so that each has a relative error of less than 1e-16
-times the number of operations on its way, below 1e-10 altogether; the eight points of Gauss and Legendre for each of
-B's three pieces have one of less than 1e-13 where τ ≥ h/2.  `losses` raises every δ by a relative 1e-9.
+**Rounding.** All masses are ≥ 0 and only added and multiplied, so that each has a relative error of less than
+1e-16 times the number of operations on its way, below 1e-10 altogether; ten points of Gauss and
+Legendre for each of B's three pieces have one of less than 1e-12 within seven standard deviations, as τ ≥ h.
+`losses` raises every δ by a relative 1e-9.
 """
 
 import math
@@ -47,7 +51,7 @@ from fedpriv.accounting.curves import Floats, as_floats
 
 LEFT = 1e-13
 """The mean that walks may leave out which leave their lattice."""
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(10)
 _THIRD, _FOURTH = 0.0081, 0.0235  # of η
 _BOUNDED = 2.25  # h² of it is the variance that Hoeffding's inequality gives a step
 
@@ -119,7 +123,7 @@ class Lattice:
         return as_floats(found)
 
     def stds(self, arm: Arm) -> Floats:
-        return np.maximum(arm.stds, 0.5 * self.step)
+        return np.maximum(arm.stds, self.step)
 
     def scales(self, arm: Arm) -> Floats:
         """Π_j m(r_jt) of the arm's rounds."""

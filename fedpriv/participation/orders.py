@@ -79,7 +79,7 @@ class Sums(Protocol):
         ...
 
     def fading(self, groups: int, bins: int) -> "Overlaps | None":
-        """How overlaps of its rounds fade, of which an epoch has `bins`, in parts of the square; None if unknown."""
+        """How overlaps of its rounds fade, `bins` an epoch, in parts of the square; None if unknown."""
         ...
 
     def moved(self, distance: float) -> float:
