@@ -155,7 +155,7 @@ class Lattice:
     @cached_property
     def prior(self) -> Floats:
         """The law of the start's exponent."""
-        return self.moves(0.0, math.sqrt(self.first))[0]
+        return as_floats(self.moves(0.0, math.sqrt(self.first))[0])
 
     def moves(self, ratio: float, std: float) -> Floats:
         """The probability of going from any exponent (rows) to any other (columns)."""
