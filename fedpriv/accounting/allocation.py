@@ -40,6 +40,7 @@ from typing import ClassVar
 import numpy as np
 from scipy.special import ndtr, ndtri
 
+from fedpriv.accounting import fading
 from fedpriv.accounting.curves import (
     LEAST_DELTA,
     Curve,
@@ -175,10 +176,11 @@ class _Fineness:
     """Points of the grid of a round under replace-one."""
     knots: int
     """Values of ε at which the curve of an epoch is computed there."""
+    grain: fading.Grain
 
 
-_FINE = _Fineness(2**15, 2**16, 1e-3, 30.0, 2**12, 128)
-_COARSE = _Fineness(2**12, 2**13, 4e-3, 10.0, 2**10, 24)
+_FINE = _Fineness(2**15, 2**16, 1e-3, 30.0, 2**12, 128, fading.FINE)
+_COARSE = _Fineness(2**12, 2**13, 4e-3, 10.0, 2**10, 24, fading.COARSE)
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,8 @@ class AllocatedGaussian(Sampled):
     relation: Relation = "zero-out"
     common: float = 0.0
     """Share of a round's squared distance by which two rounds of a unit overlap at most (`overlap`); below 1."""
+    overlaps: fading.Overlaps | None = None
+    """How these overlaps fade, where that is known: a second bound."""
 
     kind: ClassVar[str] = "allocated-gaussian"
     title: ClassVar[str] = "random allocation"
@@ -239,7 +243,9 @@ class AllocatedGaussian(Sampled):
     def rest(self) -> "AllocatedGaussian":
         """The allocation of what is left, with independent noise."""
         multiplier = self.noise_multiplier / math.sqrt(1.0 - self.common) * (1.0 - 1e-15)
-        return dataclasses.replace(self, noise_multiplier=multiplier, common=0.0) if self.common else self
+        if not self.common:
+            return self
+        return dataclasses.replace(self, noise_multiplier=multiplier, common=0.0, overlaps=None)
 
 
 def _tails_for(delta: float, epochs: int) -> tuple[float, ...]:
@@ -256,7 +262,7 @@ def _curve(mechanism: AllocatedGaussian, fineness: _Fineness, tails: tuple[float
     known, (remove, add) = gaussian(mechanism.known_mu), directions(mechanism, fineness, tails)
     if mechanism.relation == "zero-out":
         return lowest([known, highest([remove, add])])
-    loose, secret = lowest([known, chained(remove, add)]), mechanism.rest
+    loose, secret = lowest([known, chained(remove, add), *_fading(mechanism, fineness)]), mechanism.rest
     if secret.bins == 1 or secret.noise_multiplier < LEAST_MULTIPLIER:
         return loose
     pair = Symmetric(secret.noise_multiplier, secret.bins, fineness.size_replaced)
@@ -267,6 +273,14 @@ def _curve(mechanism: AllocatedGaussian, fineness: _Fineness, tails: tuple[float
     if mechanism.epochs > 1:
         law = _composed(law, mechanism.epochs, fineness)
     return lowest([loose, beside(law, mechanism.common_mu).deltas])
+
+
+def _fading(mechanism: AllocatedGaussian, fineness: _Fineness) -> list[Curve]:
+    """The curve under replace-one by which overlaps fade, where it is known."""
+    if (overlaps := mechanism.overlaps) is None:
+        return []
+    found = fading.replacing(overlaps, mechanism.noise_multiplier, mechanism.epochs, fineness.grain)
+    return [] if found is None else [found]
 
 
 def directions(
@@ -286,7 +300,11 @@ def directions(
     if epochs > 1:
         removed = [_composed(law, epochs, fineness) for law in removed]
         added = [_composed(law, epochs, fineness) for law in added]
-    return _lowest_of([beside(law, known) for law in removed]), _lowest_of([beside(law, known) for law in added])
+    found = _lowest_of([beside(law, known) for law in removed]), _lowest_of([beside(law, known) for law in added])
+    if (overlaps := mechanism.overlaps) is None:
+        return found
+    faded = fading.directions(overlaps, mechanism.noise_multiplier, epochs, fineness.grain)
+    return found if faded is None else (lowest([found[0], faded[0]]), lowest([found[1], faded[1]]))
 
 
 def _composed(law: Losses, epochs: int, fineness: _Fineness) -> Losses:
@@ -317,6 +335,7 @@ def calibrated(
     epochs: int = 1,
     relation: Relation = "zero-out",
     common: float = 0.0,
+    overlaps: fading.Overlaps | None = None,
 ) -> AllocatedGaussian:
     """The mechanism with about the smallest noise multiplier that is (`epsilon`, `delta`)-DP.
 
@@ -325,7 +344,7 @@ def calibrated(
     """
 
     def mechanism(multiplier: float) -> AllocatedGaussian:
-        return AllocatedGaussian(multiplier, bins, epochs, relation, common)
+        return AllocatedGaussian(multiplier, bins, epochs, relation, common, overlaps)
 
     tails = _tails_for(delta, epochs)
     coarse, fine = (lambda z: _curve(mechanism(z), _COARSE, tails)), (lambda z: _curve(mechanism(z), _FINE, tails))

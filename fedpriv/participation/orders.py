@@ -26,6 +26,9 @@ from fedpriv.accounting.guarantees import GaussianDP, Guarantee
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import KeyedCoins
 
+if TYPE_CHECKING:
+    from fedpriv.accounting.fading import Overlaps
+
 
 @dataclass(frozen=True)
 class ParticipationKeys:
@@ -73,6 +76,10 @@ class Sums(Protocol):
 
     def overlap(self, groups: int) -> tuple[float, float]:
         """That distance also where its rounds overlap, and by which share of its square two of them do at most."""
+        ...
+
+    def fading(self, groups: int, bins: int) -> "Overlaps | None":
+        """How overlaps of its rounds fade, `bins` an epoch, in parts of the square; None if unknown."""
         ...
 
     def moved(self, distance: float) -> float:

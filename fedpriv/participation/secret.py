@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fedpriv.accounting.allocation import AllocatedGaussian, calibrated
 from fedpriv.accounting.budget import Capacity, capacity
+from fedpriv.accounting.fading import Overlaps
 from fedpriv.accounting.gaussian import RELATION_FACTOR, Relation, epsilon_of
 from fedpriv.accounting.guarantees import Sampled
 from fedpriv.accounting.poisson import PoissonGaussian
@@ -159,14 +160,19 @@ class Allocation(SecretOrder):
 
     def _calibrated_for(self, sums: Sums, epsilon: float, delta: float) -> AllocatedGaussian:
         common = sums.overlap(self.groups)[1]
-        return calibrated(epsilon, delta, self.bins, self.epochs, sums.relation, common)
+        return calibrated(epsilon, delta, self.bins, self.epochs, sums.relation, common, self._fading(sums))
 
     def promise(self, multiplier: float, relation: Relation) -> AllocatedGaussian:
         return AllocatedGaussian(multiplier, self.bins, self.epochs, relation)
 
     def guarantee(self, sums: Sums, std: float) -> AllocatedGaussian:
         found, common = super().guarantee(sums, std), sums.overlap(self.groups)[1]
-        return AllocatedGaussian(found.noise_multiplier, self.bins, self.epochs, sums.relation, common)
+        return AllocatedGaussian(
+            found.noise_multiplier, self.bins, self.epochs, sums.relation, common, self._fading(sums)
+        )
+
+    def _fading(self, sums: Sums) -> Overlaps | None:
+        return sums.fading(self.groups, self.bins)
 
     def distance(self, sums: Sums) -> float:
         return sums.overlap(self.groups)[0] / RELATION_FACTOR[sums.relation]
@@ -207,6 +213,10 @@ class Balanced(Allocation):
                 f'federation.sampling = "{self.name}": {self.rounds} rounds are no whole number of epochs of '
                 f"{self.rounds_per_epoch}, and a record takes part once an epoch on average"
             )
+
+    def _fading(self, sums: Sums) -> Overlaps | None:
+        """None: which rounds are one after the other in a part is drawn."""
+        return None
 
     def rows(self, t: int, batch: int, silo: int, coins: Callable[[], KeyedCoins]) -> NDArray[np.int64]:
         count, last = self.batches_held * batch, self.rounds // self.groups - self.epochs

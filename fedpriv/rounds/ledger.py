@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpriv.accounting.chain import MOST_ROUNDS as LONGEST_CHAIN
+from fedpriv.accounting.fading import Overlaps, overlaps_of
 from fedpriv.accounting.gaussian import APART, Relation, moved_by, relation_named
 from fedpriv.accounting.guarantees import Guarantee
 from fedpriv.core.errors import InputError
@@ -231,6 +233,25 @@ class RunningSums:
         largest = float(np.max(clips**2 * columns.squared_norms)) * (1.0 + _ROUNDING)
         shared = max(float(np.max(np.triu(_products(clips, columns.inner, each), 1))) for each in held)
         return math.sqrt(largest) * (1.0 + _ROUNDING), shared * (1.0 + 1e-12) / largest
+
+    def fading(self, groups: int, bins: int) -> Overlaps | None:
+        """How overlaps fade, over κ²; None for disjoint blocks, and where an epoch has too many rounds.
+
+        Guarantee: chains above all that two rounds of one record overlap by, whatever its group, asked of what
+        `overlap` is asked of.
+        """
+        if self.overlap(groups)[1] == 0.0 or 2 * bins > LONGEST_CHAIN:
+            return None
+        distance, columns = self.overlap(groups)[0], self.mechanism.columns(self.workload)
+        rounds, clips = len(self.workload.clips), self.workload.clips / distance * (1.0 + _ROUNDING)
+        epochs = -(-rounds // (groups * bins))
+        products, longest = np.zeros((epochs * bins,) * 2), np.zeros(epochs * bins)
+        for first in range(min(groups, rounds)):
+            held = np.arange(first, rounds, groups)
+            here = slice(0, len(held))
+            products[here, here] = np.maximum(products[here, here], columns.inner(held))
+            longest[here] = np.maximum(longest[here], clips[held])
+        return overlaps_of(products, longest, bins)
 
     def moved(self, distance: float) -> float:
         return moved_by(self.relation, self.per_record, distance, self.apart)

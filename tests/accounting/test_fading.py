@@ -1,0 +1,200 @@
+"""Allocation along chains: never below the truth, above any overlaps, and rounded to the safe side."""
+
+import math
+
+import numpy as np
+import pytest
+
+from fedpriv.accounting.allocation import AllocatedGaussian
+from fedpriv.accounting.chain import Chain, dominating
+from fedpriv.accounting.curves import Curve, Floats, gaussian_from_below
+from fedpriv.accounting.fading import COARSE, FINE, Block, added, directions, overlaps_of, removed, replaced
+from fedpriv.accounting.gaussian import Relation
+from fedpriv.accounting.walk import LEFT, Lattice, Sums, arms_of
+from fedpriv.noise.buffered import BufferedToeplitz, LambdaCgd
+from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.workload import Workload
+from fedpriv.participation.secret import Allocation, Balanced
+from fedpriv.rounds.ledger import RunningSums
+
+EPSILONS = np.array([0.0, 0.2, 0.5, 1.0, 1.7, 2.5, 4.0])
+
+
+def chain_of(decay: float, rounds: int, first: float = 1.0) -> Chain:
+    """Equal variances, and overlaps that fall by `decay` a round."""
+    return Chain((first,) * rounds, (first * decay,) * (rounds - 1))
+
+
+def quadrature(chain: Chain) -> tuple[Curve, Curve, Curve]:
+    """Removed, added and replaced of a chain of one, two or three rounds, all patterns of a grid."""
+    line = np.linspace(-9.0, 9.0, (0, 6001, 601, 81)[len(chain.variances)])
+    weight = np.exp(-0.5 * line**2) * (line[1] - line[0]) / math.sqrt(2.0 * math.pi)
+    covariances = chain.covariances
+    root = np.linalg.cholesky(covariances)
+    axes = np.meshgrid(*[line] * len(covariances), indexing="ij")
+    exponents = [sum(root[i, j] * axes[j] for j in range(i + 1)) for i in range(len(covariances))]
+    halves = covariances.diagonal() / 2.0
+    ratio = np.mean([np.exp(e - h) for e, h in zip(exponents, halves, strict=True)], axis=0)
+    other = np.mean([np.exp(-e - h) for e, h in zip(exponents, halves, strict=True)], axis=0)
+    law = weight
+    for _ in range(len(covariances) - 1):
+        law = np.multiply.outer(law, weight)
+
+    def curve(gain: str) -> Curve:
+        def of(epsilons: Floats) -> Floats:
+            gammas = np.exp(epsilons)
+            if gain == "removed":
+                return np.array([np.sum(np.maximum(0.0, ratio - g) * law) for g in gammas])
+            if gain == "added":
+                return np.array([np.sum(np.maximum(0.0, 1.0 - g * ratio) * law) for g in gammas])
+            return np.array([np.sum(np.maximum(0.0, ratio - g * other) * law) for g in gammas])
+
+        return of
+
+    return curve("removed"), curve("added"), curve("replaced")
+
+
+@pytest.mark.parametrize(
+    ("rounds", "decay", "first"),
+    [
+        (1, 0.0, 4.0),
+        (1, 0.0, 1e-4),
+        (2, 0.01, 0.6),
+        (2, 0.6, 4.0),
+        (2, 0.6, 1e-4),
+        (2, 0.999, 0.05),
+        (3, 0.7, 0.6),
+    ],
+)
+def test_few_rounds_are_the_quadrature_on_the_safe_side(rounds: int, decay: float, first: float) -> None:
+    """The guarantee of `fading` for one epoch: zero-out in both orders and replace-one."""
+    chain = chain_of(decay, rounds, first)
+    exact = quadrature(chain)
+    epsilons = EPSILONS[::3] * math.sqrt(first)
+    block = Block(chain, 1, FINE)
+    laws, curve = (removed(block), added(block)), replaced(block)
+    assert laws[0] is not None
+    assert laws[1] is not None
+    assert curve is not None
+    for found, truth in zip([laws[0].deltas, laws[1].deltas, curve], exact, strict=True):
+        bound, least = found(epsilons), truth(epsilons)
+        assert np.all(bound >= least - (1e-3 if rounds == 3 else 2e-5) * math.sqrt(first))
+        assert first > 1.0 or np.all(bound <= 1.15 * least + 4e-3 * math.sqrt(first))
+
+
+def test_chains_lie_above_what_they_are_asked_to_and_are_exact_where_it_is_one() -> None:
+    draw = np.random.default_rng(3)
+    for _ in range(20):
+        rounds = int(draw.integers(1, 9))
+        columns = np.abs(draw.standard_normal((12, rounds))) * draw.random((12, rounds))
+        clips = np.exp(draw.uniform(-2.0, 2.0, rounds))
+        wanted = columns.T @ columns
+        found = dominating(wanted, clips).covariances
+        assert np.all(found >= wanted * np.outer(clips, clips))
+        assert np.linalg.eigvalsh(found).min() >= -1e-9 * found.max()
+    lag = np.abs(np.subtract.outer(np.arange(7), np.arange(7)))
+    exact, clips = 0.8**lag * 0.9 ** np.maximum.outer(np.arange(7), np.arange(7)), np.exp(draw.uniform(-1, 1, 7))
+    np.testing.assert_allclose(dominating(exact, clips).covariances, exact * np.outer(clips, clips), rtol=1e-6)
+
+
+def test_a_step_to_the_lattice_keeps_means_and_what_its_moments_promise() -> None:
+    """Rows of a walk are probabilities, their mean is kept, and E e^(re) is m(r) (1 ± η(r)) for every start."""
+    arms = arms_of(chain_of(0.7, 4), None)
+    lattice = Lattice(1.0, arms, 0.5, 400)
+    std = float(lattice.stds(arms[0])[1])
+    moves, inner = lattice.moves(0.7, std), np.abs(lattice.at) < 2.0
+    assert np.allclose(moves[inner].sum(axis=1), 1.0, atol=1e-12)
+    assert np.allclose(moves[inner] @ lattice.at, 0.7 * lattice.at[inner], atol=1e-12)
+    for r in (1.0, -1.0, 0.3):
+        found = moves[inner] @ np.exp(r * lattice.at) / np.exp(r * 0.7 * lattice.at[inner] + 0.5 * (r * std) ** 2)
+        size = abs(r) * lattice.step
+        error = 0.0081 * size**3 + 0.0235 * size**4 * math.exp(1.5 * size)
+        assert np.all(np.abs(found / (1.0 + size**2 / 8.0) - 1.0) <= error + 1e-12)
+
+
+def test_what_leaves_the_lattice_is_less_than_is_added() -> None:
+    lattice = Lattice(1.0, arms_of(chain_of(0.9, 12), None), 0.4, 80)
+    tilted = lattice.prior * np.exp(lattice.at - 0.5) / (1.0 + lattice.step**2 / 8.0)
+    assert 1.0 - float(np.sum(lattice.prior)) <= LEFT + 1e-15
+    assert abs(1.0 - float(np.sum(tilted))) <= LEFT + lattice.errors[0]
+
+
+def test_a_grid_of_sums_keeps_means_and_says_what_lies_above_it() -> None:
+    sums = Sums(-1.0, 3.0, 0.1, 0.05)
+    law = np.zeros((2, len(sums.points)))
+    law[:, -sums.first] = 1.0
+    moved, above = sums.moved(law, np.array([0.234, 7.0]))
+    assert np.allclose(moved @ sums.points + above, [0.234, 7.0], atol=1e-12)
+    assert above[0] == 0.0
+    assert above[1] > 3.0
+    assert np.count_nonzero(moved[0]) == 2
+
+
+MECHANISMS = [LambdaCgd(1.0, (0.9,), (0.0,)), BufferedToeplitz(1.0, (0.9, 0.5), (0.6, 0.1))]
+
+
+def run_of(mechanism: Mechanism, order: Allocation, relation: Relation, z: float) -> AllocatedGaussian:
+    sums = RunningSums(mechanism, Workload(order, 1.0, np.ones(order.rounds)), relation)
+    return order.guarantee(sums, z * sums.overlap(order.groups)[0])
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda each: each.name)
+def test_it_is_smaller_than_by_the_two_nearest_rounds(mechanism: Mechanism) -> None:
+    order = Allocation(40, 20, 5)
+    run = run_of(mechanism, order, "zero-out", 1.5)
+    assert run.overlaps is not None
+    before = AllocatedGaussian(run.noise_multiplier, run.bins, run.epochs, run.relation, run.common)
+    assert run.epsilon_of(1e-3) < 0.9 * before.epsilon_of(1e-3)
+
+
+def test_a_drawn_partition_has_no_chain() -> None:
+    """The parts of balanced subsampling have rounds of any distance: the bound of `overlap` alone."""
+    assert run_of(MECHANISMS[0], Balanced(40, 20, 5), "zero-out", 1.5).overlaps is None
+
+
+def test_overlaps_between_blocks_count_in_both_orders() -> None:
+    """Four epochs of one round: nothing is secret, and what overlaps adds up to ‖Σ C_t‖²."""
+    lag = np.abs(np.subtract.outer(np.arange(4), np.arange(4)))
+    overlaps = overlaps_of(0.5**lag, np.ones(4), 1)
+    assert overlaps.between_one == pytest.approx(2 * (3 * 0.5 + 2 * 0.25 + 0.125))
+    assert overlaps.between_two == pytest.approx(2 * (0.5 + 2 * 0.25 + 0.125))
+    found = directions(overlaps, 4.0, 4, COARSE)
+    assert found is not None
+    mu = math.sqrt(float(np.sum(0.5**lag))) / 4.0
+    for curve in found:
+        assert np.all(curve(EPSILONS) >= gaussian_from_below(mu)(EPSILONS))
+
+
+def sampled(moves: Floats, draws: int, seed: int) -> tuple[Floats, Floats]:
+    """Losses when a unit is removed and when it is added, of patterns that move releases by `moves`."""
+    draw = np.random.default_rng(seed)
+    still = draw.standard_normal((draws, moves.shape[1]))
+    moved = still + moves[draw.integers(len(moves), size=draws)]
+    halves = 0.5 * np.sum(moves**2, axis=1)
+
+    def loss(at: Floats) -> Floats:
+        return np.asarray(np.logaddexp.reduce(at @ moves.T - halves, axis=1) - math.log(len(moves)))
+
+    return loss(moved), -loss(still)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda each: each.name)
+@pytest.mark.parametrize("epochs", [2, 3])
+def test_epochs_along_one_chain_are_never_below_samples(mechanism: Mechanism, epochs: int) -> None:
+    groups, bins, z = 3, 3, 1.5 * math.sqrt(epochs)
+    rounds = groups * bins * epochs
+    run = run_of(mechanism, Allocation(rounds, groups * bins, groups), "zero-out", z)
+    assert run.overlaps is not None
+    series = mechanism.strategy(rounds) if isinstance(mechanism, BufferedToeplitz) else np.ones(0)
+    lag = np.subtract.outer(np.arange(rounds), np.arange(rounds))
+    matrix = np.where(lag >= 0, series[np.maximum(lag, 0)], 0.0)
+    sigma, moves = z * float(np.linalg.norm(matrix[:, 0])), np.zeros((1, rounds))
+    for epoch in range(epochs):
+        own = matrix[:, epoch * groups * bins : (epoch + 1) * groups * bins : groups].T / sigma
+        moves = (moves[:, None] + own[None]).reshape(-1, rounds)
+    both = directions(run.overlaps, run.noise_multiplier, epochs, FINE)
+    assert both is not None
+    for curve, losses in zip(both, sampled(moves, 20_000, epochs), strict=True):
+        for epsilon, bound in zip(EPSILONS, curve(EPSILONS), strict=True):
+            gains = np.maximum(0.0, -np.expm1(epsilon - losses))
+            assert bound >= gains.mean() - 4.0 * gains.std() / math.sqrt(len(gains))
