@@ -143,7 +143,6 @@ def trained(cell: Cell, draws: Draws) -> Line:
     from opacus.validators import ModuleValidator
 
     check(cell)
-    torch.manual_seed(cell.seed)
     task, keys = task_of_cell(cell), cell.algorithm.settings
     held, batch, rounds = torch.cat(spread(cell)), sum(cell.batch_sizes), cell.federation.total_rounds
     records = TensorDataset(task.train.features[held], task.train.labels[held])
@@ -153,6 +152,7 @@ def trained(cell: Cell, draws: Draws) -> Line:
     else:
         multiplier = multiplier_of(cell.privacy.epsilon, cell.privacy.delta, batch / len(held), rounds)
     plain = ModuleValidator.fix(module_of(task).train())  # attention of its own, with the same weights
+    torch.manual_seed(cell.seed)  # last of all: what builds a network may draw
     started = time.process_time()
     engine = PrivacyEngine(accountant="prv")
     module, optimizer, loader = engine.make_private(
@@ -206,7 +206,12 @@ def asked(path: Path, overrides: Sequence[str]) -> Iterator[tuple[Line, Cell]]:
 
 
 def run(path: Path, out: Path, overrides: Sequence[str], draws: Draws) -> None:
+    """Train the cells that `out` has not, and add a line of each; InputError where its lines have other draws."""
     there = read(out)
+    if other := {each.get("draws", "own") for each in there} - {draws}:
+        raise InputError(
+            f"opacus_cells: {out} has lines whose draws are {sorted(other)}, not {draws!r}: give another file"
+        )
     for line, cell in asked(path, overrides):
         if any(each["point"] == line["point"] and each["seed"] == line["seed"] for each in there):
             continue

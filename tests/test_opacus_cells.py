@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 import fedpriv
 from benchmarks.differences import interval
-from benchmarks.opacus_cells import ahead, asked, batches, check, module_of, noise_std, normals, table
+from benchmarks.opacus_cells import Draws, ahead, asked, batches, check, module_of, noise_std, normals, run, table
 from fedpriv.core.errors import InputError
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import load_scenario
@@ -40,6 +40,17 @@ def test_a_cell_that_opacus_has_not_is_refused() -> None:
         few = ["federation.silos=1", "privacy.epsilon=3", "seeds=1", words]
         with pytest.raises(InputError, match="opacus_cells"):
             check(load_scenario(SCENARIOS / "sentences.toml", few).points[0].cell)
+
+
+@pytest.mark.parametrize(
+    ("there", "given"), [("own", "fedpriv"), ("fedpriv", "own"), ("fedpriv's with its multiplier", "fedpriv")]
+)
+def test_lines_of_other_draws_are_no_lines_of_these(there: Draws, given: Draws, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    out.write_text(json.dumps({"point": {}, "seed": 0, "test_accuracy": 0.5, "draws": there}) + "\n")
+    with pytest.raises(InputError, match="give another file"):
+        run(SCENARIOS / "sentences.toml", out, ["seeds=1"], given)
+    assert len(out.read_text().splitlines()) == 1
 
 
 def test_its_network_begins_where_fedprivs_does() -> None:
