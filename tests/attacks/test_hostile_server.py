@@ -179,7 +179,7 @@ def test_the_number_of_silos_that_share_the_noise_is_the_silos_own_choice(tmp_pa
 # 31: whatever is sent, the guard answers the next one
 
 
-LARGE: dict[str, dict[str, Any]] = {
+MANY: dict[str, dict[str, Any]] = {
     "directions": {
         "algorithm": {**KEPT_STATE["leaves"]["algorithm"], "directions": 1024},
         "federation": {"silos": 3, "rounds": 8, "epochs": 8, "batch": 40},
@@ -191,6 +191,10 @@ LARGE: dict[str, dict[str, Any]] = {
         },
         "run__dtype": "float64",
     },
+}  # fmt: skip
+"""Directions that would take 0.7 GB for one record if all of them were drawn at once."""
+
+LARGE: dict[str, dict[str, Any]] = {
     "bands": {
         "algorithm": {"name": "dp-ftrl", "mechanism": "banded", "bands": 200, "clip": 1.0, "step": 0.1},
         "federation": {"silos": 3, "rounds": 200, "epochs": 10},
@@ -202,7 +206,16 @@ LARGE: dict[str, dict[str, Any]] = {
         "model": {"name": "mlp", "hidden": 1000},
     },
 }  # fmt: skip
-"""What each takes: 0.7 GB for the gradients of one record, 1.6 and 0.8 GB of state, times its copies."""
+"""What each takes: 1.6 and 0.8 GB of state, times its copies."""
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_any_number_of_directions_takes_the_memory_of_a_few(tmp_path: Path, name: str) -> None:
+    """Gains: a guard that is killed for its memory; `tests/silo/test_memory.py` measures one that answers."""
+    guard = guard_for(tmp_path, *random_records(50), budget=100.0)
+    more = {**MANY[name], "algorithm": {**MANY[name]["algorithm"], "directions": 4096}}
+    for asked in (MANY[name], more):
+        guard._admission.admit(guard._admission.canonical(scenario(**asked)))
 
 
 @pytest.mark.parametrize("name", LARGE)

@@ -54,7 +54,8 @@ def no_check_in_integers(patch: pytest.MonkeyPatch) -> None:
     """Increments are clipped by the norm at the first point: a query that drives it to zero leaves the other."""
 
     def unchecked(increments: Any, norm: int, factor: float) -> Any:
-        return np.nan_to_num(np.clip(increments * factor, -(2.0**50), 2.0**50)).astype(np.int64)
+        values = np.trunc(np.nan_to_num(np.clip(increments * factor, -(2.0**50), 2.0**50)))
+        return values, np.ones(len(values), np.bool_)
 
     def careless(self: SoftmaxRegression, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
         features = batch.records.features.double()
@@ -64,7 +65,7 @@ def no_check_in_integers(patch: pytest.MonkeyPatch) -> None:
         return (residual.unsqueeze(-1) * features.unsqueeze(-2)).flatten(-2)
 
     patch.setattr("fedpriv.noise.integers.increments.rank_one_suits", lambda *_: False)  # increments are formed
-    patch.setattr("fedpriv.noise.integers.increments.integers", unchecked)
+    patch.setattr("fedpriv.noise.integers.increments._whole", unchecked)
     patch.setattr(SoftmaxRegression, "per_record", careless)
 
 
