@@ -23,7 +23,7 @@ LOOKS = 2.0
 
 
 def registered(keys: Path) -> dict[str, bytes]:
-    """The keys (PEM) in keys/nodes by the names of their silos, such as silo-0; InputError for any that is none."""
+    """The keys (PEM) in keys/nodes by their silos' names, such as silo-0; InputError for any that is none."""
     found = sorted((keys / "nodes").glob("*.pub"))
     if not found:
         raise InputError(f"{keys / 'nodes'}: no public key of a SuperNode; run deploy/make-keys.sh")
