@@ -178,7 +178,7 @@ def test_guarantee_a_ledgers_volume_that_is_put_back_alone_is_refused(containers
     assert "mark" not in state.partition("/silo/mark:")[0].replace("/silo/ledger", "")
     copy = "import shutil, pathlib; shutil.copytree('/silo/ledger', '/tmp/kept', dirs_exist_ok=True)"
     spend = "fedpriv silo restore /silo/policy.toml /tmp/backup"
-    back = "import shutil; shutil.copytree('/tmp/kept', '/silo/ledger', dirs_exist_ok=True)"
+    back = "import shutil, pathlib; [shutil.copy2(p, '/silo/ledger') for p in pathlib.Path('/tmp/kept').iterdir()]"
     make = "mkdir -m 700 /tmp/backup && fedpriv silo backup /silo/policy.toml /tmp/backup"
     steps = (
         f'{make} && python -c "{copy}" && rm /silo/ledger/* && {spend} && rm /silo/ledger/* && python -c "{back}"'
