@@ -303,17 +303,30 @@ def certificates(
         Path | None,
         typer.Option(metavar="AUTHORITY", help="Folder with ca.key and ca.crt: sign FOLDER/server.pem anew."),
     ] = None,
+    revoke: Annotated[
+        int | None, typer.Option(metavar="SILO", min=0, help="Take this silo's key out of FOLDER/nodes.")
+    ] = None,
 ) -> None:
     """Show certificates and when they end; exit code 1 if one ends within 30 days. Renew a SuperLink's.
 
-    A SuperLink that runs takes the new one up within seconds, and sites do nothing.
+    Revoke a silo's key. A SuperLink that runs heeds either within seconds, and other sites do nothing.
 
     Example: fedpriv certificates deploy/run/superlink
     Example: fedpriv certificates deploy/run/superlink --renew deploy/run/authority
+    Example: fedpriv certificates deploy/run/superlink --revoke 1
     """
     from fedpriv.engines.certificates import certificates_below
     from fedpriv.engines.certificates import renew as sign_anew
+    from fedpriv.engines.node_keys import revoke as take_away
 
+    if revoke is not None:
+        if renew is not None or len(places) != 1:
+            raise InputError("--revoke: expected one FOLDER, the SuperLink's --keys, and no --renew")
+        typer.echo(
+            f"silo {revoke}: the key {take_away(places[0], revoke)} is revoked; a SuperLink that runs with "
+            f"{places[0]} turns it away within seconds, without a restart"
+        )
+        return
     if renew is not None:
         for place in places:
             sign_anew(place, renew)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import psutil
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
@@ -174,7 +175,7 @@ def node_public_key(path: Path) -> bytes:
     """The public key in `path`, one line as ssh-keygen writes it, as Flower knows it (PEM); InputError if none."""
     try:
         key = serialization.load_ssh_public_key(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise InputError(
             f"{path}: expected a public key as `ssh-keygen -t ecdsa -b 384` makes ({error})"
         ) from None

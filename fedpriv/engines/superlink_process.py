@@ -8,13 +8,12 @@
 
 Its parts are these servers, which are one process, and an executor.  /health of each API is that of the service:
 200 while the executor asks for tasks and gets answers, 503 with a reason otherwise.  A certificate that is renewed
-is served from the next connection on.
+is served from the next connection on, and a SuperNode whose key is taken away is turned away, without a restart.
 """
 
 import asyncio
 import logging
 import os
-import re
 import signal
 import socket
 import ssl
@@ -36,17 +35,11 @@ from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.logs import log_as_service
 from fedpriv.engines.certificates import Renewed, check_certificates, ends_of, warn_of_ends
 from fedpriv.engines.flower_private import CONTROL, FLEET, RUNTIME, superexec_command
-from fedpriv.engines.flower_private.kept import KeptRuns
+from fedpriv.engines.flower_private.kept import KeptRuns, forget_node
 from fedpriv.engines.flower_private.presence import STATUS, Presence
 from fedpriv.engines.flower_private.superlink import superlink_app
-from fedpriv.engines.processes import (
-    AUTHORITY,
-    CERTIFICATE,
-    KEY,
-    isolated,
-    node_public_key,
-    tls_options,
-)
+from fedpriv.engines.node_keys import Revoked, registered
+from fedpriv.engines.processes import AUTHORITY, CERTIFICATE, KEY, isolated, tls_options
 from fedpriv.engines.service import BEATS, EXECUTOR, Health, Part, late, part_lost
 from fedpriv.protocol.messages import REFUSED, REGISTERED
 from fedpriv.protocol.metrics import Figure, metrics_served, private_socket
@@ -117,7 +110,7 @@ def serve_superlink(
     """
     log_as_service()
     runs = KeptRuns(kept)
-    nodes = {} if keys is None else _nodes(keys)
+    nodes = {} if keys is None else registered(keys)
     if keys is not None:
         check_certificates(keys / AUTHORITY, keys / CERTIFICATE)
     elif not (simulation or insecure):
@@ -128,6 +121,7 @@ def serve_superlink(
         refused = runtime_keys / "refused.json"
         link = superlink_app(options, nodes)
         app = Presence(link.app, nodes, refused)
+        revoked = None if keys is None else Revoked(keys, nodes, partial(forget_node, link.state))
         pages: Pages = {STATUS: lambda: {**app.seen(), "runs": runs.earlier()}}
         listeners = [
             Listener(private_socket(control, "--control"), CONTROL, None, pages),
@@ -149,6 +143,8 @@ def serve_superlink(
             def look() -> None:
                 runs.look(link.state)
                 link.pushes.forget(link.state)
+                if revoked is not None:
+                    revoked.look()
 
             with (
                 metrics_served(metrics, lambda: _figures(app.seen(), health, keys)),
@@ -185,18 +181,6 @@ def _figures(seen: Mapping[str, Any], health: Health, keys: Path | None) -> list
         ),
         *([] if keys is None else ends_of(keys / AUTHORITY, keys / CERTIFICATE)),
     ]
-
-
-def _nodes(keys: Path) -> dict[str, bytes]:
-    found = sorted((keys / "nodes").glob("*.pub"))
-    if not found:
-        raise InputError(f"{keys / 'nodes'}: no public key of a SuperNode; run deploy/make-keys.sh")
-    if wrong := [path.name for path in found if not re.fullmatch(r"silo-(0|[1-9][0-9]*)\.pub", path.name)]:
-        raise InputError(f"{keys / 'nodes' / wrong[0]}: expected silo-N.pub, which says whose key it is")
-    nodes = {path.stem: node_public_key(path) for path in found}
-    if len(set(nodes.values())) < len(nodes):
-        raise InputError(f"{keys / 'nodes'}: two silos have one key; each needs its own")
-    return nodes
 
 
 def _tcp(host: str, port: int) -> socket.socket:

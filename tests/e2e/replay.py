@@ -1,6 +1,13 @@
-"""What a federation should have computed: its run in one process, uninterrupted, with the keys that it used."""
+"""What a federation should have computed: its run in one process, uninterrupted, with the keys that it used.
+
+    python -m tests.e2e.replay SCENARIO OUT SERVER_KEY SILO_KEY...
+
+writes the model to OUT, an .npy file; keys are in hexadecimal digits.  For containers, whose torch is
+another.
+"""
 
 import json
+import sys
 from hashlib import sha256
 from pathlib import Path
 
@@ -17,6 +24,7 @@ from fedpriv.protocol.cell_folder import run_config_of
 from fedpriv.protocol.messages import key_content, keys_in, number_in, roster_content
 from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.strategy import ReleaseStrategy, ServerSums
 from fedpriv.silo.silo import Silo
@@ -63,3 +71,9 @@ def replayed(cell: Cell, silo_keys: list[bytes], server_key: bytes) -> np.ndarra
     finally:
         torch.set_num_threads(threads)
     return strategy.model.numpy()
+
+
+if __name__ == "__main__":
+    scenario, out, *keys = sys.argv[1:]
+    server, *silos = map(bytes.fromhex, keys)
+    np.save(out, replayed(load_scenario(Path(scenario), []).points[0].cell, silos, server))

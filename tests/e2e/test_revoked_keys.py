@@ -9,11 +9,12 @@ import pytest
 
 from fedpriv.engines import supernode_process
 from fedpriv.engines.federation import silos_of
-from fedpriv.engines.processes import environment, make_node_key
+from fedpriv.engines.processes import environment, make_node_key, script
 from fedpriv.engines.superlink import node_keys, start_superlink
 from tests.e2e.federation import Federation, federation, finish, kill_process, say, wait_until
 
 pytestmark = pytest.mark.deployment
+REFUSED = "the SuperLink does not know this SuperNode's key"
 
 
 def restarted(fed: Federation) -> None:
@@ -24,6 +25,11 @@ def restarted(fed: Federation) -> None:
     fed.link.process.wait()
     port = int(fed.link.address.rpartition(":")[2])
     fed.link = start_superlink(fed.home, ["--keys", str(fed.home / "keys")], port)
+
+
+def command(*words: str) -> str:
+    done = subprocess.run([script("fedpriv"), *words], capture_output=True, text=True, check=True)
+    return done.stdout
 
 
 def tries(log: Path) -> int:
@@ -44,8 +50,16 @@ def test_a_stolen_key_is_revoked_and_its_silo_goes_on_with_another(tmp_path: Pat
         keys = fed.silo_keys(token), fed.server_key()
         public, own = fed.home / "keys" / "nodes" / "silo-1.pub", node_keys(fed.home, 1)
         stolen = Path(shutil.copytree(own, fed.home / "stolen"))
+        assert connected(fed) == {0: True, 1: True, 2: True}
+        assert "silo 1: the key SHA256:" in command("certificates", str(fed.home / "keys"), "--revoke", "1")
+        wait_until(
+            lambda: REFUSED in (fed.silos[1].home / "supernode.log").read_text(), "silo 1 that is turned away"
+        )
+        say("silo 1, whose SuperNode was at work, is turned away by the SuperLink that ran on")
+        assert fed.link.process is not None
+        assert fed.link.process.poll() is None
+        assert running.poll() is None
         kill_process(fed.silos[1], "supernode")
-        public.unlink()
         (own / "node.key").unlink()
         make_node_key(own / "node.key", public)
         say("silo 1 has another key; the SuperLink is started again")
@@ -63,6 +77,6 @@ def test_a_stolen_key_is_revoked_and_its_silo_goes_on_with_another(tmp_path: Pat
             finish(running)
         finally:
             thief.kill()
-        assert "the SuperLink does not know this SuperNode's key" in (tmp_path / "thief.log").read_text()
+        assert REFUSED in (tmp_path / "thief.log").read_text()
         fed.assert_each_round_was_released_once(token)
         assert np.array_equal(fed.model(), fed.replay(*keys))

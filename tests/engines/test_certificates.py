@@ -161,7 +161,7 @@ def test_a_node_key_is_kept_and_its_public_half_is_the_one_that_is_registered(tm
     assert derived.split()[:2] == public.read_bytes().split()[:2]
 
 
-@pytest.mark.parametrize("content", ["", "ssh-rsa nonsense", "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI"])
+@pytest.mark.parametrize("content", ["", "no key", "ssh-rsa nonsense", "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI"])
 def test_a_public_key_that_is_none_is_one_line(tmp_path: Path, content: str) -> None:
     path = tmp_path / "silo-0.pub"
     path.write_text(content)

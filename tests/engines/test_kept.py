@@ -16,7 +16,7 @@ from fedpriv.engines import deployment
 from fedpriv.engines.deployment import Progress, follow
 from fedpriv.engines.flower_private import kept
 from fedpriv.engines.flower_private.control import LostRunError
-from fedpriv.engines.flower_private.kept import KeptRuns, create_nodes, node_id_of
+from fedpriv.engines.flower_private.kept import KeptRuns, create_nodes, forget_node, node_id_of
 from fedpriv.engines.superlink import simulating_superlink
 from fedpriv.protocol.cell_folder import FolderReader
 from fedpriv.rounds.outcome import RunObserver
@@ -53,6 +53,25 @@ def test_a_key_that_is_replaced_or_moved_to_another_silo_is_another_node(keys: M
     assert after.get_node_id_by_public_key(one) is None
     assert not after.acknowledge_node_heartbeat(node_id_of("silo-0", one), 30.0)
     assert not after.acknowledge_node_heartbeat(node_id_of("silo-1", two), 30.0)
+
+
+def test_guarantee_a_key_that_is_forgotten_opens_nothing_whether_its_node_was_there_or_not(
+    keys: Mapping[str, bytes],
+) -> None:
+    """Flower raises for a node that never came; the node of another key stays as it is."""
+    for was_there in (True, False):
+        life = state()
+        create_nodes(life, keys)
+        nodes = {name: node_id_of(name, key) for name, key in keys.items()}
+        assert life.acknowledge_node_heartbeat(nodes["silo-1"], 30.0)
+        if was_there:
+            assert life.acknowledge_node_heartbeat(nodes["silo-0"], 30.0)
+        forget_node(life, "silo-0", keys["silo-0"])
+        assert life.get_node_id_by_public_key(keys["silo-0"]) is None, "who asks is not let in"
+        assert not life.acknowledge_node_heartbeat(nodes["silo-0"], 30.0)
+        assert not life.activate_node(nodes["silo-0"], 30.0)
+        assert [node.node_id for node in life.get_node_info(statuses=["online"])] == [nodes["silo-1"]]
+        assert life.get_node_id_by_public_key(keys["silo-1"]) == nodes["silo-1"]
 
 
 class Runs:

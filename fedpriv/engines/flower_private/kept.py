@@ -47,6 +47,17 @@ def create_nodes(state: LinkState, nodes: Mapping[str, bytes]) -> None:
             raise ValueError(f"{name}: node {made}, expected {own}")
 
 
+def forget_node(state: LinkState, name: str, public_key: bytes) -> None:
+    """Let `state` answer no request of the SuperNode with this name and key (PEM) any more.
+
+    Guarantee: whoever has the key is nobody for this SuperLink from now on, and its node is offline for every run.
+    """
+    with suppress(TypeError):  # what Flower raises for a node that never came, once it is forgotten
+        state.delete_node(NOOP_FLWR_AID, node_id_of(name, public_key))
+    if state.get_node_id_by_public_key(public_key) is not None:
+        raise ValueError(f"{name}: its key is known still")
+
+
 class KeptRuns:
     """The last thousand runs, in a file of mode 0600, if there is one."""
 

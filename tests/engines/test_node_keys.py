@@ -1,0 +1,116 @@
+"""Public keys of SuperNodes: shown as ssh-keygen shows them, and revoked while a SuperLink runs."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedpriv.cli.app import app
+from fedpriv.core.errors import InputError
+from fedpriv.engines.node_keys import Revoked, fingerprint, registered, revoke
+from fedpriv.engines.processes import make_node_key, node_public_key
+
+SILOS = 3
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    folder = tmp_path / "superlink"
+    (folder / "nodes").mkdir(parents=True)
+    for silo in range(SILOS):
+        make_node_key(tmp_path / f"node-{silo}.key", public(folder, silo))
+    return folder
+
+
+def public(keys: Path, silo: int) -> Path:
+    return keys / "nodes" / f"silo-{silo}.pub"
+
+
+def revoking(keys: Path, *options: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["certificates", str(keys), *options])
+    return done.exit_code, done.output if done.exception is None else str(done.exception)
+
+
+def watched(keys: Path) -> tuple[Revoked, list[str]]:
+    """A SuperLink's watch over these keys, and the names whose keys it has forgotten."""
+    forgotten = list[str]()
+    return Revoked(keys, registered(keys), lambda name, _: forgotten.append(name), every=0.0), forgotten
+
+
+def test_the_fingerprint_is_the_one_that_ssh_keygen_shows(keys: Path) -> None:
+    shown = subprocess.run(["ssh-keygen", "-l", "-f", public(keys, 1)], capture_output=True, text=True, check=True)
+    assert fingerprint(node_public_key(public(keys, 1))) == shown.stdout.split()[1]
+
+
+def test_a_key_is_revoked_in_one_line_that_names_silo_and_fingerprint(keys: Path) -> None:
+    own = fingerprint(node_public_key(public(keys, 1)))
+    code, said = revoking(keys, "--revoke", "1")
+    assert (code, said.count("\n")) == (0, 1)
+    assert said.startswith(f"silo 1: the key {own} is revoked; ")
+    assert sorted(registered(keys)) == ["silo-0", "silo-2"]
+
+
+def test_an_unknown_silo_or_key_is_refused_in_one_line_and_nothing_is_taken(keys: Path) -> None:
+    with pytest.raises(InputError, match=r"silo 7 has no key here; registered are silo-0, silo-1, silo-2$"):
+        revoke(keys, 7)
+    with pytest.raises(InputError, match=r"silo-0\.pub: silo 0 has no key here; registered are none$"):
+        revoke(keys / "elsewhere", 0)
+    public(keys, 2).write_text("no key")
+    with pytest.raises(InputError, match=r"silo-2\.pub: expected a public key"):
+        revoke(keys, 2)
+    for options in (["--revoke", "1", "--renew", str(keys)], [str(keys), "--revoke", "1"]):
+        code, said = revoking(keys, *options)
+        assert code
+        assert "expected one FOLDER" in said
+    assert len(list((keys / "nodes").iterdir())) == SILOS
+
+
+def test_guarantee_a_superlink_that_runs_forgets_a_revoked_key_once_and_no_other(
+    keys: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = fingerprint(node_public_key(public(keys, 1)))
+    watch, forgotten = watched(keys)
+    watch.look()
+    assert forgotten == []
+    kept = public(keys, 1).read_bytes()
+    revoke(keys, 1)
+    watch.look()
+    assert forgotten == ["silo-1"]
+    assert f"silo-1: the key {own} is revoked" in caplog.text
+    public(keys, 1).write_bytes(kept)
+    watch.look()
+    revoke(keys, 1)
+    watch.look()
+    assert forgotten == ["silo-1"], "it is forgotten for as long as the SuperLink runs"
+
+
+def test_guarantee_a_key_whose_place_another_has_taken_is_forgotten(keys: Path, tmp_path: Path) -> None:
+    watch, forgotten = watched(keys)
+    watch.look()
+    draft = tmp_path / "silo-2.pub"
+    make_node_key(tmp_path / "another.key", draft)
+    os.replace(draft, public(keys, 2))
+    watch.look()
+    assert forgotten == ["silo-2"]
+
+
+def test_guarantee_a_key_that_went_while_the_superlink_started_is_forgotten(keys: Path) -> None:
+    found = registered(keys)
+    revoke(keys, 0)
+    forgotten = list[str]()
+    Revoked(keys, found, lambda name, _: forgotten.append(name)).look()
+    assert forgotten == ["silo-0"]
+
+
+def test_a_disk_that_fails_is_no_revocation(keys: Path, caplog: pytest.LogCaptureFixture) -> None:
+    watch, forgotten = watched(keys)
+    watch.look()
+    public(keys, 0).write_text("half a k")
+    watch.look()
+    assert "a key that changed revokes nothing" in caplog.text
+    shutil.move(keys / "nodes", keys / "away")
+    watch.look()
+    assert forgotten == []
