@@ -13,6 +13,7 @@ from pathlib import Path
 from fedpriv.core.errors import InputError, printable
 from fedpriv.core.figures import counted, lower_figure, upper_figure
 from fedpriv.loss.objective import Objective
+from fedpriv.noise.integers import gaussian
 from fedpriv.noise.trust import RECORD
 from fedpriv.rounds.beside import evaluation_cell, evaluation_plan_of, evaluations_of
 from fedpriv.rounds.plan import Plan
@@ -81,7 +82,11 @@ def begin_ledgers(policy: Policy) -> list[Policy]:
 
 
 def open_guards(policy: Policy, in_time: InTime = nullcontext) -> Guards:
-    """The guards of a policy; InputError if shard or a ledger cannot be used."""
+    """The guards of a policy; InputError if shard or a ledger cannot be used.
+
+    What draws is loaded now, before the process is held to a limit: it is no part of what a run takes.
+    """
+    gaussian.load()
     room = Room(policy.allow.memory)
     training = open_guard(policy, in_time, room)
     return Guards(training, _of_tests(policy, training.shard, in_time, room))

@@ -35,8 +35,8 @@ _HALVES = 2
 """The strategy that integers go through keeps as much as the mechanism that turns them into what leaves."""
 _VECTORS = 16
 """Vectors of a release: the model, the query, integers, noise and what it is drawn from."""
-_MODULE = 96 * MIB
-"""What torch loads for the first model that is a module, and its first plan."""
+_MODULE = 128 * MIB
+"""What torch and the compiled sampler load for a first run, a model that is a module, and its first plan."""
 _BESIDE = 128 * MIB
 """Requests that wait, and a scenario before it is known what it takes."""
 _RUNS = 4

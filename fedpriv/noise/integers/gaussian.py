@@ -310,6 +310,11 @@ def _block(node: int, attempt: int) -> int:
     return node << 48 | attempt << 40
 
 
+def load() -> None:
+    """Draw once, so that all code that draws is loaded, and compiled where numba is installed."""
+    KeyedIntegers(bytes(KEY_BYTES), 0, 0).vector(1, 2.0**20)
+
+
 CHAIN_BYTES = 32
 START = bytes(CHAIN_BYTES)
 """The chain before round 1."""
