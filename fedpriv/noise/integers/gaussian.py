@@ -312,7 +312,7 @@ def _block(node: int, attempt: int) -> int:
 
 def load() -> None:
     """Draw once, so that all code that draws is loaded, and compiled where numba is installed."""
-    KeyedIntegers(bytes(KEY_BYTES), 0, 0).vector(1, 2.0**20)
+    KeyedIntegers(bytes(KEY_BYTES), 0, 0).vector(_MANY, 2.0**20)
 
 
 CHAIN_BYTES = 32

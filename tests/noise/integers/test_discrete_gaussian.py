@@ -26,6 +26,7 @@ from fedpriv.noise.integers.gaussian import (
     exp_fixed,
     linked,
     linked_missed,
+    load,
     round_noise,
     table_of,
 )
@@ -359,3 +360,11 @@ def test_a_missed_round_is_no_query() -> None:
 
 CHAIN = "54e75fe69c83c4bd"
 WITH_SUBKEYS = ([470262187642, -414449396899], "438c8e3a3fca47ef")
+
+
+def test_loading_compiles_what_long_vectors_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guard is held to its limit afterwards: a first round must not load a compiler."""
+    asked: list[object] = []
+    monkeypatch.setattr("fedpriv.noise.integers.gaussian.machine_code", asked.append)
+    load()
+    assert {getattr(function, "__name__", "") for function in asked} == {"numbered", "attempts"}
