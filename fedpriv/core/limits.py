@@ -4,6 +4,7 @@ import re
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 from fedpriv.core.errors import InputError
@@ -11,6 +12,8 @@ from fedpriv.core.errors import InputError
 MIB = 2**20
 GUARD = {"address space": 832 * MIB, "data": 320 * MIB, "memory": 352 * MIB}
 """What a guard with few records takes once it has started, before `allow.memory`: measured, and a little more."""
+COMPILED = {"address space": 256 * MIB, "data": 64 * MIB, "memory": 128 * MIB}
+"""What it takes beside that where numba is installed: LLVM, which crashes where it finds no room."""
 REMEDIES = {
     "address space": "`ulimit -v`, LimitAS",
     "data": "`ulimit -d`, LimitDATA",
@@ -38,10 +41,12 @@ def limits() -> dict[str, int]:
 
 def refuse_too_little(policy: Path) -> None:
     """InputError where no guard can start, before a library is loaded that would fail in words of its own."""
+    compiles = find_spec("numba") is not None
     for name, limit in limits().items():
-        if limit < GUARD[name]:
+        needed = GUARD[name] + (COMPILED[name] if compiles else 0)
+        if limit < needed:
             raise InputError(
-                f"{policy}: a guard takes {mebibytes(GUARD[name])} of {name}, then its records and allow.memory, "
+                f"{policy}: a guard takes {mebibytes(needed)} of {name}, then its records and allow.memory, "
                 f"and this process may take {mebibytes(limit)}: raise the limit ({REMEDIES[name]}); nothing was "
                 "charged"
             )

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 
 from fedpriv.core import limits
 from fedpriv.core.errors import InputError
-from fedpriv.core.limits import MIB, limit_of, with_room
+from fedpriv.core.limits import MIB, limit_of, mebibytes, with_room
 from fedpriv.engines.processes import script
 from fedpriv.protocol.messages import Refusal
 from tests.attacks.guards import Socket, guard_for, random_records, scenario, zeros
@@ -242,8 +243,14 @@ def test_a_guard_that_cannot_start_under_its_limits_says_so_in_one_line(tmp_path
     policy = tmp_path / "silo-0.toml"
     for command in ("run", "status", "init"):
         line = guard_under(500 * 1024, policy, command)
-        assert line.startswith(f"fedpriv: {policy}: a guard takes 832 MiB of address space")
+        assert line.startswith(f"fedpriv: {policy}: a guard takes {mebibytes(least())} of address space")
         assert line.endswith("may take 500 MiB: raise the limit (`ulimit -v`, LimitAS); nothing was charged")
+
+
+def least() -> int:
+    """The bytes of address space below which no guard is started on this installation."""
+    compiled = limits.COMPILED["address space"] if find_spec("numba") else 0
+    return limits.GUARD["address space"] + compiled
 
 
 @pytest.mark.parametrize(
@@ -270,10 +277,11 @@ def test_what_libraries_say_without_memory_becomes_a_line_and_no_other_error_doe
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux says what a process takes")
 def test_a_guard_at_any_address_space_starts_or_says_so_in_one_line_and_charges_nothing(tmp_path: Path) -> None:
-    """Where its libraries fit and `allow.memory` does not."""
+    """Where its libraries fit and `allow.memory` does not, and just below, where compiled code would crash."""
     policy = write_silo(tmp_path)
     guard_of(policy)
     before = (tmp_path / "ledger-0.sqlite").read_bytes()
-    for mebibytes in (850, 1200):
-        assert "lower allow.memory, or raise the limit (`ulimit -v`" in guard_under(mebibytes * 1024, policy)
+    assert "a guard takes" in guard_under(least() // 1024 - 1, policy)
+    for size in (least() + 16 * MIB, 1200 * MIB):
+        assert "lower allow.memory, or raise the limit (`ulimit -v`" in guard_under(size // 1024, policy)
     assert (tmp_path / "ledger-0.sqlite").read_bytes() == before
