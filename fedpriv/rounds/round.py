@@ -389,7 +389,8 @@ def rounds_ahead(size: int, silos: int) -> int:
 class DrawAhead:
     """One owner's vectors for rounds in order, drawn `ahead` at a time: a batch costs half of single draws.
 
-    A cache and nothing more: any round may be asked for, any number of times.
+    A cache and nothing more: any round may be asked for, any number of times.  Round 1 is drawn alone: a clock that
+    starts when it is over sees all draws of the rounds after it.
     """
 
     def __init__(self, source: KeyedNormal, size: int, owner: int, rounds: int, ahead: int) -> None:
@@ -401,7 +402,8 @@ class DrawAhead:
     def vector(self, t: int) -> NDArray[np.floating]:
         """The vector of round t, shape (size,): do not write into it."""
         if not self._first <= t < self._first + len(self._drawn):
-            rounds = range(t, max(t, min(t + self._ahead - 1, self._rounds)) + 1)
+            last = 1 if t == 1 else max(t, min(t + self._ahead - 1, self._rounds))
+            rounds = range(t, last + 1)
             self._drawn = self._source.vectors(self._size, [self._owner] * len(rounds), rounds)
             self._first = t
         vector: NDArray[np.floating] = self._drawn[t - self._first]
