@@ -4,8 +4,8 @@ Each engine is imported when it is asked for, because each is heavy in its own w
 
 During a run glibc is made to keep freed memory (`mallopt`), so that rounds do not fault in new pages: it asks the
 system for every long piece of memory anew and gives it back when it is freed.  A round of a large model allocates
-the vectors of the round before, and to get and clear their pages takes longer than to compute with them.  Very long
-vectors still go back: memory for two of each is worse than a round that takes longer.
+the vectors of the round before, and to get and clear their pages takes longer than to compute with them.  Very
+long vectors still go back: memory for two of each is worse than a round that takes longer.
 """
 
 import ctypes

@@ -396,8 +396,8 @@ def rounds_ahead(size: int, silos: int) -> int:
 class DrawAhead:
     """One owner's vectors for rounds in order, drawn `ahead` at a time: a batch costs half of single draws.
 
-    A cache and nothing more: any round may be asked for, any number of times.  Round 1 is drawn alone: a clock that
-    starts when it is over sees all draws of the rounds after it.
+    A cache and nothing more: any round may be asked for, any number of times.  Round 1 is drawn alone: a clock
+    that starts when it is over sees all draws of the rounds after it.
     """
 
     def __init__(self, source: KeyedNormal, size: int, owner: int, rounds: int, ahead: int) -> None:

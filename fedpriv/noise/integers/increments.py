@@ -55,8 +55,8 @@ def integers(increments: NDArray[np.floating], norm: int, factor: float) -> Ints
 def add_integers(total: Ints, increment: Floats, norm: int, factor: float, counts: bool) -> None:
     """Add what `integers` makes of one increment (d,) to `total` (d,), or zeros if it does not count.
 
-    The increment is written into, so that no vector of memory is taken beside these two.  It lies in aligned memory,
-    as `each_alone` gives it: sums may round by their address.
+    The increment is written into, so that no vector of memory is taken beside these two.  It lies in aligned
+    memory, as `each_alone` gives it: sums may round by their address.
 
     Guarantee: the same integers as those of `integers`, whatever `total` is.
     """
@@ -70,7 +70,7 @@ def add_integers(total: Ints, increment: Floats, norm: int, factor: float, count
 def _whole(
     increments: NDArray[np.floating], norm: int, factor: float, out: Floats | None = None
 ) -> tuple[Floats, NDArray[np.bool_]]:
-    """Rows (b, d) truncated, in float64, and which of them (b,) are integers of norm K or less; see `shrunk_rows`."""
+    """Rows (b, d) truncated, in float64, in `out` if given, and which (b,) are integers of norm K."""
     check_norm(norm)
     with np.errstate(all="ignore"):
         values, exponent = shrunk_rows(increments, out)
