@@ -184,5 +184,5 @@ def test_a_run_keeps_to_what_was_said(point: str) -> None:
 
 @pytest.mark.slow
 def test_a_run_with_a_long_model_holds_eight_vectors() -> None:
-    """Model, mean and messages three, silo five; see docs/benchmarks.md.  Its start is in it: it took twelve."""
-    assert vectors_at_peak(12_579, held=True) <= 8.2
+    """Less what a small process has at its own peak, which is about one; its start is in it, and took twelve."""
+    assert vectors_at_peak(12_579, held=True) <= 7.2
