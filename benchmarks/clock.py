@@ -10,7 +10,11 @@ from fedpriv.scenario.schema import Cell
 
 
 class Clock(RunObserver):
-    """An observer that times the rounds alone, from the first progress report to the last."""
+    """An observer that times the rounds alone, from the first progress report to the last.
+
+    The first report of an engine is of round 1, whose noise is drawn alone; so all draws of the rounds that are
+    timed are in the time.
+    """
 
     def __init__(self) -> None:
         self._first = self._last = (0.0, 0.0)

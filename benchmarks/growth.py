@@ -28,8 +28,8 @@ _OUT = _ROOT / "runs"
 _SILOS = (10, 100, 1_000, 10_000)
 _SOFTMAX = 7_850  # parameters where M grows
 _HIDDEN = (1, 13, 126, 1_258, 12_579)  # widths w of a perceptron 784 - w - 10 with d = 795 w + 10
-_STEPS = {"vectorized": 40_000, "inprocess": 10_000}
-_VALUES = 6 * 10**8  # the most noise, in values, that a point with growing d draws
+_STEPS = {"vectorized": 30_000, "inprocess": 8_000}
+_VALUES = 4 * 10**8  # the most noise, in values, that a point with growing d draws
 
 
 @dataclass(frozen=True)

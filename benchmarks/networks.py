@@ -20,7 +20,7 @@ from benchmarks.peers import python_of, told_by_peer
 from fedpriv.scenario.load import scenario_of
 from fedpriv.scenario.schema import Cell
 
-_TURNS = 3
+_TURNS = 2
 _SILOS = 100
 ROUNDS = {"cnn": 40, "wide-cnn": 6}
 _DATA = "benchmark-pictures"

@@ -26,7 +26,7 @@ from benchmarks.clock import rounds_per_second
 from fedpriv.scenario.load import scenario_of
 from fedpriv.scenario.schema import Cell
 
-_TURNS = 3
+_TURNS = 2
 _SILOS, _PLACES = 100, 600  # one pass over MNIST
 _ROOT = Path(__file__).resolve().parents[1]
 _TRUST = {"central": "trusted", "local": "untrusted"}
@@ -91,8 +91,8 @@ def contenders() -> list[Contender]:
             on("vectorized", {"local": cell("local", 10, drawn="aggregate")}),
         ),
         Contender("fedpriv, in process", on("inprocess", {noise: cell(noise, 1, 240) for noise in _TRUST})),
-        Contender("Flower 1.41, Ray engine", on("ray", {noise: cell(noise, 1, 15) for noise in _TRUST})),
-        Contender("pfl 0.6.0", peer("pfl", "pfl_rounds.py", {"central": "central", "local": "local"}, "30")),
+        Contender("Flower 1.41, Ray engine", on("ray", {noise: cell(noise, 1, 12) for noise in _TRUST})),
+        Contender("pfl 0.6.0", peer("pfl", "pfl_rounds.py", {"central": "central", "local": "local"}, "20")),
         Contender("Opacus 1.6.0, hooks", opacus("hooks")),
         Contender("Opacus 1.6.0, ghost norms", opacus("ghost")),
         Contender("floor: draws and products", {noise: partial(_floor, noise) for noise in _TRUST}),

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[1]
-_TURNS = 2
+_TURNS = 1
 _SILOS, _ROUNDS = 100, 200
 _ONE_CORE = ("taskset", "--cpu-list", "0")
 _CONTENDERS: dict[str, tuple[Sequence[str], str]] = {
@@ -26,7 +26,7 @@ _TARGETS = {"one process, with its noise thread": "1.2", "one worker, on one cor
 
 
 def run() -> None:
-    print(f"M = {_SILOS}, 4 groups of 3 cells, {_ROUNDS} rounds; median of {_TURNS} turns; {_load()}", flush=True)
+    print(f"M = {_SILOS}, 4 groups of 3 cells, {_ROUNDS} rounds; turns: {_TURNS}; {_load()}", flush=True)
     print()
     took: dict[str, list[dict[str, float]]] = {name: [] for name in _CONTENDERS}
     for turn in range(_TURNS):

@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 from benchmarks import __main__ as bench
+from benchmarks.clock import Clock
 from benchmarks.compare import interval, verdict
 from benchmarks.differences import differences
 from benchmarks.differences import interval as students_interval
@@ -18,7 +19,11 @@ from benchmarks.refining import fresh_seeds, neighbours
 from benchmarks.statistics_beside import lines_of
 from benchmarks.tightness import KINDS, row
 from fedpriv.core.errors import RunError
+from fedpriv.core.random import KeyedNormal
+from fedpriv.engines.table import engine_named
+from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.statistics import read_plan
+from tests.conftest import small_tree
 from tests.data.tables import rows, write_csv
 from tests.study.test_statistics import tree_of
 
@@ -50,6 +55,43 @@ def test_a_pair_or_two_show_nothing(ratios: list[float]) -> None:
 
 def test_verdicts() -> None:
     assert [verdict(0.8, 0.9), verdict(0.9, 1.1), verdict(1.1, 1.2)] == ["faster", "no difference shown", "slower"]
+
+
+@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
+@pytest.mark.parametrize("trust", ["untrusted", "trusted"])
+def test_a_clock_that_starts_after_round_1_has_all_draws_of_the_rounds_after_it(
+    engine: str, trust: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Was: up to 16 rounds of a silo and three blocks of the vectorized engine were drawn before it started."""
+    drawn, when_reported = list[int](), list[tuple[int, int]]()
+    draw = KeyedNormal._draw
+
+    def counted(self: KeyedNormal, cosines: Any, sines: Any, streams: Any, node: int, place: Any) -> None:
+        drawn.append(len(streams))
+        draw(self, cosines, sines, streams, node, place)
+
+    class Counting(Clock):
+        def advanced(self, rounds: int) -> None:
+            super().advanced(rounds)
+            when_reported.append((rounds, sum(drawn)))
+
+    monkeypatch.setattr(KeyedNormal, "_draw", counted)
+    rounds, silos = 40, 3
+    cell = resolve_cell(
+        small_tree(
+            federation__rounds=rounds, federation__samples=rounds * silos, federation__silos=silos,
+            algorithm__trust=trust,
+        ),
+        "test",
+    )  # fmt: skip
+    clock = Counting()
+    list(engine_named(engine)([cell], clock))
+    (first, before), (_, after) = when_reported[0], when_reported[-1]
+    owners = silos if trust == "untrusted" else 1
+    assert first == 1
+    assert before == owners
+    assert after == rounds * owners
+    assert clock.rounds_per_second > 0.0
 
 
 def test_a_commit_that_there_is_not_is_one_line() -> None:

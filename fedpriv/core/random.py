@@ -81,7 +81,8 @@ SERVER = 0xFFFF_FFFF
 """The owner number under which the server draws its own noise; silos are numbered from 0."""
 
 _WORD = 2**32
-_CHUNK_VALUES = 65_536  # Box-Muller temporaries stay in the second-level cache
+LONGEST_AT_ONCE = 65_536
+"""Values that are drawn at a time, in one piece: Box-Muller temporaries stay in the second-level cache."""
 _DESKS = 4
 
 
@@ -150,7 +151,7 @@ class KeyedNormal:
             start, stop = max(first - begins, 0), min(last - begins, half)
             while start < stop:
                 aligned = start // per_block * per_block
-                end = min(stop, aligned + _CHUNK_VALUES)
+                end = min(stop, aligned + LONGEST_AT_ONCE)
                 drawn = np.empty((2, 1, end - aligned), self.dtype)
                 self._draw(drawn[0], drawn[1], streams, node, (aligned, half))
                 place = begins + start - first
@@ -163,7 +164,7 @@ class KeyedNormal:
     ) -> NDArray[np.floating]:
         """One vector for each pair of `owners` and `rounds` (equally long): shape (len(owners), size)."""
         out = np.empty((len(owners), size), self.dtype)
-        rows = max(1, _CHUNK_VALUES // max(size, 1))
+        rows = max(1, LONGEST_AT_ONCE // max(size, 1))
         for start in range(0, len(owners), rows):
             stop = start + rows
             self._fill(out[start:stop], owners[start:stop], rounds[start:stop], node)
@@ -199,7 +200,7 @@ class KeyedNormal:
                         into = into[:pairs]
                         _add(into, weight, drawn[0, : len(into)])
             return total
-        rows = max(1, _CHUNK_VALUES // max(size, 1))
+        rows = max(1, LONGEST_AT_ONCE // max(size, 1))
         several = np.empty((min(rows, len(owners)), size), self.dtype)  # once: fresh pages cost as much as draws
         for start in range(0, len(owners), rows):
             chunk = owners[start : start + rows]
@@ -221,8 +222,8 @@ class KeyedNormal:
         """Number of pairs of normals in a vector, and the pieces they are drawn in, (first, how many)."""
         per_block = BLOCK_BYTES // self.dtype.itemsize
         half = -(-size // per_block) * per_block // 2
-        most = max(1, _CHUNK_VALUES // (2 * count * per_block)) * per_block
-        if count * size <= _CHUNK_VALUES:
+        most = max(1, LONGEST_AT_ONCE // (2 * count * per_block)) * per_block
+        if count * size <= LONGEST_AT_ONCE:
             most = max(half, 1)
         return half, [(start, min(most, half - start)) for start in range(0, half, most)]
 

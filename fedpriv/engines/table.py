@@ -4,7 +4,8 @@ Each engine is imported when it is asked for, because each is heavy in its own w
 
 During a run glibc is made to keep freed memory (`mallopt`), so that rounds do not fault in new pages: it asks the
 system for every long piece of memory anew and gives it back when it is freed.  A round of a large model allocates
-the vectors of the round before, and to get and clear their pages takes longer than to compute with them.
+the vectors of the round before, and to get and clear their pages takes longer than to compute with them.  Very
+long vectors still go back: memory for two of each is worse than a round that takes longer.
 """
 
 import ctypes
@@ -146,7 +147,8 @@ def engine_named(
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 _NEVER = -1
-_LONGEST_KEPT = 2**30
+_LONGEST_KEPT = 2**27
+"""Bytes.  A heap with holes where pieces were freed can take twice what is held; longer pieces go back at once."""
 _NAMES = ("gnu_get_libc_version", "mallopt", "malloc_trim")
 _LONGEST_ALLOWED = 2**25  # glibc before 2.35 refuses more
 _SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_")

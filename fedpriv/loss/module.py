@@ -30,6 +30,8 @@ _CHUNK_VALUES = 2**20
 """Gradient values held at a time: what lies in a cache is summed faster than what does not."""
 _BLOCK_VALUES = 2**20
 """Values of features that are evaluated at a time."""
+_PIECE = 2**16
+"""Values of x_1 that are drawn at a time."""
 
 
 @dataclass(frozen=True)
@@ -285,20 +287,22 @@ def initial_point(module: nn.Module, seed: int, dtype: torch.dtype) -> Tensor:
     A function of `seed` and the shapes.  Layers name what begins at zero.  Parameters of layers without a matrix
     (scales and shifts of a normalisation) keep the value they have.
     """
-    generator = public_generator(seed, "initial model")
-    pieces = []
-    for name, parameter in trained_of(module).items():
+    generator, trained = public_generator(seed, "initial model"), trained_of(module)
+    point = torch.empty(sum(parameter.numel() for parameter in trained.values()), dtype=dtype)
+    places = torch.split(point, [parameter.numel() for parameter in trained.values()])
+    for (name, parameter), values in zip(trained.items(), places, strict=True):
         above, _, own_name = name.rpartition(".")
         layer = module.get_submodule(above)
         fans = parameter if parameter.dim() > 1 else getattr(layer, "weight", parameter)
         if own_name in getattr(layer, "begin_at_zero", ()):
-            pieces.append(torch.zeros(parameter.numel(), dtype=dtype))
+            values.zero_()
         elif fans.dim() > 1:
             bound = 1.0 / math.sqrt(fans.numel() / fans.shape[0])
-            pieces.append(torch.from_numpy(generator.uniform(-bound, bound, parameter.numel())).to(dtype))
+            for piece in torch.split(values, _PIECE):  # no vector in float64 beside this one
+                piece.copy_(torch.from_numpy(generator.uniform(-bound, bound, piece.numel())))
         else:
-            pieces.append(parameter.detach().flatten().to(dtype))
-    return torch.cat(pieces)
+            values.copy_(parameter.detach().flatten())
+    return point
 
 
 def check_module(module: nn.Module) -> None:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.core.errors import RunError
-from fedpriv.core.random import SERVER, KeyedNormal, public_generator
+from fedpriv.core.random import LONGEST_AT_ONCE, SERVER, KeyedNormal, public_generator
 from fedpriv.loss.estimators import Round
 from fedpriv.loss.objective import Records, Slots
 from fedpriv.loss.running_sums import Part, RunningSum, absorb, parts_of
@@ -156,7 +156,7 @@ class FloatArithmetic:
     draw: Draw = field(default=lambda owner, t: None, repr=False)
 
     def start(self, owner: int) -> State:
-        nothing = torch.zeros(self.plan.objective.dimension, dtype=torch.float64)
+        nothing = torch.zeros((), dtype=torch.float64).expand(self.plan.objective.dimension)  # takes no memory
         return State(sums=(nothing,), hidden=self.plan.mechanism.start())
 
     def sums(self, state: State, current: Round, query: Tensor, read: Read) -> Summed:
@@ -176,7 +176,9 @@ class FloatArithmetic:
         kept = sums
         decay = self.plan.estimator.round(t + 1).decay if t < self.plan.schedule.rounds else 0.0
         if isinstance(decay, float) and decay == 0.0:
-            kept = sums.new_zeros(()).expand_as(sums)  # zeros that take no memory: nobody needs these sums again
+            kept = sums.new_zeros(()).expand_as(
+                sums
+            )  # nobody needs these sums again, and such zeros take no memory
         if (fresh := self.draw(owner, t)) is None:
             return sums, State(t, state.past, (kept,), state.hidden)
         row, hidden = self.plan.mechanism.noise(state.hidden, t, fresh.vectors)
@@ -382,14 +384,20 @@ class Seeded:
 
 
 def rounds_ahead(size: int, silos: int) -> int:
-    """The rounds whose vectors a simulated silo draws at a time; 1 where it keeps none."""
+    """The rounds whose vectors a simulated silo draws at a time; 1 where it keeps none.
+
+    A vector that is drawn in pieces gains nothing from those of other rounds.
+    """
+    if size > LONGEST_AT_ONCE:
+        return 1
     return max(1, min(_ROUNDS_AHEAD, _VALUES_AHEAD // (size * silos)))
 
 
 class DrawAhead:
     """One owner's vectors for rounds in order, drawn `ahead` at a time: a batch costs half of single draws.
 
-    A cache and nothing more: any round may be asked for, any number of times.
+    A cache and nothing more: any round may be asked for, any number of times.  Round 1 is drawn alone: a clock
+    that starts when it is over sees all draws of the rounds after it.
     """
 
     def __init__(self, source: KeyedNormal, size: int, owner: int, rounds: int, ahead: int) -> None:
@@ -401,7 +409,8 @@ class DrawAhead:
     def vector(self, t: int) -> NDArray[np.floating]:
         """The vector of round t, shape (size,): do not write into it."""
         if not self._first <= t < self._first + len(self._drawn):
-            rounds = range(t, max(t, min(t + self._ahead - 1, self._rounds)) + 1)
+            last = 1 if t == 1 else max(t, min(t + self._ahead - 1, self._rounds))
+            rounds = range(t, last + 1)
             self._drawn = self._source.vectors(self._size, [self._owner] * len(rounds), rounds)
             self._first = t
         vector: NDArray[np.floating] = self._drawn[t - self._first]

@@ -187,7 +187,7 @@ def test_a_feed_goes_on_within_a_block() -> None:
     noise = Noise((NoiseSource(0, 2.0, 0.5), NoiseSource(1, 2.0, 0.5)))
     feed = NoiseFeed([noise, noise], [3, 4], 50, 17, torch.float32, lambda t: None)
     whole = list(feed.rounds_from(1))
-    for first in (1, 2, 12, 13, 14, 50):
+    for first in (1, 2, 3, 12, 13, 14, 50):
         assert all(map(torch.equal, feed.rounds_from(first), whole[first - 1 :]))
         assert len(list(feed.rounds_from(first))) == 51 - first
 

@@ -1,5 +1,6 @@
 """Both routes of a module's increments against automatic differentiation, record by record, in float64."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +13,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedpriv.core.errors import InputError
+from fedpriv.core.random import public_generator
 from fedpriv.loss import layered, module
 from fedpriv.loss.imported import check_outputs
 from fedpriv.loss.layered import LayeredObjective, objective_of
 from fedpriv.loss.losses import AbsoluteError, CrossEntropy, Loss, SquaredError
-from fedpriv.loss.module import ModuleObjective, parameters_of
+from fedpriv.loss.module import ModuleObjective, initial_point, parameters_of
 from fedpriv.loss.objective import Batch, Query, Records
 
 F64 = torch.float64
@@ -231,6 +233,15 @@ def test_regression_loss(regression: Loss, value: Callable[[Tensor], Tensor]) ->
         evaluation = objective.evaluate(point.detach(), records)
         torch.testing.assert_close(evaluation.loss, loss.detach())
         assert evaluation.accuracy is None
+
+
+def test_a_long_initial_point_is_drawn_in_pieces_with_the_same_bits() -> None:
+    """Guarantee of a published start: memory that is saved changes no value."""
+    module = nn.Sequential(nn.Linear(300, 250), nn.Linear(250, 2))
+    bound = 1.0 / math.sqrt(300)
+    drawn = public_generator(5, "initial model").uniform(-bound, bound, 300 * 250)
+    first = initial_point(module, 5, torch.float32)[: 300 * 250]
+    assert torch.equal(first, torch.from_numpy(drawn).to(torch.float32))
 
 
 def test_initial_point_depends_on_its_seed_alone() -> None:

@@ -8,6 +8,7 @@ participation are functions of the round.
 """
 
 import itertools
+import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -167,7 +168,7 @@ class _Group:
 
     @torch.inference_mode()
     def run(self, keeper: Keeper) -> list[Outcome]:
-        began = last = time.perf_counter()
+        began, last = time.perf_counter(), -math.inf  # the first round is reported at once
         rounds = self._plan.schedule.rounds
         asked = sorted(evaluation_rounds(rounds, self._run.evaluations))
         evaluated_at = {t: place for place, t in enumerate(asked, 1)}

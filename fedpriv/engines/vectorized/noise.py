@@ -261,28 +261,38 @@ class NoiseFeed:
         return self._scale if self._in_units else None
 
     def rounds_from(self, first: int) -> Iterator[Tensor]:
-        """Iterate over rounds from `first` on, in the same blocks: its block is drawn from its start."""
-        over = (first - 1) % self._block
+        """Iterate over rounds from `first` on, in the same blocks: its block is drawn from its start.
+
+        Round 1 is a block of its own, and nothing is drawn ahead until it is over: a clock that starts then sees
+        all draws of the rounds after it.
+        """
+        over = 0 if first == 1 else (first - 2) % self._block
         return itertools.islice(self._drawn_ahead(first - over), over, None)
 
     def _drawn_ahead(self, first: int) -> Iterator[Tensor]:
+        if first == 1:
+            yield from self._draw(range(1, 2))
+            first = 2
+        blocks = (
+            range(start, min(start + self._block, self._rounds + 1))
+            for start in range(first, self._rounds + 1, self._block)
+        )
         if not self._on_cpu:  # a device queues what it is asked for, and works ahead by itself
-            for start in range(first, self._rounds + 1, self._block):
-                yield from self._draw(start)
+            for block in blocks:
+                yield from self._draw(block)
             return
         with ThreadPoolExecutor(max_workers=1) as pool:
             ahead: deque[Future[_Block]] = deque()
-            for start in range(first, self._rounds + 1, self._block):
-                ahead.append(pool.submit(self._draw, start))
+            for block in blocks:
+                ahead.append(pool.submit(self._draw, block))
                 if len(ahead) > _AHEAD:
                     yield from ahead.popleft().result()
             while ahead:
                 yield from ahead.popleft().result()
 
-    def _draw(self, start: int) -> _Block:
-        """Rounds start, start+1, … of one block, for each the vectors of all replicates."""
-        rounds = range(start, min(start + self._block, self._rounds + 1))
-        if self._draws(start) is None:
+    def _draw(self, rounds: range) -> _Block:
+        """For each round of a block the vectors of all replicates."""
+        if self._draws(rounds.start) is None:
             return list(self._scaled(self._vectors(rounds, node=0)))
         counts = {t: self._draws(t) or 0 for t in rounds}
         drawn: dict[int, list[Tensor]] = {t: [] for t in rounds}

@@ -52,25 +52,28 @@ def integers(increments: NDArray[np.floating], norm: int, factor: float) -> Ints
     return values.astype(np.int64)
 
 
-def add_integers(total: Ints, increment: NDArray[np.floating], norm: int, factor: float, counts: bool) -> None:
+def add_integers(total: Ints, increment: Floats, norm: int, factor: float, counts: bool) -> None:
     """Add what `integers` makes of one increment (d,) to `total` (d,), or zeros if it does not count.
 
-    It takes one vector of memory, of float64, beside these two.
+    The increment is written into, so that no vector of memory is taken beside these two.  It lies in aligned
+    memory, as `each_alone` gives it: sums may round by their address.
 
     Guarantee: the same integers as those of `integers`, whatever `total` is.
     """
-    (values,), (fits,) = _whole(increment[None], norm, factor)
+    (values,), (fits,) = _whole(increment[None], norm, factor, out=increment[None])
     for start in range(0, len(total), _TOGETHER):
         part = values[start : start + _TOGETHER]
         np.copyto(part, 0.0, where=not (fits and counts))
         total[start : start + _TOGETHER] += part.astype(np.int64)
 
 
-def _whole(increments: NDArray[np.floating], norm: int, factor: float) -> tuple[Floats, NDArray[np.bool_]]:
-    """Rows (b, d) truncated, in float64, and which of them (b,) are integers of norm K or less."""
+def _whole(
+    increments: NDArray[np.floating], norm: int, factor: float, out: Floats | None = None
+) -> tuple[Floats, NDArray[np.bool_]]:
+    """Rows (b, d) truncated, in float64, in `out` if given, and which (b,) are integers of norm K."""
     check_norm(norm)
     with np.errstate(all="ignore"):
-        values, exponent = shrunk_rows(increments)
+        values, exponent = shrunk_rows(increments, out)
         scale = scale_of(np.sqrt(squared_norms(values)), exponent, norm, factor)
         fits = np.ones(len(values), np.bool_)
         for start in range(0, values.shape[-1], _TOGETHER):
@@ -86,17 +89,20 @@ def check_norm(norm: int) -> None:
         raise ValueError(f"norm = {norm}: from 1 to below 2^53")
 
 
-def shrunk_rows(rows: NDArray[np.floating]) -> tuple[Floats, NDArray[np.int32]]:
-    """Rows times 2^-e, so that no square over- or underflows, and e (b,); zeros for rows that are not finite."""
-    values = torch.empty(rows.shape, dtype=torch.float64).numpy()  # aligned: sums may round by their address
+def shrunk_rows(rows: NDArray[np.floating], out: Floats | None = None) -> tuple[Floats, NDArray[np.int32]]:
+    """Rows times 2^-e, so that no square over- or underflows, and e (b,); zeros for rows that are not finite.
+
+    They are written into `out`, which may be `rows`, or into memory of their own, aligned: sums may round by their
+    address.
+    """
+    values = torch.empty(rows.shape, dtype=torch.float64).numpy() if out is None else out
     top = _largest(rows)
     finite = top < np.inf  # False for NaN
     exponent = np.where(finite, np.frexp(np.where(finite, top, 0.0))[1], 0).astype(np.int32)
     half = -exponent // 2  # 2^-e itself may be out of range; in two steps nothing gets lost that would not be
     for start in range(0, rows.shape[-1], _TOGETHER):
         part = values[:, start : start + _TOGETHER]
-        part[...] = rows[:, start : start + _TOGETHER]
-        part *= np.ldexp(1.0, half)[:, None]
+        np.multiply(rows[:, start : start + _TOGETHER], np.ldexp(1.0, half)[:, None], out=part)
         part *= np.ldexp(1.0, -exponent - half)[:, None]
     values[~finite] = 0.0
     return values, exponent
@@ -289,7 +295,8 @@ def integer_sum(
         )
         features, labels = _filled(seen, least), _filled(records.labels.numpy(), least)
         return linear_sum(outer, at, query.coefficients, features, labels, norm, factor)
-    total, nothing = np.zeros(objective.dimension, np.int64), torch.zeros(1, objective.dimension).double()
+    total = np.zeros(objective.dimension, np.int64)
+    nothing = torch.zeros(1, 1, dtype=torch.float64).expand(1, objective.dimension)  # takes no memory
     places, nowhere = torch.arange(len(records.labels)), torch.zeros(1, dtype=torch.int64)
     alone = each_alone(of_one, (*records, places), nothing, (*dummy_of(records), nowhere), least)
     for counting, increment in zip(_filled(there, least).tolist(), alone, strict=True):

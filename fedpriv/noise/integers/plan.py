@@ -229,7 +229,7 @@ def leaving(
 
     fresh = noisy / (scales[0] if noisy.ndim == 1 else np.array(scales)[:, None])
     row, state = mechanism.noise(state, t, torch.from_numpy(fresh))
-    return row * factor, state
+    return torch.mul(row, factor, out=None if state else row), state  # a row that no state has is ours
 
 
 def added(sums: Sequence[Ints], bounds: Sequence[int]) -> Ints:

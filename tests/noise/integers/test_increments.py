@@ -3,6 +3,7 @@
 import contextlib
 import math
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -131,14 +132,14 @@ def test_what_is_added_is_what_integers_gives(size: int) -> None:
         for last in (1.0, 1e-300, np.nan, np.inf, -np.inf):
             row = generator.normal(size=size).astype(kind)
             row[-1] = last
-            total = np.full(size, 5, np.int64)
-            add_integers(total, row, 2**36, 2.0**35, True)
+            total, own = np.full(size, 5, np.int64), partial(np.array, row, np.float64)
+            add_integers(total, own(), 2**36, 2.0**35, True)
             assert np.array_equal(total - 5, integers(row[None], 2**36, 2.0**35)[0])
             assert np.isfinite(last) == bool((total != 5).any())
             before = total.copy()
-            add_integers(total, row, 2**36, 2.0**35, False)
+            add_integers(total, own(), 2**36, 2.0**35, False)
             assert np.array_equal(total, before)
-            add_integers(total, row, 2**36, math.nan, True)  # no number is a part of the sum
+            add_integers(total, own(), 2**36, math.nan, True)  # no number is a part of the sum
             assert np.array_equal(total, before)
 
 
