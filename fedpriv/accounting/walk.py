@@ -98,8 +98,17 @@ class Lattice:
         if (high - low) / self.step > most:
             self.step = (high - low) / most
             low, high = self._range()
-        self.low = math.floor(low / self.step)
-        self.at = as_floats(self.step * np.arange(self.low, math.ceil(high / self.step) + 1))
+        self._places = range(math.floor(low / self.step), math.ceil(high / self.step) + 1)
+
+    @property
+    def size(self) -> int:
+        """Number of points; steep ratios make it many more than `most`, and nothing is laid out for it yet."""
+        return len(self._places)
+
+    @cached_property
+    def at(self) -> Floats:
+        """The points."""
+        return as_floats(self.step * np.array(self._places))
 
     @property
     def first(self) -> float:
