@@ -21,8 +21,8 @@ F(E[S~, S'~ | z]) ≤ E F(S~, S'~) (Jensen). So
     E (S - γS')+ ≤ E (S~/(1-κ) - γ S'~/(1+κ))+.
 
 Of a product of two arms' sums the step of the start counts in both: m(r + q) lies between m(r) m(q) and that
-times 1 + r q h²/4, by which the upper κ is larger. A τ below h is raised to it, the start's √a_0 too, and variances with
-it: Kahane allows it.
+times 1 + r q h²/4, by which the upper κ is larger. A τ below h is raised to it, and so is the start's √a_0, and
+variances with them: Kahane allows it.
 
 **Ends of the lattice.** A walk that leaves it stops: what it would have added is left out. F falls by at most
 what S~ loses (none where a sum lies in F with a minus), and E[Σ p_t w~_t; the walk leaves] is at most `LEFT`:

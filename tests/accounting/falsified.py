@@ -68,10 +68,8 @@ def sticks(moves: Floats, epsilons: Floats, gain: Gain, draws: int, seed: int) -
 def _tilts(moves: Floats, epsilons: Floats, gain: Gain) -> Floats:
     """By how much of their moves releases are shifted, so that gains at `epsilons` are met: 1 and more."""
     square = float(np.median(np.sum(moves**2, axis=1)))
-    if gain == "removed":
-        farther = 0.5 + (epsilons + math.log(len(moves))) / square
-    else:
-        farther = epsilons / (2.0 * square)
+    of_one = 0.5 + (epsilons + math.log(len(moves))) / square
+    farther = of_one if gain == "removed" else epsilons / (2.0 * square)
     return np.unique(np.clip(np.append(farther, 1.0), 0.5, 1.0 + 10.0 / math.sqrt(square)).round(2))
 
 

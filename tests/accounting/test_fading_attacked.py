@@ -1,4 +1,4 @@
-"""Allocation along chains, attacked: hostile clips, noise, decays and lengths, at every δ that weights can reach."""
+"""Allocation along chains, attacked: hostile clips, noise, decays, lengths, at every δ that weights can reach."""
 
 import math
 from collections.abc import Iterator
@@ -77,7 +77,9 @@ class Attack:
         epsilons = np.array([0.0, 0.3, 1.0, 2.5, 5.0]) * min(1.5, largest)
         epsilons = np.append(epsilons, 0.5 * largest**2 + np.array([2.0, 5.0]) * largest)
         for group in {0, self.groups - 1}:
-            moves = moves_of(matrix_of(self.mechanism, self.order.rounds), self.each_clip(), self.order, group, sigma)
+            moves = moves_of(
+                matrix_of(self.mechanism, self.order.rounds), self.each_clip(), self.order, group, sigma
+            )
             for place, gain in enumerate(gains):
                 means, errors = sticks(moves, epsilons, gain, draws, seed=group)
                 if chains is None or grain is FINE:
@@ -123,7 +125,7 @@ LONG = [
 
 @pytest.mark.parametrize("attack", QUICK, ids=str)
 def test_hostile_runs_are_never_below_the_truth(attack: Attack) -> None:
-    """The guarantee of `fading` and of `AllocatedGaussian` for unequal clips, extreme noise, decays near 0 and 1."""
+    """The guarantees of `fading` and `AllocatedGaussian`: unequal clips, extreme noise, decays near 0 and 1."""
     never_below(attack, 3_000, COARSE)
 
 
@@ -135,7 +137,7 @@ def test_what_two_epochs_share_is_never_left_out(decay: float) -> None:
         block = Block(dominating(decay**lag, clips), 2, FINE)
         first, second = block.smaller()
         across = block.chain.covariances[:4, 4:]
-        assert np.all(np.outer(first[::-1], second) <= np.exp(-across))  # an arm goes outwards: backwards in time
+        assert np.all(np.outer(first[::-1], second) <= np.exp(-across))  # an arm goes backwards
         assert np.max(np.outer(first[::-1], second)) >= np.exp(-3.0 * np.max(across))
 
 

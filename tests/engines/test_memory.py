@@ -142,7 +142,9 @@ PERCEPTRON, SOFTMAX = {"name": "mlp", "hidden": 256}, {"name": "softmax-regressi
 """203,530 numbers a vector, and 7,850 of a loss that is smooth."""
 
 
-def of_noise(row: str, model: dict[str, object] = PERCEPTRON, silos: int = 4, **others: object) -> dict[str, object]:
+def of_noise(
+    row: str, model: dict[str, object] = PERCEPTRON, silos: int = 4, **others: object
+) -> dict[str, object]:
     """A scenario of 20 rounds in float64, with noise of this row."""
     return small_tree(
         federation={"silos": silos, "rounds": 20},
@@ -160,12 +162,16 @@ OPTIONS: dict[str, dict[str, object]] = {
 
 KINDS: dict[str, tuple[str, dict[str, object]]] = {
     **{
-        f"{kind.name} noise": ("vectorized", of_noise("dp-ftrl", mechanism=kind.name, **OPTIONS.get(kind.name, {})))
+        f"{kind.name} noise": (
+            "vectorized",
+            of_noise("dp-ftrl", mechanism=kind.name, **OPTIONS.get(kind.name, {})),
+        )
         for kind in CHOSEN
     },
     **{
         f"{kind.name} noise, in process": (
-            "inprocess", of_noise("dp-ftrl", mechanism=kind.name, **OPTIONS.get(kind.name, {}))
+            "inprocess",
+            of_noise("dp-ftrl", mechanism=kind.name, **OPTIONS.get(kind.name, {})),
         )
         for kind in CHOSEN
     },
