@@ -138,7 +138,8 @@ def test_a_limit_of_the_process_counts_and_is_named(
         memory.check_memory([small_cell()], "vectorized")
 
 
-PERCEPTRON, SOFTMAX = {"name": "mlp", "hidden": 256}, {"name": "softmax-regression"}
+PERCEPTRON: dict[str, object] = {"name": "mlp", "hidden": 256}
+SOFTMAX: dict[str, object] = {"name": "softmax-regression"}
 """203,530 numbers a vector, and 7,850 of a loss that is smooth."""
 
 
@@ -179,7 +180,7 @@ KINDS: dict[str, tuple[str, dict[str, object]]] = {
     "aligned differences": ("vectorized", of_noise("momentum-tree-aligned", SOFTMAX)),
     "phases": ("vectorized", of_noise("phased-sgd", SOFTMAX, silos=1)),
     "gradients at random points": ("vectorized", of_directions("first-order", 5_000, sweep={"seeds": 2})),
-    "noise of silos": ("vectorized", of_noise("local-dp-sgd") | {"sweep": {"seeds": 3}}),
+    "noise of silos": ("vectorized", {**of_noise("local-dp-sgd"), "sweep": {"seeds": 3}}),
     "secret rounds of one each": (
         "vectorized",
         small_tree(
