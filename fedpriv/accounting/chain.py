@@ -14,6 +14,7 @@ the second so that a vector with these covariances exists; of several r the one 
 is taken. `walk` computes with it.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +23,10 @@ from fedpriv.accounting.curves import Floats, as_floats
 
 _MORE = 1.0 + 1e-9  # of every overlap: the rounding of the products, of the powers and of their scale
 _DECAYS = 24  # that are tried
-_LEAST = 1e-6  # of the largest clip, and of the longest column: shorter ones are lengthened
+_LEAST_COLUMN, _LEAST_CLIP = (
+    1e-6,
+    0.1,
+)  # of the longest, of the largest: others are raised, as a walk is none for them
 _NOTHING = 1e-290  # of an overlap: far below what 1e-12 in δ (`losses`) covers
 MOST_ROUNDS = 400
 """Longer chains take too long: `overlap`'s bound stands alone."""
@@ -55,17 +59,18 @@ def dominating(products: Floats, clips: Floats) -> Chain:
 
     Guarantee: whatever the decay, no covariance is below.
     """
-    products = products + np.diag(np.maximum(0.0, _LEAST * np.max(products) - np.diag(products)))
-    clips = np.maximum(clips, _LEAST * np.max(clips))
+    products = products + np.diag(np.maximum(0.0, _LEAST_COLUMN * np.max(products) - np.diag(products)))
+    clips = np.maximum(clips, _LEAST_CLIP * np.max(clips))
     lag = np.triu(np.subtract.outer(np.arange(len(clips)), np.arange(len(clips))).T)
     upper = np.triu(np.maximum(products, products.T) * _MORE)
     with np.errstate(divide="ignore"):
         logs = np.where(upper > _NOTHING, np.log(upper), -np.inf)
     found = []
     for decay in _decays(upper):
-        diagonal = _diagonal(logs - lag * np.log(decay), decay)
-        overlaps = np.triu(diagonal * decay**lag) * np.outer(clips, clips)
-        found.append((float(np.sum(overlaps)), decay, diagonal))
+        with np.errstate(over="ignore", invalid="ignore"):  # of a decay far too fast: infinite
+            diagonal = _diagonal(logs - lag * np.log(decay), decay)
+            overlaps = float(np.sum(np.triu(diagonal * decay**lag) * np.outer(clips, clips)))
+        found.append((overlaps if math.isfinite(overlaps) else math.inf, decay, diagonal))
     _, decay, diagonal = min(found, key=lambda each: each[0])
     links = diagonal[1:] * decay * clips[:-1] * clips[1:]
     return Chain(tuple((diagonal * clips**2).tolist()), tuple(links.tolist()))

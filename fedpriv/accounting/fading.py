@@ -149,13 +149,14 @@ class Block:
 
     @property
     def lattice(self) -> Lattice | None:
-        """The walk's lattice; None where it is too coarse or the noise too small for it."""
+        """The walk's lattice; None where it is too coarse or too large, or the noise too small for it."""
         if self.largest > _LARGEST:
             return None
         start = self.bins - 1 if self.epochs == 2 else None
         arms = arms_of(self.chain, start)
         found = Lattice(self.chain.variances[start or 0], arms, self.grain.spacing, self.grain.most)
-        return found if max(found.errors) <= _LARGEST_ERROR else None
+        fits = max(found.errors) <= _LARGEST_ERROR and found.size <= 2 * self.grain.most
+        return found if fits else None
 
     @property
     def bins(self) -> int:

@@ -21,8 +21,8 @@ F(E[S~, S'~ | z]) ≤ E F(S~, S'~) (Jensen). So
     E (S - γS')+ ≤ E (S~/(1-κ) - γ S'~/(1+κ))+.
 
 Of a product of two arms' sums the step of the start counts in both: m(r + q) lies between m(r) m(q) and that
-times 1 + r q h²/4, by which the upper κ is larger. A τ below h is raised to it, and variances with it: Kahane
-allows it.
+times 1 + r q h²/4, by which the upper κ is larger. A τ below h is raised to it, and so is the start's √a_0, and
+variances with them: Kahane allows it.
 
 **Ends of the lattice.** A walk that leaves it stops: what it would have added is left out. F falls by at most
 what S~ loses (none where a sum lies in F with a minus), and E[Σ p_t w~_t; the walk leaves] is at most `LEFT`:
@@ -91,15 +91,29 @@ class Lattice:
 
     def __init__(self, first: float, arms: Sequence[Arm], spacing: float, most: int) -> None:
         """`first` is the start's variance, `spacing` h over the least τ, `most` the largest number of points."""
-        self.arms, self.first = arms, first
+        self.arms, self._start = arms, first
         stds = np.concatenate([arm.stds[arm.stds > 0.0] for arm in arms] + [np.array([math.sqrt(first)])])
         self.step = spacing * float(np.min(stds))
         low, high = self._range()
         if (high - low) / self.step > most:
             self.step = (high - low) / most
             low, high = self._range()
-        self.low = math.floor(low / self.step)
-        self.at = as_floats(self.step * np.arange(self.low, math.ceil(high / self.step) + 1))
+        self._places = range(math.floor(low / self.step), math.ceil(high / self.step) + 1)
+
+    @property
+    def size(self) -> int:
+        """Number of points; steep ratios make it many more than `most`, and nothing is laid out for it yet."""
+        return len(self._places)
+
+    @cached_property
+    def at(self) -> Floats:
+        """The points."""
+        return as_floats(self.step * np.array(self._places))
+
+    @property
+    def first(self) -> float:
+        """The start's variance, raised like those of steps: a law narrower than the lattice has no place on it."""
+        return max(self._start, self.step**2)
 
     def _range(self) -> tuple[float, float]:
         """From where to where a walk goes but for `LEFT`."""
@@ -134,10 +148,10 @@ class Lattice:
         """κ below and above."""
         least = sum(max(float(np.sum(self._errors(each))) for each in self._reached(arm)) for arm in self.arms)
         if len(self.arms) == 1:
-            return math.expm1(least), math.expm1(least)
+            return _less_one(least), _less_one(least)
         first, second = (max(float(each[0]) for each in self._reached(arm)) for arm in self.arms)
         least += float(self._errors(np.array([first + second]))[0])
-        return math.expm1(least), math.expm1(least + first * second * self.step**2 / 4.0)
+        return _less_one(least), _less_one(least + first * second * self.step**2 / 4.0)
 
     def _errors(self, ratios: Floats) -> Floats:
         size = ratios * self.step
@@ -167,6 +181,11 @@ class Lattice:
                 share = 0.75 - off**2 if piece == 0.0 else 0.5 * (1.5 - abs(off)) ** 2
                 found += (0.5 * weight * share) * np.exp(-0.5 * ((apart + off * self.step) / std) ** 2)
         return as_floats(found * (self.step / (math.sqrt(2.0 * math.pi) * std)))
+
+
+def _less_one(exponent: float) -> float:
+    """e^x - 1, of what is too large a large number."""
+    return math.expm1(min(exponent, 100.0))
 
 
 class Sums:

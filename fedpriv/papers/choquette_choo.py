@@ -207,17 +207,16 @@ def realizable_factor(examples: int, delta: float) -> float:
     return 4.0 * math.sqrt(2.0) * math.pow(math.log2(examples), 1.5) * spread
 
 
-def non_realizable(problem: Problem, radius: float, polylog: float = 1.0) -> AcceleratedParameters:
-    """B = min{√n, ε n^{3/2}/(√p polylog)}, T = n/B, β = (16 c + 8) L n^{3/2}/(R B²), clip (8 c + 4) L.
+def non_realizable(problem: Problem, radius: float) -> AcceleratedParameters:
+    """B = min{√n, ε n^{3/2}/√p}, T = n/B, β = (16 c + 8) L n^{3/2}/(R B²), clip (8 c + 4) L.
 
-    c = M R / L, which the theorem treats as a constant.  The paper leaves `polylog` open.  Its second bound on B
-    carries a stray factor M, which is dropped here: without it the two bounds meet at p = ε² n², the theorem's own
-    limit, and B has no unit.
+    c = M R / L, which the theorem treats as a constant.  Its second bound on B is divided by a polylogarithm that
+    the paper leaves open, taken as 1 here, and carries a stray factor M, which is dropped: without it the two
+    bounds meet at p = ε² n², the theorem's own limit, and B has no unit.
     """
     n, epsilon = problem.records, _epsilon("non-realizable", problem, radius)
-    check_positive("polylog", polylog)
     relative = problem.smoothness * radius / problem.lipschitz
-    batch = min(math.sqrt(n), epsilon * n**1.5 / (math.sqrt(problem.dimension) * polylog))
+    batch = min(math.sqrt(n), epsilon * n**1.5 / math.sqrt(problem.dimension))
     rounds = n / batch
     beta = (16.0 * relative + 8.0) * problem.lipschitz * n**1.5 / (radius * batch**2)
     return _calibrated(

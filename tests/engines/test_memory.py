@@ -14,6 +14,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.limits import REMEDIES
 from fedpriv.engines import memory
 from fedpriv.engines.vectorized.silos import groups_of
+from fedpriv.noise.registry import CHOSEN
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.scenario.load import resolve_cell, scenario_of
 from fedpriv.scenario.schema import Cell
@@ -138,7 +139,58 @@ def test_a_limit_of_the_process_counts_and_is_named(
         memory.check_memory([small_cell()], "vectorized")
 
 
+PERCEPTRON: dict[str, object] = {"name": "mlp", "hidden": 256}
+SOFTMAX: dict[str, object] = {"name": "softmax-regression"}
+"""203,530 numbers a vector, and 7,850 of a loss that is smooth."""
+
+
+def of_noise(
+    row: str, model: dict[str, object] = PERCEPTRON, silos: int = 4, **others: object
+) -> dict[str, object]:
+    """A scenario of 20 rounds in float64, with noise of this row."""
+    return small_tree(
+        federation={"silos": silos, "rounds": 20},
+        algorithm={"name": row, "trust": ALGORITHMS[row].trusts[0], **SETTINGS[row], **others},
+        privacy={"relation": "zero-out", ALGORITHMS[row].name_of_mu: 1.0},
+        model=model,
+    )
+
+
+OPTIONS: dict[str, dict[str, object]] = {
+    "banded": {"bands": 4}, "bisr": {"bands": 4}, "blt": {"theta": [0.9, 0.5], "phi": [0.6, 0.1]},
+    "lambda-cgd": {"theta": [0.9]}, "scheduled": {"noise_sizes": [1.0] * 20},
+}  # fmt: skip
+"""Keys of the mechanisms that ask for some."""
+
 KINDS: dict[str, tuple[str, dict[str, object]]] = {
+    **{
+        f"{kind.name} noise": (
+            "vectorized",
+            of_noise("dp-ftrl", mechanism=kind.name, **OPTIONS.get(kind.name, {})),
+        )
+        for kind in CHOSEN
+    },
+    **{
+        f"{kind.name} noise, in process": (
+            "inprocess",
+            of_noise("dp-ftrl", mechanism=kind.name, **OPTIONS.get(kind.name, {})),
+        )
+        for kind in CHOSEN
+    },
+    "sliding differences": ("vectorized", of_noise("momentum-tree-reduced", SOFTMAX)),
+    "aligned differences": ("vectorized", of_noise("momentum-tree-aligned", SOFTMAX)),
+    "phases": ("vectorized", of_noise("phased-sgd", SOFTMAX, silos=1)),
+    "gradients at random points": ("vectorized", of_directions("first-order", 5_000, sweep={"seeds": 2})),
+    "noise of silos": ("vectorized", {**of_noise("local-dp-sgd"), "sweep": {"seeds": 3}}),
+    "secret rounds of one each": (
+        "vectorized",
+        small_tree(
+            federation={"silos": 2, "rounds": 20, "epochs": 5, "sampling": "allocation"},
+            algorithm={"name": "dp-sgd", "trust": "trusted", "clip": 1.0, "step": 0.1},
+            privacy={"relation": "zero-out", "epsilon": 4.0},
+            sweep={"seeds": 20},
+        ),
+    ),
     "values": ("vectorized", of_directions("zeroth-order", 5_000, sweep={"seeds": 2})),
     "secret draws": (
         "vectorized",

@@ -1,0 +1,206 @@
+"""Allocation along chains, attacked: hostile clips, noise, decays, lengths, at every δ that weights can reach."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from fedpriv.accounting import fading
+from fedpriv.accounting.allocation import AllocatedGaussian
+from fedpriv.accounting.chain import Chain, dominating
+from fedpriv.accounting.curves import Curve, Floats, gaussian
+from fedpriv.accounting.fading import COARSE, FINE, Block
+from fedpriv.accounting.gaussian import Relation
+from fedpriv.accounting.walk import LEFT, Lattice, arms_of
+from fedpriv.noise.buffered import BufferedToeplitz, LambdaCgd
+from fedpriv.noise.workload import Workload
+from fedpriv.participation.secret import Allocation
+from fedpriv.rounds.ledger import RunningSums
+from tests.accounting.falsified import Gain, matrix_of, moves_of, sticks
+
+GAINS: tuple[Gain, ...] = ("removed", "added", "replaced")
+
+
+def cgd(decay: float) -> LambdaCgd:
+    return LambdaCgd(1.0, (decay,), (0.0,))
+
+
+@dataclass(frozen=True)
+class Attack:
+    """A run with hostile numbers."""
+
+    mechanism: BufferedToeplitz
+    bins: int
+    groups: int
+    epochs: int
+    noise: float
+    """σ over the longest move of a round."""
+    clips: str
+    relation: Relation
+
+    @property
+    def order(self) -> Allocation:
+        epoch = self.bins * self.groups
+        return Allocation(epoch * self.epochs, epoch, self.groups)
+
+    def each_clip(self) -> Floats:
+        rounds = self.order.rounds
+        return {
+            "equal": np.ones(rounds),
+            "rising": np.geomspace(1e-4, 1.0, rounds),
+            "falling": np.geomspace(1.0, 1e-4, rounds),
+            "first small": np.where(np.arange(rounds) == 0, 1e-3, 1.0),
+            "few large": np.where(np.arange(rounds) % 3 == 1, 1.0, 1e-5),
+            "any": np.exp(np.random.default_rng(rounds).uniform(-7.0, 0.0, rounds)),
+        }[self.clips]
+
+    def run(self) -> tuple[AllocatedGaussian, float]:
+        """What it promises, and σ."""
+        sums = RunningSums(self.mechanism, Workload(self.order, 1.0, self.each_clip()), self.relation)
+        sigma = self.noise * sums.overlap(self.groups)[0]
+        return self.order.guarantee(sums, sigma), sigma
+
+    def compared(self, draws: int, grain: fading.Grain) -> Iterator[tuple[Gain, Curve, Floats, Floats, Floats]]:
+        """Of every direction the bounds of the run and of chains; ε, true δ by weights, and their errors."""
+        run, sigma = self.run()
+        assert run.overlaps is not None
+        if self.relation == "zero-out":
+            gains: tuple[Gain, ...] = GAINS[:2]
+            chains = fading.directions(run.overlaps, run.noise_multiplier, self.epochs, grain)
+        else:
+            gains, chains = GAINS[2:], None
+            found = fading.replacing(run.overlaps, run.noise_multiplier, self.epochs, grain)
+            chains = None if found is None else (found, found)
+        largest = (1.0 if self.relation == "zero-out" else 2.0) / self.noise
+        epsilons = np.array([0.0, 0.3, 1.0, 2.5, 5.0]) * min(1.5, largest)
+        epsilons = np.append(epsilons, 0.5 * largest**2 + np.array([2.0, 5.0]) * largest)
+        for group in {0, self.groups - 1}:
+            moves = moves_of(
+                matrix_of(self.mechanism, self.order.rounds), self.each_clip(), self.order, group, sigma
+            )
+            for place, gain in enumerate(gains):
+                means, errors = sticks(moves, epsilons, gain, draws, seed=group)
+                if chains is None or grain is FINE:
+                    yield gain, run.curve, epsilons, means, errors
+                if chains is not None:
+                    yield gain, chains[place], epsilons, means, errors
+
+
+def never_below(attack: Attack, draws: int, grain: fading.Grain) -> None:
+    for gain, bound, epsilons, means, errors in attack.compared(draws, grain):
+        found = bound(epsilons)
+        assert np.all(found >= means - 4.5 * errors), (gain, epsilons, found, means, errors)
+
+
+BUFFERS = BufferedToeplitz(1.0, (0.999, 0.8, 0.3), (0.95, 0.5, 0.05))
+ONE_BUFFER = BufferedToeplitz(1.0, (0.95,), (0.4,))
+QUICK = [
+    Attack(cgd(1e-3), 4, 1, 1, 1.0, "first small", "zero-out"),
+    Attack(cgd(1e-3), 4, 1, 1, 1.0, "first small", "replace-one"),
+    Attack(cgd(0.9999), 5, 1, 1, 0.8, "equal", "zero-out"),
+    Attack(cgd(0.3), 4, 3, 1, 0.05, "any", "zero-out"),
+    Attack(BUFFERS, 6, 2, 1, 50.0, "falling", "zero-out"),
+    Attack(ONE_BUFFER, 5, 2, 1, 1.0, "few large", "zero-out"),
+]
+LONG = [
+    Attack(BUFFERS, 6, 2, 1, 50.0, "rising", "replace-one"),
+    Attack(cgd(0.9), 100, 2, 1, 0.7, "equal", "zero-out"),
+    Attack(cgd(0.9), 66, 3, 1, 0.7, "equal", "replace-one"),
+    Attack(cgd(0.99), 200, 1, 1, 0.6, "equal", "zero-out"),
+    Attack(cgd(0.97), 10, 10, 2, 1.5, "equal", "zero-out"),
+    Attack(cgd(0.5), 8, 2, 2, 1.2, "rising", "zero-out"),
+    Attack(cgd(0.05), 6, 2, 3, 2.0, "any", "replace-one"),
+    Attack(cgd(0.7), 6, 3, 3, 2.5, "few large", "zero-out"),
+    Attack(cgd(0.999), 4, 2, 4, 3.0, "equal", "zero-out"),
+    Attack(BUFFERS, 40, 2, 1, 0.8, "equal", "replace-one"),
+    Attack(BUFFERS, 30, 3, 1, 0.8, "falling", "zero-out"),
+    Attack(BUFFERS, 9, 3, 2, 1.5, "equal", "replace-one"),
+    Attack(ONE_BUFFER, 100, 2, 1, 0.6, "any", "zero-out"),
+    Attack(ONE_BUFFER, 6, 3, 3, 2.0, "falling", "zero-out"),
+    Attack(ONE_BUFFER, 12, 1, 1, 5.0, "falling", "replace-one"),
+]
+
+
+@pytest.mark.parametrize("attack", QUICK, ids=str)
+def test_hostile_runs_are_never_below_the_truth(attack: Attack) -> None:
+    """The guarantees of `fading` and `AllocatedGaussian`: unequal clips, extreme noise, decays near 0 and 1."""
+    never_below(attack, 3_000, COARSE)
+
+
+@pytest.mark.parametrize("decay", [0.999, 0.5, 1e-3])
+def test_what_two_epochs_share_is_never_left_out(decay: float) -> None:
+    """Of a unit that is added S_c S_d takes the place of S: e^-c_s e^-d_t is at most e^-Y_st, of every s and t."""
+    for clips in (np.ones(8), np.geomspace(0.2, 1.0, 8), np.geomspace(1.0, 0.2, 8)):
+        lag = np.abs(np.subtract.outer(np.arange(8), np.arange(8)))
+        block = Block(dominating(decay**lag, clips), 2, FINE)
+        first, second = block.smaller()
+        across = block.chain.covariances[:4, 4:]
+        assert np.all(np.outer(first[::-1], second) <= np.exp(-across))  # an arm goes backwards
+        assert np.max(np.outer(first[::-1], second)) >= np.exp(-3.0 * np.max(across))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attack", QUICK + LONG, ids=str)
+def test_hostile_and_long_runs_are_never_below_many_samples(attack: Attack) -> None:
+    patterns = attack.bins**attack.epochs
+    never_below(attack, max(2_000, min(60_000, 4_000_000 // patterns)), FINE)
+
+
+@pytest.mark.parametrize("gain", GAINS)
+def test_weights_reach_what_is_known_exactly(gain: Gain) -> None:
+    """One round is a Gaussian release: δ down to 1e-13, within errors that are small."""
+    move = np.array([[0.6, 0.5, 0.3]])
+    mu = float(np.linalg.norm(move)) * (2.0 if gain == "replaced" else 1.0)
+    epsilons = np.array([0.0, 1.0, 4.0, 0.5 * mu**2 + 6.5 * mu])
+    means, errors = sticks(move, epsilons, gain, 20_000, seed=1)
+    exact = gaussian(mu)(epsilons)
+    assert exact[-1] < 1e-10
+    assert np.all(np.abs(means - exact) <= 4.0 * errors)
+    assert np.all(errors <= 0.1 * exact)
+
+
+def test_weights_would_find_a_bound_that_is_a_tenth_too_small() -> None:
+    """At a δ of 1e-10 of a run, as at one of 0.1."""
+    attack = Attack(cgd(0.5), 4, 2, 1, 1.0, "equal", "zero-out")
+    run, sigma = attack.run()
+    moves = moves_of(matrix_of(attack.mechanism, 8), np.ones(8), attack.order, 0, sigma)
+    for gain in GAINS[:2]:
+        means, errors = sticks(moves, np.array([0.1, 1.0, 2.0]), gain, 40_000, seed=2)
+        assert np.all(errors < 0.025 * means), (gain, means, errors)
+    means, errors = sticks(moves, np.array([5.2]), "removed", 40_000, seed=2)
+    assert 1e-12 < means[0] < 1e-9
+    assert errors[0] < 0.05 * means[0]
+    assert run.curve(np.array([5.2]))[0] >= means[0] - 4.5 * errors[0]
+
+
+@pytest.mark.parametrize("grain", [FINE, COARSE])
+def test_a_start_that_is_narrower_than_the_lattice_keeps_its_mass(grain: fading.Grain) -> None:
+    """It had 2e-8 of it: a unit's removal cost nothing."""
+    arms = arms_of(Chain((1e-6, 1.0, 1.0), (1e-6, 1e-3)), None)
+    lattice = Lattice(1e-6, arms, grain.spacing, grain.most)
+    assert lattice.step > 1e-3
+    assert lattice.variances(arms[0])[0] == lattice.step**2
+    assert abs(float(np.sum(lattice.prior)) - 1.0) <= LEFT
+    tilted = float(lattice.prior @ np.exp(lattice.at - 0.5 * lattice.first)) / (1.0 + lattice.step**2 / 8.0)
+    assert tilted == pytest.approx(1.0, abs=lattice.errors[0] + LEFT)
+
+
+def test_a_lattice_that_nobody_has_room_for_is_refused_before_it_is_filled() -> None:
+    """Clips that rise by thousands a round: a walk over millions of places, or an error that is no number."""
+    for first in (1e-12, 1e-8, 1e-6):
+        for share in (1e-4, 1.0, 25.0):
+            steep = Chain((share * first, share), (0.9 * share * math.sqrt(first),))
+            assert Block(steep, 1, FINE).lattice is None
+    run, _ = Attack(cgd(0.9), 6, 1, 1, 1.0, "rising", "zero-out").run()
+    assert run.epsilon_of(1e-5) > 0.0
+
+
+def test_a_decay_far_too_fast_is_not_taken() -> None:
+    """Overlaps over powers of it are infinite: of several decays one with numbers is chosen."""
+    lag = np.abs(np.subtract.outer(np.arange(400), np.arange(400)))
+    products = np.where(lag == 0, 1.0, np.where(lag == 1, 1e-3, 0.01 * 0.99**lag))
+    found = dominating(products, np.ones(400)).covariances
+    assert np.all(np.isfinite(found))
+    assert np.all(found >= products)
