@@ -181,7 +181,7 @@ KINDS: dict[str, tuple[str, dict[str, object]]] = {
     "aligned differences": ("vectorized", of_noise("momentum-tree-aligned", SOFTMAX)),
     "phases": ("vectorized", of_noise("phased-sgd", SOFTMAX, silos=1)),
     "gradients at random points": ("vectorized", of_directions("first-order", 5_000, sweep={"seeds": 2})),
-    "noise of silos": ("vectorized", {**of_noise("local-dp-sgd"), "sweep": {"seeds": 3}}),
+    "noise of silos": ("vectorized", {**of_noise("local-dp-sgd", local_steps=4), "sweep": {"seeds": 3}}),
     "secret rounds of one each": (
         "vectorized",
         small_tree(
