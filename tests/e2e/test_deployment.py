@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -94,7 +95,11 @@ def test_a_command_that_is_killed_leaves_nothing_running_and_no_keys(tmp_path: P
         wanted = "raylet" if engine == "ray" else "flwr-serverapp"
 
         def is_there() -> bool:
-            return any(wanted in " ".join(process.cmdline()[:5]) for process in left_running(home))
+            for process in left_running(home):
+                with suppress(psutil.Error):  # it has ended since
+                    if wanted in " ".join(process.cmdline()[:5]):
+                        return True
+            return False
 
         wait_until(lambda: is_there() or running.poll() is not None, wanted)
         assert running.poll() is None, running.communicate()
