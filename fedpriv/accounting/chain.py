@@ -23,10 +23,7 @@ from fedpriv.accounting.curves import Floats, as_floats
 
 _MORE = 1.0 + 1e-9  # of every overlap: the rounding of the products, of the powers and of their scale
 _DECAYS = 24  # that are tried
-_LEAST_COLUMN, _LEAST_CLIP = (
-    1e-6,
-    0.1,
-)  # of the longest, of the largest: others are raised, as a walk is none for them
+_LEAST_COLUMN, _LEAST_CLIP = 1e-6, 0.1  # of the longest, of the largest: shorter and smaller ones are raised
 _NOTHING = 1e-290  # of an overlap: far below what 1e-12 in δ (`losses`) covers
 MOST_ROUNDS = 400
 """Longer chains take too long: `overlap`'s bound stands alone."""

@@ -53,7 +53,7 @@ def no_clip(patch: pytest.MonkeyPatch) -> None:
 def no_check_in_integers(patch: pytest.MonkeyPatch) -> None:
     """Increments are clipped by the norm at the first point: a query that drives it to zero leaves the other."""
 
-    def unchecked(increments: Any, norm: int, factor: float) -> Any:
+    def unchecked(increments: Any, norm: int, factor: float, out: Any = None) -> Any:
         values = np.trunc(np.nan_to_num(np.clip(increments * factor, -(2.0**50), 2.0**50)))
         return values, np.ones(len(values), np.bool_)
 

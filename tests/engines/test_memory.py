@@ -156,6 +156,16 @@ def of_noise(
     )
 
 
+def of_secret(sampling: str) -> tuple[str, dict[str, object]]:
+    """The vectorized engine, and 20 replicates whose silos draw their records in secret."""
+    return "vectorized", small_tree(
+        federation={"silos": 2, "rounds": 20, "epochs": 5, "sampling": sampling},
+        algorithm={"name": "dp-sgd", "trust": "trusted", "clip": 1.0, "step": 0.1},
+        privacy={"relation": "zero-out", "epsilon": 4.0},
+        sweep={"seeds": 20},
+    )
+
+
 OPTIONS: dict[str, dict[str, object]] = {
     "banded": {"bands": 4}, "bisr": {"bands": 4}, "blt": {"theta": [0.9, 0.5], "phi": [0.6, 0.1]},
     "lambda-cgd": {"theta": [0.9]}, "scheduled": {"noise_sizes": [1.0] * 20},
@@ -164,43 +174,21 @@ OPTIONS: dict[str, dict[str, object]] = {
 
 KINDS: dict[str, tuple[str, dict[str, object]]] = {
     **{
-        f"{kind.name} noise": (
-            "vectorized",
+        f"{kind.name} noise, {engine}": (
+            engine,
             of_noise("dp-ftrl", mechanism=kind.name, **OPTIONS.get(kind.name, {})),
         )
         for kind in CHOSEN
-    },
-    **{
-        f"{kind.name} noise, in process": (
-            "inprocess",
-            of_noise("dp-ftrl", mechanism=kind.name, **OPTIONS.get(kind.name, {})),
-        )
-        for kind in CHOSEN
+        for engine in ("vectorized", "inprocess")
     },
     "sliding differences": ("vectorized", of_noise("momentum-tree-reduced", SOFTMAX)),
     "aligned differences": ("vectorized", of_noise("momentum-tree-aligned", SOFTMAX)),
     "phases": ("vectorized", of_noise("phased-sgd", SOFTMAX, silos=1)),
     "gradients at random points": ("vectorized", of_directions("first-order", 5_000, sweep={"seeds": 2})),
     "noise of silos": ("vectorized", {**of_noise("local-dp-sgd", local_steps=4), "sweep": {"seeds": 3}}),
-    "secret rounds of one each": (
-        "vectorized",
-        small_tree(
-            federation={"silos": 2, "rounds": 20, "epochs": 5, "sampling": "allocation"},
-            algorithm={"name": "dp-sgd", "trust": "trusted", "clip": 1.0, "step": 0.1},
-            privacy={"relation": "zero-out", "epsilon": 4.0},
-            sweep={"seeds": 20},
-        ),
-    ),
+    "secret rounds of one each": of_secret("allocation"),
     "values": ("vectorized", of_directions("zeroth-order", 5_000, sweep={"seeds": 2})),
-    "secret draws": (
-        "vectorized",
-        small_tree(
-            federation={"silos": 2, "rounds": 20, "epochs": 5, "sampling": "poisson"},
-            algorithm={"name": "dp-sgd", "trust": "trusted", "clip": 1.0, "step": 0.1},
-            privacy={"relation": "zero-out", "epsilon": 4.0},
-            sweep={"seeds": 20},
-        ),
-    ),
+    "secret draws": of_secret("poisson"),
 }
 
 
