@@ -13,8 +13,9 @@ from tests.loss.test_ghost import F32, F64, RECORDS, Of, by_autograd, closed, ob
 
 def test_a_call_that_autograd_does_not_come_to_is_told_as_such() -> None:
     """Behind a leaf of the module's own nothing is asked for, so that no slope arrives there."""
+    leaf = torch.zeros(12, dtype=F64, requires_grad=True)
     net = Of(
-        lambda own, x: own.one(x) + own.two(x + x.new_zeros(12, requires_grad=True)),
+        lambda own, x: own.one(x) + own.two(x + leaf),
         one=nn.Linear(12, 3),
         two=nn.Linear(12, 3),
     ).double()
