@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedpriv.core.errors import RunError
-from fedpriv.core.random import SERVER, simulation_noise
+from fedpriv.core.random import SERVER, seed_key, simulation_noise
+from fedpriv.engines.vectorized import device_noise as device_noise_module
 from fedpriv.engines.vectorized import engine
-from fedpriv.engines.vectorized import noise as device_noise_module
+from fedpriv.engines.vectorized.device_noise import Cipher, DeviceNormal, _kernel
 from fedpriv.engines.vectorized.engine import device_named
-from fedpriv.engines.vectorized.noise import DeviceNormal
 from fedpriv.loss.indicators import STATISTICS
 from fedpriv.loss.models import MODELS
 from fedpriv.loss.objective import Batch, Query, Records
@@ -69,7 +69,7 @@ def test_the_noise_of_a_device_is_the_keyed_noise_to_rounding(
 
 
 def test_vectors_longer_than_a_chunk_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedpriv.engines.vectorized.noise._CHUNK_VALUES", 300)
+    monkeypatch.setattr("fedpriv.engines.vectorized.device_noise._CHUNK_VALUES", 300)
     host, device = simulation_noise(3, "float64"), DeviceNormal(3, torch.float64, CPU)
     owners, weights = [0, 1, 2, 3, 4], [1.0, 2.0, 0.5, 1.0, 3.0]
     wanted = np.stack([host.weighted_sum(100, owners, weights, t) for t in range(1, 8)])
@@ -179,6 +179,16 @@ def test_no_increment_of_an_objective_copies_anything(name: str) -> None:
         plain = objective.increment(Query(points[:1]), Batch(records, weights), 1.0)
     assert moved.total.shape == plain.total.shape == points[0].shape
     assert moved.clipped.shape == (2,)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.parametrize("node", [0, 1, 2**32 - 2])
+def test_a_gpu_with_triton_computes_words_by_one_kernel_and_they_are_those_of_torchs_calls(node: int) -> None:
+    pytest.importorskip("triton")
+    assert _kernel() is not None
+    cipher, some = Cipher(seed_key(5, "noise"), torch.device("cuda")), torch.arange(700, device="cuda").int()
+    asked = 301, some - 3, some * 91 + 70_000, node
+    assert torch.equal(cipher.words(*asked), cipher.by_calls(*asked))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
