@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import public_generator
-from fedpriv.core.replicates import Scalar
+from fedpriv.core.replicates import Scalar, at_once
 from fedpriv.data.layout import Layout
 from fedpriv.loss.layered import objective_of
 from fedpriv.loss.losses import Loss
@@ -139,7 +139,7 @@ class Augmented(View):
         if count != len(self.coins):
             raise ValueError(f"coins of {len(self.coins)} rows for a batch of {count}")
         each = records.features[..., 0, :].numel() if count else 1
-        rows = max(1, _VALUES // (each * self.augmentation.copies))
+        rows = max(1, at_once(_VALUES, weights.device) // (each * self.augmentation.copies))
         for start in range(0, max(count, 1), rows):
             span = min(rows, count - start)
             some = Records(*(column.narrow(axis, start, span) for column in records))

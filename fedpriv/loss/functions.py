@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedpriv.core.replicates import at_once
 from fedpriv.loss.clipping import Size, formed, upper_norm
-from fedpriv.loss.layers import DenseTerms, FormedTerms, Terms, sum_of
+from fedpriv.loss.layers import DenseTerms, FormedTerms, Terms, patches_of, sum_of
 
 _FEWER = 0.4
 """Values of places against values of a gradient: with a smaller share, products of places are faster."""
@@ -114,13 +115,15 @@ class Convolution:
         pictures = pictures.unsqueeze(-2) if self.axes == 1 else pictures
         one, none = ((1,), (0,)) if self.axes == 1 else ((), ())
         products = slopes.new_empty(len(slopes) * self.groups, shape[0] // self.groups, prod(shape[1:]))
-        several = max(1, _FORMED_VALUES // (self.groups * prod(shape[1:]) * slopes.shape[-1]))
+        several = max(
+            1, at_once(_FORMED_VALUES, slopes.device) // (self.groups * prod(shape[1:]) * slopes.shape[-1])
+        )
         for some, own, into in zip(
             *(torch.split(part, several) for part in (pictures, slopes)),
             torch.split(products, several * self.groups),
             strict=True,
         ):
-            patches = functional.unfold(
+            patches = patches_of(
                 some,
                 (*one, *shape[2:]),
                 (*one, *self.dilation),
@@ -292,7 +295,7 @@ class PlacedTerms:
 
     def _norm_of_gradients(self, spread: Tensor) -> Tensor:
         """From the gradients, a few records' at a time, and what their rounding can be."""
-        rows = max(1, _FORMED_VALUES // (self.slopes.shape[-1] * self.seen.shape[-1]))
+        rows = max(1, at_once(_FORMED_VALUES, self.slopes.device) // (self.slopes.shape[-1] * self.seen.shape[-1]))
         parts = zip(torch.split(self.slopes, rows), torch.split(self.seen, rows), strict=True)
         norm = torch.cat([long_norm((slopes.mT @ seen).flatten(1)) for slopes, seen in parts])
         return norm.add_(spread, alpha=(self.slopes.shape[1] + 2.0) * torch.finfo(self.slopes.dtype).eps)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedpriv.core.replicates import Scalar
+from fedpriv.core.replicates import Scalar, at_once
 from fedpriv.loss.alone import own
 from fedpriv.loss.clipping import clipping, together
 from fedpriv.loss.functions import Known, LongTerms, Use, weight_terms
@@ -82,7 +82,8 @@ class GhostObjective(ModuleObjective):
             return super()._increment(query, batch, clip)
         points = len(query.points)
         values = plan.alone_values if points == 1 else points * plan.record_values
-        rows = max(1, _VALUES_PER_PARAMETER * self.dimension // (values // points), _CHUNK_VALUES // values)
+        most = at_once(_CHUNK_VALUES, weights.device)
+        rows = max(1, _VALUES_PER_PARAMETER * self.dimension // (values // points), most // values)
         rows = math.ceil(len(weights) / math.ceil(len(weights) / rows))  # as many in each
         total = torch.zeros_like(query.points[0], dtype=weights.dtype)
         clipped = torch.zeros((), dtype=torch.int64, device=weights.device)

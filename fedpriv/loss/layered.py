@@ -19,7 +19,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from fedpriv.core.replicates import Scalar
+from fedpriv.core.replicates import Scalar, at_once
 from fedpriv.loss.clipping import Clipping, clipping, together
 from fedpriv.loss.frozen import trained_of
 from fedpriv.loss.ghost import GhostObjective
@@ -94,7 +94,10 @@ class LayeredObjective(OfModule):
         """See `Objective`; about `_CHUNK_VALUES` values, 8 d, or one record's exist at a time, if that is more."""
         records, weights = batch
         models = query.points[0].shape[:-1].numel() * len(query.points)
-        rows = max(self._rows(models), _VALUES_PER_PARAMETER * self.dimension // self.record_values)
+        rows = max(
+            self._rows(models, records.features.device),
+            _VALUES_PER_PARAMETER * self.dimension // self.record_values,
+        )
         axis = records.axis
         total: Tensor | None = None
         clipped: Tensor | None = None
@@ -123,7 +126,7 @@ class LayeredObjective(OfModule):
         records, weights = batch
         axis = point.dim() - 2  # the last of the leading axes
         values = self.record_values * records.features.shape[-2] * point.shape[:axis].numel()
-        several = max(1, _CHUNK_VALUES // values)
+        several = max(1, at_once(_CHUNK_VALUES, point.device) // values)
         parts = (
             torch.split(part, several, axis)
             for part in (point, *records, weights.expand(records.features.shape[:-1]))
@@ -148,8 +151,8 @@ class LayeredObjective(OfModule):
         held = clipped.held
         return terms if held is None else [term.only(held) for term in terms], clipped
 
-    def _rows(self, models: int) -> int:
-        return max(1, _CHUNK_VALUES // (self.record_values * models))
+    def _rows(self, models: int, where: torch.device) -> int:
+        return max(1, at_once(_CHUNK_VALUES, where) // (self.record_values * models))
 
     def _terms(self, query: Query, records: Records) -> list[Terms]:
         points = [named_parts(self.shapes, point) for point in query.points]
@@ -208,7 +211,8 @@ class LayeredObjective(OfModule):
 
     def outputs(self, point: Tensor, records: Records) -> Tensor:
         named = named_parts(self.shapes, point)
-        chunks = torch.split(records.features, self._rows(point.shape[:-1].numel()))
+        rows = self._rows(point.shape[:-1].numel(), point.device)
+        chunks = torch.split(records.features, rows)
         return torch.cat([self._forward(named, self._first_seen(chunk)).outputs for chunk in chunks], dim=-2)
 
 

@@ -249,7 +249,7 @@ class Convolution:
 
     def see(self, values: Tensor) -> Tensor:
         """Patches (..., B, channels · kernel, places)."""
-        patches = functional.unfold(values.flatten(0, -4), self.kernel, self.dilation, self.padding, self.stride)
+        patches = patches_of(values.flatten(0, -4), self.kernel, self.dilation, self.padding, self.stride)
         return patches.view(*values.shape[:-3], *patches.shape[1:])
 
     def apply(self, seen: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -304,6 +304,39 @@ def linked_of(layer: nn.Module, inward: Shape, outward: Shape) -> Linked | None:
             return None
         return Convolution(inward, outward, kernel, stride, padding, dilation, layer.bias is not None)
     return None
+
+
+def patches_of(
+    pictures: Tensor,
+    kernel: tuple[int, int],
+    dilation: tuple[int, int],
+    padding: tuple[int, int],
+    stride: tuple[int, int],
+) -> Tensor:
+    """As torch's `unfold` of pictures (N, channels, height, width): (N, channels · kernel, places).
+
+    That asks a GPU for one picture after another; there all patches are one copy of a view.
+    """
+    unfold = functional.unfold if pictures.is_cpu else patches_by_view
+    return unfold(pictures, kernel, dilation, padding, stride)
+
+
+def patches_by_view(
+    pictures: Tensor,
+    kernel: tuple[int, int],
+    dilation: tuple[int, int],
+    padding: tuple[int, int],
+    stride: tuple[int, int],
+) -> Tensor:
+    """As `patches_of`, on any device."""
+    (down, right), (tall, wide) = padding, kernel
+    padded = functional.pad(pictures, (right, right, down, down))
+    sides = zip(padded.shape[2:], kernel, dilation, stride, strict=True)
+    places = [(side - reach * (size - 1) - 1) // step + 1 for side, size, reach, step in sides]
+    number, channel, row, column = padded.stride()
+    strides = (row * dilation[0], column * dilation[1], row * stride[0], column * stride[1])
+    view = padded.as_strided((*padded.shape[:2], tall, wide, *places), (number, channel, *strides))
+    return view.reshape(len(padded), -1, prod(places))
 
 
 def _pair(size: object) -> tuple[int, int] | None:

@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from fedpriv.core.errors import InputError, printable
 from fedpriv.core.random import public_generator
-from fedpriv.core.replicates import Scalar
+from fedpriv.core.replicates import Scalar, at_once
 from fedpriv.loss.alone import own, rows_apart
 from fedpriv.loss.clipping import Clipping, clipping, formed, upper_norm
 from fedpriv.loss.frozen import Called, frozen_of, trained_of
@@ -103,7 +103,7 @@ class ModuleObjective(OfModule):
 
     def _increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         records, weights = batch
-        rows = max(1, _CHUNK_VALUES // (self.dimension * len(query.points)))
+        rows = max(1, at_once(_CHUNK_VALUES, weights.device) // (self.dimension * len(query.points)))
         total = torch.zeros_like(query.points[0], dtype=weights.dtype)
         clipped = torch.zeros((), dtype=torch.int64, device=weights.device)
         for features, labels, weight in zip(
@@ -218,7 +218,7 @@ class ModuleObjective(OfModule):
 
         InputError for records on one of which the module raises.
         """
-        rows = max(1, _BLOCK_VALUES // max(1, records.features.shape[1:].numel()))
+        rows = max(1, at_once(_BLOCK_VALUES, point.device) // max(1, records.features.shape[1:].numel()))
         blocks = torch.split(records.features, rows)
 
         def of_one(row: Tensor) -> Tensor:

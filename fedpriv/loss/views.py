@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.replicates import SHARED, Scalar
+from fedpriv.core.replicates import SHARED, Scalar, at_once
 from fedpriv.loss.clipping import Clipping, clipping, formed, upper_norm
 from fedpriv.loss.objective import UNCLIPPED, Batch, Increment, Linear, Query, Records, Slots, View, fast_paths
 
@@ -55,7 +55,7 @@ class PerUnit(View):
         records, weights = batch
         axis, count = records.labels.dim() - 2, records.labels.shape[-2]
         size = query.points[0].shape[-1] + records.features[..., 0, :, :].numel() // max(1, self._lead(records))
-        rows = max(1, _VALUES // (size * max(1, self._lead(records))))
+        rows = max(1, at_once(_VALUES, weights.device) // (size * max(1, self._lead(records))))
         total: Tensor | float = 0.0
         clipped: Tensor | int = 0
         for start in range(0, count, rows):

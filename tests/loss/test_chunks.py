@@ -5,12 +5,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
+from torch.nn import functional
 
-from fedpriv.core.replicates import never_above
+from fedpriv.core.replicates import at_once, never_above
 from fedpriv.loss import layered
 from fedpriv.loss.clipping import clipping, formed, upper_norm
 from fedpriv.loss.layered import LayeredObjective
+from fedpriv.loss.layers import patches_by_view
 from fedpriv.loss.losses import CrossEntropy
 from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.loss.softmax import Block, OfBlock, SoftmaxRegression, of_records, once
@@ -147,3 +151,25 @@ def test_nothing_is_known_of_values_that_are_no_numbers() -> None:
     assert never_above(torch.tensor([[1.0], [3.0]]), torch.tensor([[2.0], [4.0]]))
     assert never_above(torch.zeros(0), 0.0)
     assert not never_above(torch.zeros(2, device="meta"), 1.0)
+
+
+def test_a_device_is_given_larger_pieces_than_a_processor() -> None:
+    assert at_once(2**20, torch.device("cpu")) == 2**20
+    assert at_once(2**20, torch.device("meta")) == at_once(2**28, torch.device("meta")) == 2**28
+
+
+@given(
+    shape=st.tuples(*[st.integers(1, 3)] * 2, *[st.integers(5, 9)] * 2),
+    kernel=st.tuples(*[st.integers(1, 3)] * 2),
+    dilation=st.tuples(*[st.integers(1, 2)] * 2),
+    padding=st.tuples(*[st.integers(0, 3)] * 2),
+    stride=st.tuples(*[st.integers(1, 4)] * 2),
+    strided=st.booleans(),
+)
+@settings(max_examples=200, deadline=None)
+def test_patches_by_a_view_are_those_of_torch(
+    shape: Any, kernel: Any, dilation: Any, padding: Any, stride: Any, strided: bool
+) -> None:
+    pictures = torch.randn(shape).mT if strided else torch.randn(shape)
+    wanted = functional.unfold(pictures, kernel, dilation, padding, stride)
+    assert torch.equal(patches_by_view(pictures, kernel, dilation, padding, stride), wanted)
