@@ -158,5 +158,7 @@ def refuse_vectorized_options(cell: Cell, engine: str) -> None:
     """InputError for settings that only the vectorized engine can honour."""
     if cell.run.noise == "aggregate":
         raise InputError(f'run.noise = "aggregate": engine {engine} draws noise where it is added; use "per-silo"')
+    if cell.run.passes is not None:
+        raise InputError(f"run.passes: engine {engine} computes as silos do, in run.dtype; leave it out")
     if cell.run.device != "cpu":
         raise InputError(f'run.device = {cell.run.device!r}: engine {engine} computes on the CPU; use "cpu"')

@@ -37,6 +37,7 @@ from fedpriv.data.splits import resplit, spared
 from fedpriv.loss.augment import augmented
 from fedpriv.loss.goldstein import Measured
 from fedpriv.loss.objective import Objective, Records
+from fedpriv.loss.passes import short_passes
 from fedpriv.loss.rows import ModuleSettings
 from fedpriv.loss.scores import Scored, check_scores
 from fedpriv.loss.views import absent
@@ -278,7 +279,10 @@ def task_of_cell(cell: Cell) -> Task:
         clients, data = cell.federation.clients, cell.data
         pool = None if clients is None or data.partition == "iid" else (clients, data)
         task = _by_units(unit, inputs, validation, pool)
-    return dataclasses.replace(task, objective=_measured(task, cell))
+    objective = _measured(task, cell)
+    if cell.run.passes is not None:
+        objective = short_passes(objective, task.train)
+    return dataclasses.replace(task, objective=objective)
 
 
 @lru_cache(maxsize=1)

@@ -330,6 +330,11 @@ class RunSection(Section):
     word: Literal[40, 48] = Field(
         48, description="bits of a number in a masked message, where integers are masked"
     )
+    passes: Literal["bfloat16"] | None = Field(
+        None,
+        description='"bfloat16" computes gradients at rounded models and features (engine vectorized): norms, '
+        "clips, sums, noise and evaluations stay in `dtype`",
+    )
     device: str = Field("cpu", description="where the vectorized engine computes, as torch names it")
     evaluations: Count = Field(20, description="how many rounds, evenly spaced, are evaluated on the test set")
     metrics: Annotated[tuple[Score, ...], Field(strict=False)] = Field(

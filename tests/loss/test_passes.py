@@ -1,0 +1,139 @@
+"""Passes in bfloat16: what is clipped and summed is wide, what cannot be told apart in 8 bits is refused."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from benchmarks.client_models import Transformer, convolutional
+from fedpriv.core.errors import InputError
+from fedpriv.loss.layered import objective_of
+from fedpriv.loss.losses import CrossEntropy
+from fedpriv.loss.objective import Batch, Objective, Query, Records
+from fedpriv.loss.passes import short_passes
+from fedpriv.loss.softmax import SoftmaxRegression
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
+from tests.conftest import small_tree
+from tests.engines.test_engines import run
+
+OBJECTIVES: dict[str, Callable[[], Objective]] = {
+    "softmax": lambda: SoftmaxRegression(784, 10, feature_norm=28.0),
+    "layered": lambda: objective_of(convolutional(2, 4), 784, CrossEntropy(), 0),
+    "ghost": lambda: objective_of(Transformer(8, 8), 784, CrossEntropy(), 0),
+}
+SGD = {"name": "dp-sgd", "trust": "trusted", "clip": 1.0, "step": 0.1}
+DEVICES = ["cpu", *["cuda"] * torch.cuda.is_available()]
+MU = {"relation": "zero-out", "mu": 2.0}
+
+
+def pictures(count: int, scale: float = 1.0, seed: int = 0) -> Records:
+    draw = np.random.default_rng(seed)
+    features = torch.from_numpy(scale * draw.random((count, 784), np.float32))
+    return Records(features, torch.from_numpy(draw.integers(0, 10, count)))
+
+
+def point_of(objective: Objective) -> torch.Tensor:
+    return objective.initial() + 0.1 * torch.randn(objective.dimension, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", OBJECTIVES)
+@given(
+    scale=st.sampled_from([1e-20, 1e-3, 1.0, 1e4, 1e18, 3e38]),
+    clip=st.sampled_from([2.0**-20, 0.01, 1.0, 50.0]),
+    short=st.booleans(),
+)
+@settings(max_examples=24, deadline=None, derandomize=True)
+def test_no_record_moves_a_sum_by_more_than_the_clip(
+    name: str, device: str, scale: float, clip: float, short: bool
+) -> None:
+    """Each record's part is what the sum has of it, in float32, measured in float64."""
+    objective, records = OBJECTIVES[name](), pictures(3, scale)
+    asked, point = short_passes(objective, pictures(3)) if short else objective, point_of(objective).to(device)
+    for record in range(3):
+        one = Records(*(column[record : record + 1].to(device) for column in records))
+        total = asked.increment(Query((point,)), Batch(one, torch.ones(1, device=device)), clip).total
+        assert total.dtype == torch.float32
+        assert total.double().norm() <= clip
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_sums_are_near_those_of_whole_passes_and_in_the_type_of_the_weights(name: str) -> None:
+    objective, records = OBJECTIVES[name](), pictures(40)
+    short, point = short_passes(objective, records), point_of(objective)
+    for kind in (torch.float32, torch.float64):
+        batch = Batch(records, torch.ones(40, dtype=kind))
+        wanted, found = (one.increment(Query((point,)), batch, 1.0).total for one in (objective, short))
+        assert found.dtype == kind
+        distance = float((found - wanted).norm() / wanted.norm())
+        assert 1e-5 < distance < 0.1
+    torch.testing.assert_close(
+        short.gradient(point, Batch(records, torch.ones(40))),
+        short.increment(Query((point,)), Batch(records, torch.ones(40)), 1e30).total,
+        rtol=0.0,
+        atol=0.0,
+    )
+    assert short.evaluate(point, records).loss == objective.evaluate(point, records).loss
+
+
+def test_a_difference_of_gradients_is_refused() -> None:
+    short = short_passes(OBJECTIVES["softmax"](), pictures(2))
+    with pytest.raises(InputError, match="differences of gradients"):
+        short.increment(Query([point_of(short)] * 2, (2.0, -1.0)), Batch(pictures(2), torch.ones(2)), 1.0)
+
+
+def test_whole_numbers_that_would_become_others_are_refused() -> None:
+    records = pictures(5)
+    words = records.features.clone()
+    words[:, 3] = torch.tensor([1.0, 257.0, 3.0, 0.0, 9.0])
+    with pytest.raises(InputError, match="feature 3 has whole numbers beyond 256"):
+        short_passes(OBJECTIVES["softmax"](), Records(words, records.labels))
+    words[:, 3].clamp_(max=256.0)
+    short_passes(OBJECTIVES["softmax"](), Records(words, records.labels))
+
+
+def test_a_model_with_parts_in_another_type_is_refused() -> None:
+    module = nn.Sequential(nn.Linear(784, 4), nn.Linear(4, 10))
+    module[0].requires_grad_(False)
+    with pytest.raises(InputError, match="cannot compute in it"):
+        short_passes(objective_of(module, 784, CrossEntropy(), 0), pictures(2))
+
+
+def cell(**overrides: Any) -> Cell:
+    tree = small_tree(**{"algorithm": SGD, "privacy": MU, **overrides})
+    return resolve_cell({**tree, "run": {**tree["run"], "passes": "bfloat16"}}, "test")
+
+
+def test_a_run_has_other_bits_and_nearly_the_same_model() -> None:
+    (short,), _ = run("vectorized", cell())
+    (plain,), _ = run("vectorized", resolve_cell(small_tree(algorithm=SGD, privacy=MU), "test"))
+    assert not np.array_equal(short.finished.model, plain.finished.model)
+    np.testing.assert_allclose(short.finished.model, plain.finished.model, atol=0.01)
+
+
+def test_units_of_several_records_take_short_passes_too() -> None:
+    privacy = {"relation": "zero-out", "mu": 2.0, "unit": "client", "records": 2}
+    objective = task_of_cell(cell(privacy=privacy)).objective
+    assert type(objective).__name__ == "ShortPasses"
+    (one,), _ = run("vectorized", cell(privacy=privacy))
+    assert np.isfinite(one.finished.model).all()
+
+
+@pytest.mark.parametrize("engine", ["inprocess", "ray"])
+def test_an_engine_that_computes_as_silos_do_refuses(engine: str) -> None:
+    with pytest.raises(InputError, match=f"engine {engine} computes as silos do"):
+        run(engine, cell())
+
+
+def test_an_algorithm_of_corrected_momentum_is_refused_with_the_remedy() -> None:
+    tree = small_tree()
+    momentum = resolve_cell({**tree, "run": {**tree["run"], "passes": "bfloat16"}}, "test")
+    with pytest.raises(InputError, match="such as dp-sgd"):
+        run("vectorized", momentum)
