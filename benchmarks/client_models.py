@@ -147,3 +147,10 @@ GRADIENTS: dict[str, Callable[[Callable[..., nn.Module]], nn.Module]] = {
     "transformer, LoRA": lambda _: adapted(),
 }
 """What clipped sums of per-record gradients are timed of, from an LSTM's class; sequences are 28 rows of 28."""
+
+GPU_NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "softmax": NETWORKS["softmax"],
+    "cnn": NETWORKS["cnn"],
+    "transformer": lambda: Transformer(160, 480),
+}
+"""What benchmarks/gpu.py trains."""
