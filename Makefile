@@ -70,7 +70,7 @@ compare: $(READY)  ## this commit beside the last release, or beside BASE=COMMIT
 	@test -n "$(BASE)" || { echo "make compare: no release has a tag here; say make compare BASE=COMMIT"; exit 1; }
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.compare $(BASE) HEAD --pairs $(PAIRS)
 
-bench-gpu: $(READY)  ## rounds per second on this machine's GPU, beside its processor
+bench-gpu: $(READY)  ## rounds per second on this machine's GPU, beside Opacus and pfl (make bench-peers)
 	$(BIN)/python -m benchmarks.gpu
 
 bench-peers:  ## an environment for each peer that `make bench` compares with: .venv-pfl, .venv-opacus

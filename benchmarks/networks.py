@@ -28,7 +28,7 @@ _CONTENDERS = _OURS, _HOOKS, _GHOST = "fedpriv, vectorized", "Opacus 1.6.0, hook
 _SCRIPT = "opacus_rounds.py"
 
 
-def cell(network: str, device: str = "cpu") -> Cell:
+def cell(network: str) -> Cell:
     tree: dict[str, Any] = {
         "name": "networks",
         "data": {"name": _DATA},
@@ -36,7 +36,7 @@ def cell(network: str, device: str = "cpu") -> Cell:
         "federation": {"silos": _SILOS, "rounds": ROUNDS[network]},
         "algorithm": {"name": "dp-sgd", "trust": "trusted", "clip": 1.0, "step": 0.1},
         "privacy": {"relation": "zero-out", "mu": 4.0},
-        "run": {"evaluations": 1, "device": device},
+        "run": {"evaluations": 1},
     }
     return scenario_of(tree, "benchmarks/networks.py").points[0].cell
 

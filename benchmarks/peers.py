@@ -19,8 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks import floor
 from benchmarks.clock import rounds_per_second
 from fedpriv.scenario.load import scenario_of
@@ -167,8 +165,6 @@ def run() -> None:
     for who, folder in (("pfl", "pfl"), ("Opacus", "opacus")):
         if not python_of(folder).exists():
             print(f"{who} is left out: it has no environment here; make bench-peers")
-    if not torch.cuda.is_available():
-        print("the same table on a GPU is left out: there is none here")
 
 
 def _entry(several: list[float]) -> str:

@@ -332,8 +332,7 @@ class RunSection(Section):
     )
     passes: Literal["bfloat16"] | None = Field(
         None,
-        description='"bfloat16" computes gradients at rounded models and features (engine vectorized): norms, '
-        "clips, sums, noise and evaluations stay in `dtype`",
+        description='"bfloat16": gradients at rounded models and features (vectorized); all else stays in `dtype`',
     )
     device: str = Field("cpu", description="where the vectorized engine computes, as torch names it")
     evaluations: Count = Field(20, description="how many rounds, evenly spaced, are evaluated on the test set")

@@ -17,8 +17,8 @@ BAD_KEYS: list[tuple[dict[str, Any], list[str]]] = [
         {"run__zzz": 1},
         [
             "run.zzz: unknown key",
-            "known keys here: dtype, arithmetic, word, device, evaluations, metrics, per_silo, goldstein_radius, "
-            "noise",
+            "known keys here: dtype, arithmetic, word, passes, device, evaluations, metrics, "
+            "per_silo, goldstein_radius, noise",
         ],
     ),
     ({"algorithm__diametre": 0.1}, ["algorithm.diametre: unknown key", "did you mean 'diameter'?"]),
