@@ -75,10 +75,9 @@ def _order(length: int, number: int) -> NDArray[np.int64]:
 
 
 def _orders(length: int, *where: object) -> list[NDArray[np.int64]]:
-    """An order of `length` terms for each kind of place, of what else it depends on."""
-    return [
-        _order(length, zlib.crc32(repr((place, length, *where)).encode()) % _ORDERS) for place in range(_PLACES)
-    ]
+    """An order of `length` terms for each kind of place, another for each, of what else it depends on."""
+    first = zlib.crc32(repr((length, *where)).encode())
+    return [_order(length, (first + place) % _ORDERS) for place in range(_PLACES)]
 
 
 def _addresses(*arrays: Any) -> tuple[int, ...]:
