@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 from benchmarks import __main__ as bench
+from benchmarks import secret_noise
 from benchmarks.clock import Clock
 from benchmarks.compare import interval, verdict
 from benchmarks.differences import differences
@@ -18,9 +19,15 @@ from benchmarks.differences import interval as students_interval
 from benchmarks.refining import fresh_seeds, neighbours
 from benchmarks.statistics_beside import lines_of
 from benchmarks.tightness import KINDS, row
+from fedpriv.accounting.gaussian import mu_of
 from fedpriv.core.errors import RunError
 from fedpriv.core.random import KeyedNormal
 from fedpriv.engines.table import engine_named
+from fedpriv.noise.fitting.auto import compared
+from fedpriv.noise.registry import MechanismOptions, chosen_mechanism
+from fedpriv.papers.table import algorithm_named
+from fedpriv.participation.orders import Schedule
+from fedpriv.rounds.fitted import response_and_workload
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.statistics import read_plan
 from tests.conftest import small_tree
@@ -51,6 +58,21 @@ def test_a_pair_or_two_show_nothing(ratios: list[float]) -> None:
     low, mean, high = interval(ratios)
     assert mean == pytest.approx(0.5)
     assert verdict(low, high) == "no difference shown"
+
+
+def test_noise_in_an_output_is_that_of_the_comparison_of_mechanisms() -> None:
+    """In a fixed order, where both have it; by allocation three rounds to hide among need less."""
+    row, settings = algorithm_named("dp-ftrl"), secret_noise.ROWS["heavy ball 0.9"][1]
+    own = row.settings.model_validate(settings)
+    response, workload = response_and_workload(row, own, Schedule(12, 12))
+    fixed = list(secret_noise.found("lambda-cgd", "fixed", response, workload, 1.0))
+    for each in fixed:
+        assert each.theta is not None
+        mechanism = chosen_mechanism("lambda-cgd", workload, MechanismOptions(theta=(each.theta,)))
+        std = compared(mechanism, response, workload).published.output
+        assert std is not None
+        assert each.std == pytest.approx(std / mu_of(1.0, 1e-5), rel=1e-6)
+    assert min(secret_noise.found("banded", "allocation", response, workload, 1.0)) < min(fixed)
 
 
 def test_verdicts() -> None:

@@ -1,0 +1,98 @@
+"""The least noise in an algorithm's output: in a fixed order, and by random allocation of records to rounds.
+
+Of every algorithm, number of rounds and budget below, one pass, clip 1, zero-out: the standard deviation in what
+is published, for steps of 1, as `fedpriv privacy compare --algorithm` has it.  lambda-CGD has the lambda of a grid
+that steps to neighbours lead to; by allocation numbers of groups that divide the rounds are tried, banded noise
+with as many bands.
+
+    python -m benchmarks.secret_noise        a quarter of an hour of one core
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import NamedTuple
+
+from fedpriv.accounting.gaussian import mu_of
+from fedpriv.noise.fitting.cost import Response, spread
+from fedpriv.noise.registry import MechanismOptions
+from fedpriv.noise.workload import Workload
+from fedpriv.papers.base import NoiseSettings
+from fedpriv.papers.table import algorithm_named
+from fedpriv.participation.orders import Schedule
+from fedpriv.rounds.fitted import response_and_workload
+from fedpriv.rounds.setting import Setting
+
+_RUNS = ((60, 1.1318), (60, 4.3772), (240, 1.1318))
+ROWS = {
+    "Accelerated-DP-SRGD": ("accelerated-dp-srgd", {"radius": 1.0, "clip": 1.0, "beta": 1.0}),
+    "heavy ball 0.9": ("dp-ftrl", {"radius": 1.0, "clip": 1.0, "step": 1.0, "momentum": 0.9}),
+}
+_COLUMNS = (("lambda-cgd", "fixed"), ("banded", "allocation"), ("lambda-cgd", "allocation"))
+_LAMBDAS = (0.8, 0.85, 0.9, 0.93, 0.95, 0.96, 0.97, 0.98, 0.99)
+_DELTA = 1e-5
+_FEWEST, _MOST = 3, 60
+"""Rounds of a group: fewer hide little, and more take minutes to account for."""
+
+
+class Found(NamedTuple):
+    """A standard deviation in the output, and what it was found with."""
+
+    std: float
+    groups: int | None
+    theta: float | None
+
+    def __str__(self) -> str:
+        numbers = [f"{number:g}" for number in (self.groups, self.theta) if number is not None]
+        return f"{self.std:.3g} ({'; '.join(numbers)})"
+
+
+def found(name: str, sampling: str, response: Response, workload: Workload, epsilon: float) -> Iterator[Found]:
+    """The least standard deviation for each number of groups, the most groups first."""
+    rounds, output, secret, theta = workload.rounds, response.output, sampling == "allocation", _LAMBDAS[0]
+    assert output is not None
+    for groups in range(rounds // _FEWEST, 0, -1) if secret else (1,):
+        if rounds % groups or rounds // groups > _MOST:
+            continue
+        setting = Setting(rounds, workload.decay, relation="zero-out", sampling=sampling, groups=groups)
+
+        def at(options: MechanismOptions, setting: Setting = setting) -> float:
+            mechanism = setting.mechanism(name, options)
+            fresh = setting.cost(mechanism, mu_of(epsilon, _DELTA), _DELTA).std
+            return fresh * math.sqrt(float(spread(mechanism, output[None], workload)[0]))
+
+        told = groups if secret else None
+        if name != "lambda-cgd":
+            yield Found(at(MechanismOptions(bands=groups)), told, None)
+            continue
+        std, theta = _downhill(lambda theta, at=at: at(MechanismOptions(theta=(theta,))), theta)
+        yield Found(std, told, theta)
+
+
+def _downhill(std: Callable[[float], float], theta: float) -> tuple[float, float]:
+    """The least `std` that steps to neighbouring lambdas lead to, and its lambda."""
+    known = cache(std)
+    while True:
+        place = _LAMBDAS.index(theta)
+        near = _LAMBDAS[max(0, place - 1) : place + 2]
+        best = min(near, key=known)
+        if best == theta:
+            return known(theta), theta
+        theta = best
+
+
+def run() -> None:
+    print("| | fixed order, λ-CGD (λ) | allocation, banded (groups) | allocation, λ-CGD (groups; λ) |")
+    print("|---|---|---|---|")
+    for title, (name, settings) in ROWS.items():
+        row = algorithm_named(name)
+        own = row.settings.model_validate(settings)
+        assert isinstance(own, NoiseSettings)
+        for rounds, epsilon in _RUNS:
+            asked = response_and_workload(row, own, Schedule(rounds, rounds))
+            least = [min(found(*column, *asked, epsilon)) for column in _COLUMNS]
+            print(f"| {title}, T = {rounds}, ε {epsilon:.2f} | {' | '.join(map(str, least))} |", flush=True)
+
+
+if __name__ == "__main__":
+    run()
