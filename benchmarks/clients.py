@@ -1,9 +1,9 @@
 """Cohorts of clients: rounds per second beside Flower's Ray engine and pfl, on the same work, in one run.
 
 1,000 clients of ten records, cohorts of 100, five local steps of each, the move clipped to norm 1, noise of a
-trusted server; a perceptron (784-64-10) and a convolutional network (26,010 parameters).  The contenders take
-turns; medians are shown.  pfl has an environment of its own, which `make bench-peers` makes; without it its row
-stays empty.
+trusted server; a perceptron (784-64-10) and a convolutional network (26,010 parameters).  The contenders come one
+after another; medians of turns are shown.  pfl has an environment of its own, which `make bench-peers` makes;
+without it its row stays empty.
 """
 
 import json
@@ -25,15 +25,13 @@ from benchmarks.clock import rounds_per_second
 from fedpriv.scenario.load import scenario_of
 from fedpriv.scenario.schema import Cell
 
-_TURNS = 2
+_TURNS = 1
 _HERE = Path(__file__).parent
 _PFL = _HERE.parent / ".venv-pfl" / "bin" / "python"
 _DATA = "benchmark-clients"
-_ROUNDS = {"mlp": 40, "cnn": 8}
-_OF_PEERS = {"flower": {"mlp": 3, "cnn": 3}, "pfl": {"mlp": 8, "cnn": 4}}
+_ROUNDS = {"mlp": 20, "cnn": 6}
+_OF_PEERS = {"flower": {"mlp": 2, "cnn": 2}, "pfl": {"mlp": 6, "cnn": 3}}
 _FLOWER = "Flower 1.41, Ray engine"
-_ONCE = {_FLOWER}
-"""Measured in the first turn alone: it takes a minute to start, and is slower by more than turns differ."""
 
 
 def cell(model: str, rounds: int) -> Cell:
@@ -91,7 +89,7 @@ def run() -> None:
     loads = [os.getloadavg()[0]]
     for turn in range(_TURNS):
         for name, measure in contenders().items():
-            for model in MODELS if turn == 0 or name not in _ONCE else ():
+            for model in MODELS:
                 started = time.perf_counter()
                 if (rate := measure(model)) is not None:
                     rates.setdefault((name, model), []).append(rate)
@@ -104,7 +102,7 @@ def run() -> None:
     for name in contenders():
         entries = [entry for model in MODELS for entry in _entries(rates, name, model)]
         print(f"| {name} | {' | '.join(entries)} |")
-    print(f"\n{_TURNS} turns, one of {', '.join(_ONCE)}")
+    print(f"\nturns: {_TURNS}")
     print(f"load {min(loads):.1f} to {max(loads):.1f} on {os.cpu_count()} cores")
     if not _PFL.exists():
         print("pfl is left out: it has no environment here; make bench-peers")

@@ -25,11 +25,11 @@ from fedpriv.show.plots import draw
 
 _ROOT = Path(__file__).resolve().parents[1]
 _OUT = _ROOT / "runs"
-_SILOS = (10, 100, 1_000, 10_000)
+_SILOS = {"vectorized": (10, 100, 1_000, 10_000), "inprocess": (10, 100, 1_000)}
 _SOFTMAX = 7_850  # parameters where M grows
-_HIDDEN = (1, 13, 126, 1_258, 12_579)  # widths w of a perceptron 784 - w - 10 with d = 795 w + 10
-_STEPS = {"vectorized": 30_000, "inprocess": 8_000}
-_VALUES = 4 * 10**8  # the most noise, in values, that a point with growing d draws
+_HIDDEN = (1, 126, 1_258, 12_579)  # widths w of a perceptron 784 - w - 10 with d = 795 w + 10
+_STEPS = {"vectorized": 12_000, "inprocess": 2_000}
+_VALUES = 2 * 10**8  # the most noise, in values, that a point with growing d draws
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ def measure(engine: str, silos: int, hidden: int, client_steps: int) -> Point:
 def sweeps(engine: str) -> tuple[list[Point], list[Point]]:
     """The points with growing M, and those with growing d."""
     steps = _STEPS[engine]
-    by_silos = [_shown(engine, measure(engine, silos, 0, steps)) for silos in _SILOS]
+    by_silos = [_shown(engine, measure(engine, silos, 0, steps)) for silos in _SILOS[engine]]
     by_dimension = [
-        _shown(engine, measure(engine, 10, hidden, min(6_000, _VALUES // (795 * hidden)))) for hidden in _HIDDEN
+        _shown(engine, measure(engine, 10, hidden, min(3_000, _VALUES // (795 * hidden)))) for hidden in _HIDDEN
     ]
     return by_silos, by_dimension
 

@@ -2,8 +2,8 @@
 
 Whole rounds of DP-SGD, one fresh record of every silo: gradients clipped to norm 1 one by one, noise of a trusted
 server, a step.  Networks of 26,010 and of 1,000,150 parameters.  For Opacus the same records are one batch.  The
-contenders take turns; medians are shown, of the clock and of the processor.  Opacus has an environment of its own,
-which `make bench-peers` makes.
+contenders come one after another; seconds of the clock and of the processor are shown.  Opacus has an environment
+of its own, which `make bench-peers` makes.
 """
 
 import os
@@ -20,7 +20,7 @@ from benchmarks.peers import python_of, told_by_peer
 from fedpriv.scenario.load import scenario_of
 from fedpriv.scenario.schema import Cell
 
-_TURNS = 2
+_TURNS = 1
 _SILOS = 100
 ROUNDS = {"cnn": 40, "wide-cnn": 6}
 _DATA = "benchmark-pictures"
@@ -102,7 +102,7 @@ def run() -> None:
         for network, took in found.items():
             print(_row(network, {name: [one[place] for one in several] for name, several in took.items()}))
         print()
-    print(f"median and range of {_TURNS} turns; load {os.getloadavg()[0]:.1f}")
+    print(f"turns: {_TURNS}; load {os.getloadavg()[0]:.1f}")
     if not python_of("opacus").exists():
         print("Opacus is left out: it has no environment here; make bench-peers")
 

@@ -52,7 +52,7 @@ def found(name: str, sampling: str, response: Response, workload: Workload, epsi
     rounds, output, secret, theta = workload.rounds, response.output, sampling == "allocation", _LAMBDAS[0]
     assert output is not None
     for groups in range(rounds // _FEWEST, 0, -1) if secret else (1,):
-        if rounds % groups or rounds // groups > _MOST:
+        if rounds % groups or (secret and name == "lambda-cgd" and rounds // groups > _MOST):
             continue
         setting = Setting(rounds, workload.decay, relation="zero-out", sampling=sampling, groups=groups)
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-_TURNS = 7
+_TURNS = 3
 _SCRIPT = str(Path(sys.executable).with_name("fedpriv"))
 _QUICKSTART = (_SCRIPT, "run", "scenarios/quickstart.toml", "--out")
 _COMMANDS = {

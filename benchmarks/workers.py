@@ -14,7 +14,7 @@ from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[1]
 _TURNS = 1
-_SILOS, _ROUNDS = 100, 200
+_SILOS, _ROUNDS = 100, 80
 _ONE_CORE = ("taskset", "--cpu-list", "0")
 _CONTENDERS: dict[str, tuple[Sequence[str], str]] = {
     "one process, with its noise thread": ((), "0"),
