@@ -61,7 +61,6 @@ def contenders() -> dict[str, Callable[[str], float | None]]:
     """By name: from a model to rounds per second, None where the peer is not here."""
     return {
         "fedpriv, vectorized": lambda model: rounds_per_second("vectorized", cell(model, _ROUNDS[model])),
-        "fedpriv, in process": lambda model: rounds_per_second("inprocess", cell(model, _ROUNDS[model])),
         "pfl 0.6.0": partial(_peer, _PFL, "clients_pfl.py", _OF_PEERS["pfl"]),
         _FLOWER: partial(_peer, Path(sys.executable), "clients_flower.py", _OF_PEERS["flower"]),
     }

@@ -27,7 +27,7 @@ from fedpriv.noise.integers.kernels import attempts
 from fedpriv.rounds.task import task_of_cell
 
 _ROOT = Path(__file__).resolve().parents[1]
-_SIZES = ((0, 240), (1_258, 16), (12_579, 4))
+_SIZES = ((0, 240), (1_258, 6), (12_579, 4))
 """Width of a perceptron's layer, 0 for softmax regression; T, a multiple of the rounds drawn ahead."""
 _TURNS = 1
 
