@@ -27,7 +27,7 @@ from fedpriv.scenario.schema import Cell
 _TURNS = 2
 _RAY = "Flower 1.41, Ray engine"
 _ONCE = {_RAY, "pfl 0.6.0", "fedpriv, in process"}
-"""Measured in the first turn alone: they take up to half a minute, and differ from others by more than turns do."""
+"""Measured in the first turn alone: they take long, and differ from others by more than turns do."""
 _SILOS, _PLACES = 100, 600  # one pass over MNIST
 _ROOT = Path(__file__).resolve().parents[1]
 _TRUST = {"central": "trusted", "local": "untrusted"}
@@ -157,9 +157,8 @@ def run() -> None:
         for noise in _TRUST:
             entries += [_entry(rates.get((row, noise), [])), _ratio(medians, (row, noise), (ray, noise))]
         print(f"| {' | '.join(entries)} |")
-    print(
-        f"\n{_TURNS} turns, one of {', '.join(sorted(_ONCE))}; load {min(loads):.1f} to {max(loads):.1f} on {os.cpu_count()} cores"
-    )
+    loaded = f"load {min(loads):.1f} to {max(loads):.1f} on {os.cpu_count()} cores"
+    print(f"\n{_TURNS} turns, one of {', '.join(sorted(_ONCE))}; {loaded}")
     print("\n| target | reached |\n|---|---|")
     for target, who, other in _TARGETS:
         print(f"| {target} | {_ratio(medians, (named[who], 'central'), (named[other], 'central'))} |")
