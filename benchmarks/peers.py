@@ -26,14 +26,15 @@ from fedpriv.scenario.schema import Cell
 
 _TURNS = 2
 _RAY = "Flower 1.41, Ray engine"
-_ONCE = {_RAY, "pfl 0.6.0", "fedpriv, in process"}
+_PFL, _IN_PROCESS = "pfl 0.6.0", "fedpriv, in process"
+_ONCE = {_RAY, _PFL, _IN_PROCESS}
 """Measured in the first turn alone: they take long, and differ from others by more than turns do."""
 _SILOS, _PLACES = 100, 600  # one pass over MNIST
 _ROOT = Path(__file__).resolve().parents[1]
 _TRUST = {"central": "trusted", "local": "untrusted"}
 _TARGETS = (
     ("vectorized at least 1,000 × Flower's Ray engine, central noise", "fedpriv, vectorized", _RAY),
-    ("vectorized at least 150 × pfl, central noise", "fedpriv, vectorized", "pfl 0.6.0"),
+    ("vectorized at least 150 × pfl, central noise", "fedpriv, vectorized", _PFL),
     (
         "vectorized at least 0.5 × the floor's rounds, central noise",
         "fedpriv, vectorized",
@@ -87,9 +88,9 @@ def contenders() -> list[Contender]:
             "fedpriv, vectorized, noise of the mean drawn at once",
             on("vectorized", {"local": cell("local", 10, drawn="aggregate")}),
         ),
-        Contender("fedpriv, in process", on("inprocess", {noise: cell(noise, 1, 60) for noise in _TRUST})),
+        Contender(_IN_PROCESS, on("inprocess", {noise: cell(noise, 1, 60) for noise in _TRUST})),
         Contender(_RAY, on("ray", {noise: cell(noise, 1, 8) for noise in _TRUST})),
-        Contender("pfl 0.6.0", peer("pfl", "pfl_rounds.py", {"central": "central", "local": "local"}, "20")),
+        Contender(_PFL, peer("pfl", "pfl_rounds.py", {"central": "central", "local": "local"}, "20")),
         Contender("Opacus 1.6.0, hooks", opacus("hooks")),
         Contender("Opacus 1.6.0, ghost norms", opacus("ghost")),
         Contender("floor: draws and products", {noise: partial(_floor, noise) for noise in _TRUST}),

@@ -61,7 +61,7 @@ def test_a_pair_or_two_show_nothing(ratios: list[float]) -> None:
 
 
 def test_noise_in_an_output_is_that_of_the_comparison_of_mechanisms() -> None:
-    """In a fixed order, where both have it; by allocation three rounds to hide among need less."""
+    """In a fixed order, where both have it; by allocation less is needed."""
     row, settings = algorithm_named("dp-ftrl"), secret_noise.ROWS["heavy ball 0.9"][1]
     own = row.settings.model_validate(settings)
     response, workload = response_and_workload(row, own, Schedule(12, 12))
