@@ -15,15 +15,22 @@ since a chain's overlaps across a cut are such products; any q > 0 will do, and 
 A unit that is removed has F = (S - γ)+, which rises with S: S_1 S_2 takes its place. For one that is added F =
 (1 - γS)+ falls: S_c S_d. Given the exponent of the last round of the first epoch both factors are independent.
 
+Under replace-one F = (S - γS')+ rises with S and falls with S': (S_1 S_2 - γ S'_c S'_d)+ takes its place. Given
+that exponent, (S_1, S'_c) is one arm's and (S_2, S'_d) the other's, and of an arm only H(γ) = E (S_1 - γ S'_c)+ of
+all γ counts: E (S_1 S_2 - γ S'_c S'_d)+ = E [S_2 H(γ S'_d / S_2)], which rises with H, and the same the other way
+round. Points of H joined by chords are the hockey stick of a law of ln (S_1 / S'_c) under the measure S_1 dP, and
+the two arms' laws are added up.
+
 **Several epochs** are taken in blocks of two. Overlaps of rounds in different blocks are replaced by the largest
-one of their epochs, which is common to all (Kahane): a Gaussian release of variance `between_two`, and blocks
-that are independent. Under replace-one blocks have one epoch, and `between_one`.
+one of their epochs, which is common to all (Kahane): a Gaussian release of variance `between`, and blocks
+that are independent.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,6 +47,8 @@ _REACH = 7.5  # standard deviations that a grid's top is made for: a choice
 _TRIES, _HIGHER, _BEYOND = 6, 4.0, 1e-12  # a grid that leaves out more gets a higher top
 _END, _FOURIER = 1e-15, 1e-13  # of the mass that is moved at either end of a lattice, and that transforms may hide
 _MOST_KNOTS = 96
+_LOW = 1e-6  # of the mass: losses that rare below count as the least that is not
+_WIDENS = 8  # such losses are a step more apart every so many
 # of the lattice on which blocks are composed
 _WIDEST, _STEPS, _MOST_PLACES, _LEAST_STEP = 2e-3, 30.0, 2**16, 1e-12
 
@@ -71,10 +80,8 @@ class Overlaps:
     """Of one epoch."""
     pair: Chain
     """Of two, one after the other."""
-    between_one: float = 0.0
-    """Σ over pairs of different epochs (both orders) of the largest overlap."""
-    between_two: float = 0.0
-    """The same without those of one block."""
+    between: float = 0.0
+    """Σ over pairs of epochs of different blocks (both orders) of the largest overlap."""
 
 
 def overlaps_of(products: Floats, clips: Floats, bins: int) -> Overlaps:
@@ -95,11 +102,9 @@ def overlaps_of(products: Floats, clips: Floats, bins: int) -> Overlaps:
         return dominating(most, longest)
 
     moved = (products * np.outer(clips, clips)).reshape(epochs, bins, epochs, bins).max(axis=(1, 3))
-    np.fill_diagonal(moved, 0.0)
     blocks = np.arange(epochs) // 2
-    apart = moved[blocks[:, None] != blocks[None, :]]
-    one, two = (float(np.sum(each)) * (1.0 + 1e-9) for each in (moved, apart))
-    return Overlaps(above(starts, bins), above(starts[::2], 2 * bins), one, two)
+    between = float(np.sum(moved[blocks[:, None] != blocks[None, :]])) * (1.0 + 1e-9)
+    return Overlaps(above(starts, bins), above(starts[::2], 2 * bins), between)
 
 
 def directions(overlaps: Overlaps, multiplier: float, epochs: int, grain: Grain) -> tuple[Curve, Curve] | None:
@@ -107,36 +112,34 @@ def directions(overlaps: Overlaps, multiplier: float, epochs: int, grain: Grain)
 
     Guarantee: each bounds its direction under zero-out.
     """
-    pairs, single = divmod(epochs, 2)
-    blocks = [Block(overlaps.pair.at(multiplier), 2, grain)] * (pairs > 0)
-    blocks += [Block(overlaps.epoch.at(multiplier), 1, grain)] * single
-    known = math.sqrt(overlaps.between_two) / multiplier * (1.0 + 1e-12)
-    found = []
-    for law_of in (removed, added):
-        laws_of = [law_of(block) for block in blocks]
-        if any(law is None for law in laws_of):
-            return None
-        found.append(_several([law for law in laws_of if law is not None], max(1, pairs), known))
-    return found[0], found[1]
+    found = [_several(law_of, overlaps, multiplier, epochs, grain) for law_of in (removed, added)]
+    return None if found[0] is None or found[1] is None else (found[0], found[1])
 
 
 def replacing(overlaps: Overlaps, multiplier: float, epochs: int, grain: Grain) -> Curve | None:
     """The curve of a unit that is another one; None where it is not computed."""
-    block = Block(overlaps.epoch.at(multiplier), 1, grain)
     if epochs == 1:
-        return replaced(block)
-    law, known = replaced_law(block), 2.0 * math.sqrt(overlaps.between_one) / multiplier * (1.0 + 1e-12)
-    return None if law is None else _several([law], epochs, known)
+        return replaced(Block(overlaps.epoch.at(multiplier), 1, grain))
+    return _several(replaced_law, overlaps, multiplier, epochs, grain)
 
 
-def _several(found: Sequence[Losses], times: int, known: float) -> Curve:
-    """The first law `times` times, the others, and a Gaussian release of `known` standard deviations."""
-    first = found[0]
+def _several(
+    law_of: Callable[["Block"], Losses | None], overlaps: Overlaps, multiplier: float, epochs: int, grain: Grain
+) -> Curve | None:
+    """All blocks of two epochs, the last epoch where their number is odd, and what blocks move alike as known."""
+    pairs, single = divmod(epochs, 2)
+    blocks = [Block(overlaps.pair.at(multiplier), 2, grain)] * (pairs > 0)
+    blocks += [Block(overlaps.epoch.at(multiplier), 1, grain)] * single
+    found = [law for law in map(law_of, blocks) if law is not None]
+    if len(found) < len(blocks):
+        return None
+    first, times = found[0], max(1, pairs)
     step = max(min(_WIDEST, first.spread / _STEPS), first.extent * times / _MOST_PLACES, _LEAST_STEP)
     law = first if times == 1 else first.on_lattice(step).composed(times)
     for other in found[1:]:
         law = law.on_lattice(step).beside(other.on_lattice(step)).atoms
-    return beside(law, known).deltas
+    known = math.sqrt(overlaps.between) / multiplier * (1.0 + 1e-12)
+    return beside(law, 2.0 * known if law_of is replaced_law else known).deltas
 
 
 @dataclass(frozen=True)
@@ -263,26 +266,38 @@ def _joined(
 ) -> Losses:
     """The law of the arms' losses together, independent given the start; plus `shift`, times `factor`."""
     step = block.grain.step * block.spread
-    mixed = [_on_lattice(losses, masses, lattice.prior, step) for losses, masses in arms]
-    finite = np.prod([np.sum(masses, axis=1) for _, masses, _ in mixed], axis=0)
-    whole = np.prod([np.sum(masses, axis=1) + lost for _, masses, lost in mixed], axis=0)
-    infinite += factor * max(0.0, float(lattice.prior @ (whole - finite)))
-    low = sum(first for first, _, _ in mixed)
-    if len(mixed) == 1:
-        law = lattice.prior @ mixed[0][1]
+    atoms = _added_up([_on_lattice(losses, masses, lattice.prior, step) for losses, masses in arms], lattice, step)
+    infinite = min(1.0, infinite + factor * atoms.infinite)
+    return Losses(as_floats(atoms.losses + shift), as_floats(factor * atoms.masses), infinite)
+
+
+def _added_up(arms: Sequence["_OnLattice"], lattice: Lattice, step: float) -> Losses:
+    """The law of the sum of the arms' losses, which are independent given the start."""
+    finite = np.prod([np.sum(arm.masses, axis=1) for arm in arms], axis=0)
+    whole = np.prod([np.sum(arm.masses, axis=1) + arm.infinite for arm in arms], axis=0)
+    if len(arms) == 1:
+        law = lattice.prior @ arms[0].masses
     else:
         from scipy import fft  # a twentieth of the start of a command that needs none
 
-        size = sum(masses.shape[1] for _, masses, _ in mixed)
+        size = sum(arm.masses.shape[1] for arm in arms)
         length = fft.next_fast_len(size, real=True)
-        product = np.prod([fft.rfft(masses, length, axis=1) for _, masses, _ in mixed], axis=0)
+        product = np.prod([fft.rfft(arm.masses, length, axis=1) for arm in arms], axis=0)
         law = np.maximum(0.0, fft.irfft(lattice.prior @ product, length)[: size - 1])
-    atoms = LatticeLosses(step, low, as_floats(law), min(1.0, infinite)).atoms
-    return Losses(as_floats(atoms.losses + shift), as_floats(factor * atoms.masses), atoms.infinite)
+    infinite = min(1.0, max(0.0, float(lattice.prior @ (whole - finite))))
+    return LatticeLosses(step, sum(arm.low for arm in arms), as_floats(law), infinite).atoms
 
 
-def _on_lattice(losses: Floats, masses: Floats, prior: Floats, step: float) -> tuple[int, Floats, Floats]:
-    """Laws (rows) on the multiples of `step`, put there as by `Losses.on_lattice`, and their infinite masses."""
+class _OnLattice(NamedTuple):
+    """Laws of an arm's loss on the multiples of a step, one for each of the start's exponents (rows)."""
+
+    low: int
+    masses: Floats
+    infinite: Floats
+
+
+def _on_lattice(losses: Floats, masses: Floats, prior: Floats, step: float) -> _OnLattice:
+    """Laws (rows) on the multiples of `step`, put there as by `Losses.on_lattice`."""
     together = prior @ masses
     first = min(len(losses) - 1, int(np.searchsorted(np.cumsum(together), _END)))
     last = max(first + 1, len(losses) - int(np.searchsorted(np.cumsum(together[::-1]), _END)))
@@ -299,7 +314,7 @@ def _on_lattice(losses: Floats, masses: Floats, prior: Floats, step: float) -> t
     spread = np.zeros((last - first, int(index[-1]) + 2))
     spread[np.arange(last - first), index] = 1.0 - share
     spread[np.arange(last - first), index + 1] = share
-    return int(places[0]), as_floats(kept @ spread), as_floats(lost)
+    return _OnLattice(int(places[0]), as_floats(kept @ spread), as_floats(lost))
 
 
 def replaced(block: Block) -> Curve | None:
@@ -309,7 +324,11 @@ def replaced(block: Block) -> Curve | None:
     """
     if (lattice := block.lattice) is None:
         return None
-    step, at = block.grain.knots * block.spread, _knots(block, lattice)
+    step, gains = block.grain.knots * block.spread, _gains(block, lattice, 0)
+
+    @cache
+    def at(place: int) -> float:
+        return _beyond(lattice, gains(math.exp(place * step)))
 
     def curve(epsilons: Floats) -> Floats:
         places = np.minimum(np.asarray(epsilons, np.float64) / step, _MOST_KNOTS)
@@ -324,35 +343,69 @@ def replaced(block: Block) -> Curve | None:
 
 
 def replaced_law(block: Block) -> Losses | None:
-    """The law of an epoch's loss under replace-one, on those values of ε and their negatives; for compositions."""
+    """The law of the loss of one or two epochs under replace-one, from above; None where it is not computed.
+
+    Its hockey stick is the bound at values of ε ≥ 0 a step apart, and the pair is its own mirror image.
+    """
     if (lattice := block.lattice) is None:
         return None
-    step, at = block.grain.knots * block.spread, _knots(block, lattice)
-    bounds = [at(0)]
-    while len(bounds) <= _MOST_KNOTS and bounds[-1] > 2.0 * _BEYOND:
-        bounds.append(min(bounds[-1], at(len(bounds))))
-    return mirrored(*lower_hull(as_floats(step * np.arange(len(bounds))), as_floats(bounds)))
-
-
-def _knots(block: Block, lattice: Lattice) -> Callable[[int], float]:
-    """The bound at so many steps of ε."""
-    (arm,) = lattice.arms
-    halves, scales, share = 0.5 * lattice.variances(arm), lattice.scales(arm), 1.0 / block.bins
-    up, down = 1.0 / (1.0 - lattice.errors[0]), 1.0 / (1.0 + lattice.errors[1])
     step = block.grain.knots * block.spread
+    if block.epochs == 1:
+        gains = _gains(block, lattice, 0)
+        bounds = [_beyond(lattice, gains(1.0))]
+        while len(bounds) <= _MOST_KNOTS and bounds[-1] > 2.0 * _BEYOND:
+            bounds.append(min(bounds[-1], _beyond(lattice, gains(math.exp(len(bounds) * step)))))
+        found = as_floats(bounds)
+    else:
+        arms = [_connected(_gains(block, lattice, number), lattice.prior, step) for number in (0, 1)]
+        law = _added_up(arms, lattice, step)
+        more = _FOURIER + LEFT / (1.0 - lattice.errors[0])
+        found = np.minimum(1.0, law.deltas(step * np.arange(max(1, round(law.losses[-1] / step)) + 1)) + more)
+    return mirrored(*lower_hull(as_floats(step * np.arange(len(found))), as_floats(found)))
 
-    @cache
-    def at(place: int) -> float:
-        gamma = math.exp(place * step)
 
+def _gains(block: Block, lattice: Lattice, number: int) -> Callable[[float], Floats]:
+    """E (S - γS')+ of an arm, given the start's exponent and by γ, from above but for what leaves the lattice.
+
+    Of two arms the first one has the factors of both for what `walk` rounds.
+    """
+    arm, weights = lattice.arms[number], block.smaller()[number]
+    halves, scales, share = 0.5 * lattice.variances(arm), lattice.scales(arm), 1.0 / block.bins
+    up, down = (1.0, 1.0) if number else (1.0 / (1.0 - lattice.errors[0]), 1.0 / (1.0 + lattice.errors[1]))
+
+    def at(gamma: float) -> Floats:
         def increments(t: int, at: Floats) -> Floats:
-            both = up * np.exp(at - halves[t]) - gamma * down * np.exp(-at - halves[t])
-            return as_floats(share * (both / scales[t] - (up - gamma * down)))
+            less = gamma * down * weights[t]
+            both = up * np.exp(at - halves[t]) - less * np.exp(-at - halves[t])
+            return as_floats(share * (both / scales[t] - (up - less)))
 
         reach = min(1.0, 10.0 * block.spread)
         sums = block.sums(-4.0 * (1.0 + gamma) * reach, 1.0, gamma * reach)
         masses, above = laws(lattice, arm, sums, increments)
-        gains = masses @ np.maximum(0.0, sums.points + (up - gamma * down)) + above
-        return min(1.0, float(lattice.prior @ gains) * (1.0 + 1e-9) + _BEYOND + up * LEFT)
+        rest = up - gamma * down * share * float(np.sum(weights))
+        return as_floats((masses @ np.maximum(0.0, sums.points + rest) + above) * (1.0 + 1e-9))
 
     return at
+
+
+def _beyond(lattice: Lattice, gains: Floats) -> float:
+    """The mean over the start's exponents, and what may have left the lattice."""
+    return min(1.0, float(lattice.prior @ gains) + _BEYOND + LEFT / (1.0 - lattice.errors[0]))
+
+
+def _connected(gains: Callable[[float], Floats], prior: Floats, step: float) -> _OnLattice:
+    """The laws whose hockey sticks are the chords between `gains` at e^ε, of ε a step apart, below 0 ever more."""
+    total, places, bounds = gains(0.0), [0], [gains(1.0)]
+    while places[-1] < _MOST_KNOTS and float(prior @ bounds[-1]) > _BEYOND:
+        places.append(places[-1] + 1)
+        bounds.append(gains(math.exp(places[-1] * step)))
+    while places[0] > -_MOST_KNOTS and float(prior @ (total - bounds[0])) > _LOW:
+        places.insert(0, places[0] - 1 + places[0] // _WIDENS)
+        bounds.insert(0, gains(math.exp(places[0] * step)))
+    gammas, falling = np.exp(step * np.array(places)), np.minimum.accumulate(bounds)
+    slopes = np.diff(falling, axis=0) / np.diff(gammas)[:, None]
+    found = np.zeros((len(prior), places[-1] - places[0] + 1))
+    masses = np.diff(slopes, axis=0, prepend=0.0, append=0.0) * gammas[:, None]
+    masses[0] += total - falling[0]
+    found[:, np.array(places) - places[0]] = np.maximum(0.0, masses).T
+    return _OnLattice(places[0], found, as_floats(falling[-1]))

@@ -42,7 +42,7 @@ Legendre for each of B's three pieces have one of less than 1e-12 within seven s
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -53,6 +53,8 @@ LEFT = 1e-13
 """The mean that walks may leave out which leave their lattice."""
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(10)
 _THIRD, _FOURTH = 0.0081, 0.0235  # of η
+_NOTHING = 1e-30  # of a sum's mass, in every row: less is left out, far below what `losses` adds to every δ
+_KEPT = 64  # matrices of one lattice, 320 kB each
 _BOUNDED = 2.25  # h² of it is the variance that Hoeffding's inequality gives a step
 
 
@@ -99,6 +101,7 @@ class Lattice:
             self.step = (high - low) / most
             low, high = self._range()
         self._places = range(math.floor(low / self.step), math.ceil(high / self.step) + 1)
+        self.moves = lru_cache(maxsize=_KEPT)(self._moves)
 
     @property
     def size(self) -> int:
@@ -171,7 +174,7 @@ class Lattice:
         """The law of the start's exponent."""
         return as_floats(self.moves(0.0, math.sqrt(self.first))[0])
 
-    def moves(self, ratio: float, std: float) -> Floats:
+    def _moves(self, ratio: float, std: float) -> Floats:
         """The probability of going from any exponent (rows) to any other (columns)."""
         apart = self.at[None, :] - ratio * self.at[:, None]
         found = np.zeros_like(apart)
@@ -198,6 +201,7 @@ class Sums:
         last = math.ceil(math.asinh(top / scale) / spacing)
         self.points = as_floats(scale * np.sinh(spacing * np.arange(self.first, last + 1)))
         self.points[0], self.points[-self.first] = bottom, 0.0
+        self._widths = np.diff(self.points)
 
     def moved(self, laws: Floats, increments: Floats) -> tuple[Floats, Floats]:
         """The laws (rows) after each has grown by its increment, and the means that were above the grid.
@@ -205,16 +209,17 @@ class Sums:
         Guarantee: means are kept but for these, and for sums below the grid, which come up to its bottom.
         """
         size = len(self.points)
-        aims = self.points + increments[:, None]
+        held = np.flatnonzero(np.max(laws, axis=0) > _NOTHING)
+        some = slice(held[0], held[-1] + 1)
+        laws, aims = laws[:, some], self.points[some] + increments[:, None]
         places = np.floor(np.arcsinh(aims / self.scale) / self.spacing).astype(np.int64) - self.first
-        places = np.clip(places, 0, size - 2)
-        low = self.points[places]
-        upper = laws * np.clip((aims - low) / (self.points[places + 1] - low), 0.0, 1.0)
+        np.clip(places, 0, size - 2, out=places)
+        upper = laws * np.clip((aims - self.points[places]) / self._widths[places], 0.0, 1.0)
         beyond = np.sum(laws * np.maximum(0.0, aims - self.points[-1]), axis=1)
-        index = (places + size * np.arange(len(laws))[:, None]).ravel()
-        found = np.bincount(index, (laws - upper).ravel(), laws.size)
-        found += np.bincount(index + 1, upper.ravel(), laws.size)
-        return as_floats(found.reshape(laws.shape)), as_floats(beyond)
+        places += size * np.arange(len(laws))[:, None]
+        found = np.bincount(places.ravel(), (laws - upper).ravel(), size * len(laws))
+        found[1:] += np.bincount(places.ravel(), upper.ravel(), size * len(laws))[:-1]
+        return as_floats(found.reshape(-1, size)), as_floats(beyond)
 
 
 def laws(
@@ -227,16 +232,11 @@ def laws(
     found = np.zeros((len(lattice.at), len(sums.points)))
     found[:, -sums.first] = 1.0
     above, stds = np.zeros(len(lattice.at)), lattice.stds(arm)
-    last: tuple[float, float] | None = None
-    moves = stopped = np.zeros(0)
     for t in range(len(stds) - 1, -1, -1):
         found, beyond = sums.moved(found, increments(t, lattice.at))
         above = above + beyond
         if t or not arm.starts:
-            if last != (arm.ratios[t], stds[t]):
-                last = float(arm.ratios[t]), float(stds[t])
-                moves = lattice.moves(*last)
-                stopped = np.maximum(0.0, 1.0 - np.sum(moves, axis=1))
+            moves = lattice.moves(float(arm.ratios[t]), float(stds[t]))
             found, above = moves @ found, moves @ above
-            found[:, -sums.first] += stopped
+            found[:, -sums.first] += np.maximum(0.0, 1.0 - np.sum(moves, axis=1))
     return as_floats(found), as_floats(above)

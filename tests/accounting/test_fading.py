@@ -5,10 +5,22 @@ import math
 import numpy as np
 import pytest
 
+from fedpriv.accounting import fading
 from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.chain import Chain, dominating
-from fedpriv.accounting.curves import Curve, Floats, gaussian_from_below
-from fedpriv.accounting.fading import COARSE, FINE, Block, added, directions, overlaps_of, removed, replaced
+from fedpriv.accounting.curves import Curve, Floats, gaussian, gaussian_from_below
+from fedpriv.accounting.fading import (
+    COARSE,
+    FINE,
+    Block,
+    added,
+    directions,
+    overlaps_of,
+    removed,
+    replaced,
+    replaced_law,
+    replacing,
+)
 from fedpriv.accounting.gaussian import Relation
 from fedpriv.accounting.walk import LEFT, Lattice, Sums, arms_of
 from fedpriv.noise.buffered import BufferedToeplitz, LambdaCgd
@@ -156,13 +168,28 @@ def test_overlaps_between_blocks_count_in_both_orders() -> None:
     """Four epochs of one round: nothing is secret, and what overlaps adds up to ‖Σ C_t‖²."""
     lag = np.abs(np.subtract.outer(np.arange(4), np.arange(4)))
     overlaps = overlaps_of(0.5**lag, np.ones(4), 1)
-    assert overlaps.between_one == pytest.approx(2 * (3 * 0.5 + 2 * 0.25 + 0.125))
-    assert overlaps.between_two == pytest.approx(2 * (0.5 + 2 * 0.25 + 0.125))
-    found = directions(overlaps, 4.0, 4, COARSE)
+    assert overlaps.between == pytest.approx(2 * (0.5 + 2 * 0.25 + 0.125))
+    found, other = directions(overlaps, 4.0, 4, COARSE), replacing(overlaps, 4.0, 4, COARSE)
     assert found is not None
+    assert other is not None
     mu = math.sqrt(float(np.sum(0.5**lag))) / 4.0
     for curve in found:
         assert np.all(curve(EPSILONS) >= gaussian_from_below(mu)(EPSILONS))
+    assert np.all(other(EPSILONS) >= gaussian_from_below(2.0 * mu)(EPSILONS))
+
+
+@pytest.mark.parametrize("decay", [0.05, 0.4])
+def test_two_epochs_of_another_unit_are_the_truth_on_the_safe_side(decay: float) -> None:
+    """The guarantee of `fading` for two epochs under replace-one: one round each is a Gaussian release."""
+    law = replaced_law(Block(chain_of(decay, 2, 0.3), 2, FINE))
+    assert law is not None
+    mu, apart = math.sqrt(0.6 * (1.0 + decay)), math.sqrt(0.6 * (1.0 + 2.0 * decay))
+    epsilons, other = np.array([0.0, 0.3, 1.0, 3.0, 8.0, 12.0]), np.array([-0.5, -2.0])
+    found = law.deltas(epsilons)
+    assert np.all(found >= gaussian_from_below(2.0 * mu)(epsilons))
+    assert np.all(found <= 1.1 * gaussian(2.0 * apart)(epsilons) + 3e-11)
+    mirror = -np.expm1(other) + np.exp(other) * gaussian_from_below(2.0 * mu)(-other)
+    assert np.all(law.deltas(other) >= mirror)
 
 
 def sampled(moves: Floats, draws: int, seed: int) -> tuple[Floats, Floats]:
@@ -198,3 +225,15 @@ def test_epochs_along_one_chain_are_never_below_samples(mechanism: Mechanism, ep
         for epsilon, bound in zip(EPSILONS, curve(EPSILONS), strict=True):
             gains = np.maximum(0.0, -np.expm1(epsilon - losses))
             assert bound >= gains.mean() - 4.0 * gains.std() / math.sqrt(len(gains))
+
+
+def test_an_arm_that_ends_early_counts_what_lies_beyond(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two epochs of another unit: three points above 0, and every loss beyond is infinite."""
+    block = Block(chain_of(0.05, 2, 0.3), 2, FINE)
+    whole = replaced_law(block)
+    monkeypatch.setattr(fading, "_MOST_KNOTS", 3)
+    short = replaced_law(block)
+    assert whole is not None
+    assert short is not None
+    assert short.infinite > 0.2
+    assert np.all(short.deltas(EPSILONS) >= whole.deltas(EPSILONS) - 1e-9)

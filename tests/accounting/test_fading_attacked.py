@@ -103,6 +103,7 @@ QUICK = [
     Attack(cgd(0.3), 4, 3, 1, 0.05, "any", "zero-out"),
     Attack(BUFFERS, 6, 2, 1, 50.0, "falling", "zero-out"),
     Attack(ONE_BUFFER, 5, 2, 1, 1.0, "few large", "zero-out"),
+    Attack(cgd(0.7), 3, 2, 2, 1.5, "falling", "replace-one"),
 ]
 LONG = [
     Attack(BUFFERS, 6, 2, 1, 50.0, "rising", "replace-one"),
@@ -112,6 +113,10 @@ LONG = [
     Attack(cgd(0.97), 10, 10, 2, 1.5, "equal", "zero-out"),
     Attack(cgd(0.5), 8, 2, 2, 1.2, "rising", "zero-out"),
     Attack(cgd(0.05), 6, 2, 3, 2.0, "any", "replace-one"),
+    Attack(cgd(0.97), 8, 2, 2, 1.4, "equal", "replace-one"),
+    Attack(cgd(0.9), 8, 6, 2, 1.2, "few large", "replace-one"),
+    Attack(cgd(0.6), 4, 2, 4, 2.5, "equal", "replace-one"),
+    Attack(cgd(0.999), 5, 1, 2, 40.0, "rising", "replace-one"),
     Attack(cgd(0.7), 6, 3, 3, 2.5, "few large", "zero-out"),
     Attack(cgd(0.999), 4, 2, 4, 3.0, "equal", "zero-out"),
     Attack(BUFFERS, 40, 2, 1, 0.8, "equal", "replace-one"),
