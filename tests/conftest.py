@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -33,6 +34,18 @@ def small_tree(**overrides: Any) -> dict[str, Any]:
         else:
             node[key] = value
     return tree
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test that is marked `every(n)` each n-th set of parameters is fast, and all others are slow."""
+    met = Counter[str]()
+    for item in items:
+        if (mark := item.get_closest_marker("every")) is not None:
+            function = item.nodeid.partition("[")[0]
+            if met[function] % mark.args[0]:
+                item.add_marker("slow")
+            met[function] += 1
 
 
 @pytest.fixture

@@ -60,6 +60,7 @@ def test_a_pair_or_two_show_nothing(ratios: list[float]) -> None:
     assert verdict(low, high) == "no difference shown"
 
 
+@pytest.mark.slow
 def test_noise_in_an_output_is_that_of_the_comparison_of_mechanisms() -> None:
     """In a fixed order, where both have it; by allocation less is needed."""
     row, settings = algorithm_named("dp-ftrl"), secret_noise.ROWS["heavy ball 0.9"][1]
@@ -116,6 +117,7 @@ def test_a_clock_that_starts_after_round_1_has_all_draws_of_the_rounds_after_it(
     assert clock.rounds_per_second > 0.0
 
 
+@pytest.mark.slow
 def test_a_commit_that_there_is_not_is_one_line() -> None:
     root = Path(__file__).resolve().parents[1]
     command = [sys.executable, "-m", "benchmarks.compare", "no-such-commit"]

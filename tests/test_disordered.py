@@ -69,6 +69,7 @@ PRODUCTS: list[Callable[[Tensor, Tensor], Tensor]] = [
 ]
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("inference", [True, False])
 def test_place_size_and_address_decide(product: Callable[[Tensor, Tensor], Tensor], inference: bool) -> None:

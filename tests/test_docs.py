@@ -36,6 +36,8 @@ from tests.conftest import small_tree
 from tests.doc_pages import PAGES, ROOT, Block, Command, blocks, commands, commands_in
 
 LANGUAGES = {"python", "sh", "toml", "text", "json"}
+FIRST = {"README.md", "index.md", "python.md"}
+"""The pages that a newcomer opens: the fast suite runs these."""
 ALL = [command for page in PAGES for command in commands(page)]
 SMALLER = (
     (r'name = "mnist"', 'name = "synthetic"'),
@@ -67,7 +69,10 @@ def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         table.update(rows)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
+RUN = [page if page.name in FIRST else pytest.param(page, marks=pytest.mark.slow) for page in PAGES]
+
+
+@pytest.mark.parametrize("page", RUN, ids=named)
 def test_a_page_runs_from_top_to_bottom(
     page: Path, sandbox: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,6 +175,7 @@ def test_the_scenario_of_the_reference_is_whole() -> None:
     assert len(scenario_of(tomllib.loads(source), "scenarios.md").points) == 10
 
 
+@pytest.mark.slow
 def test_the_algorithm_of_the_guide_runs_on_every_engine(
     small_cell: Callable[..., Cell], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs(
     example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -23,6 +24,7 @@ def test_an_example_runs(
     assert capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_first_steps_show_what_privacy_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names = runpy.run_path(str(next(path for path in EXAMPLES if path.stem == "first_steps")))
@@ -34,6 +36,7 @@ def test_the_first_steps_show_what_privacy_costs(tmp_path: Path, monkeypatch: py
     assert names["trusted"].folder.name == "first-steps-2"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.ipynb")), ids=lambda path: path.stem)
 def test_a_notebook_runs_from_top_to_bottom(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every cell, in order, as a kernel would run it; MNIST is the synthetic data set here."""

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.mutants.listing import LISTS, ROOT, faults, mutants
 
 MODULE = (
@@ -53,6 +55,7 @@ def test_faults_are_told(tmp_path: Path) -> None:
     assert any("toy.toml, unseen: invalid syntax" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_what_no_test_sees_survives_and_ends_with_exit_code_1(tmp_path: Path) -> None:
     (tmp_path / "tests" / "mutants" / "lists").mkdir(parents=True)
     for name in ("__main__.py", "listing.py", "worker.py"):

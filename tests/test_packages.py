@@ -74,6 +74,7 @@ def test_nothing_imports_the_two_folders_by_their_bare_names() -> None:
     assert [str(path) for path in files if bare.search(path.read_text(encoding="utf-8"))] == []
 
 
+@pytest.mark.slow
 def test_an_editable_installation_runs_the_folders_at_the_top(checkout: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     dependencies = [path for path in sys.path if path and Path(path).resolve() != ROOT]
@@ -95,6 +96,7 @@ def test_an_editable_installation_runs_the_folders_at_the_top(checkout: Path, tm
     ]
 
 
+@pytest.mark.slow
 def test_flowers_bundle_has_the_apps_without_what_is_installed(checkout: Path, tmp_path: Path) -> None:
     """The bundle's own copy is imported."""
     (tmp_path / "app.fab").write_bytes(build_fab_from_disk(checkout))

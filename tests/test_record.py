@@ -23,6 +23,7 @@ def some() -> dict[str, str]:
     return record(PARTS, jobs=1, match=SOME)
 
 
+@pytest.mark.slow
 def test_a_recording_is_equal_to_itself_in_another_process(some: dict[str, str], tmp_path: Path) -> None:
     """Other addresses, another hash seed: the same bytes."""
     arguments = ["--only", ",".join(PARTS), "--match", SOME, "--jobs", "1", "--out", str(tmp_path / "other.zip")]

@@ -70,6 +70,7 @@ def test_golden_noise_of_one_epoch(key: tuple[int, float], golden: float) -> Non
     assert calibrated(epsilon, DELTA, bins).noise_multiplier == pytest.approx(golden, rel=1e-3)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("key", "golden"), in_parts(SEVERAL_EPOCHS.items(), list(SEVERAL_EPOCHS.items())[::3]))
 def test_golden_noise_of_several_epochs(key: tuple[int, int, float], golden: float) -> None:
     bins, epochs, epsilon = key
@@ -153,6 +154,7 @@ def test_two_epochs_agree_with_sampling() -> None:
         assert float(values.mean()) - 4.5 * error < bound < float(values.mean()) + 4.5 * error + 1e-4
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(z=st.floats(0.3, 5.0), bins=st.integers(1, 300), epsilon=st.floats(0.0, 10.0))
 @example(z=0.3125, bins=72, epsilon=3.0)
@@ -165,6 +167,7 @@ def test_secrecy_never_costs_and_replace_one_never_costs_less(z: float, bins: in
     assert replace_one <= gdp.delta_of(2.0 / z, epsilon) * (1 + 1e-9) + 1e-20
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(z=st.floats(0.5, 3.0), bins=st.integers(2, 100), epsilon=st.floats(0.0, 5.0))
 def test_more_noise_more_bins_and_larger_epsilon_cost_less(z: float, bins: int, epsilon: float) -> None:
@@ -181,6 +184,7 @@ def test_an_epoch_more_costs_more() -> None:
     assert costs[-1] < gdp.epsilon_of(math.sqrt(8) / 1.5, DELTA)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "relation"),
     in_turn([(1.0, 60, 1), (4.0, 16, 3), (20.0, 60, 1), (0.1, 600, 1)], ["zero-out", "replace-one"]),

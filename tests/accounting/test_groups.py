@@ -17,6 +17,7 @@ from fedpriv.rounds.claim import bounds_of_several, epsilons_of_several, words_o
 DELTA = 1e-5
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("run", "two", "eight"),
     [

@@ -61,6 +61,7 @@ GOLDEN_NOISE = [
 ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("epsilon", "delta", "rate", "rounds", "golden"),
     in_parts(GOLDEN_NOISE, GOLDEN_NOISE[::3]),
@@ -188,6 +189,7 @@ def test_replace_one_dominates_increments_of_any_direction_and_length() -> None:
     assert attained == pytest.approx(guarantee.delta_of(0.4), rel=1e-3)
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(z=st.floats(0.6, 4.0), rate=st.floats(0.005, 1.0), rounds=st.integers(1, 200), epsilon=st.floats(0.0, 6.0))
 def test_sampling_never_costs_and_zero_out_is_below_replace_one(
@@ -200,6 +202,7 @@ def test_sampling_never_costs_and_zero_out_is_below_replace_one(
     assert replace_one <= gdp.delta_of(2 * rounds**0.5 / z, epsilon) * (1 + 1e-9) + 1e-20
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("asked", "relation"),
     [*in_turn([(1.0, 0.05, 100), (0.2, 0.01, 1000), (8.0, 0.1, 50)], RELATIONS), ((4.0, 0.1, 50), "zero-out")],

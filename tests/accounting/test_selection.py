@@ -162,6 +162,7 @@ def test_the_bound_by_curve_is_between_one_run_and_the_bound_by_orders(
     assert choice.epsilon_of(delta) == min(choice.epsilon_by_curve(delta), choice.epsilon_by_orders(delta))
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("law", LAWS, ids=str)
 def test_numbers_of_runs_follow_their_law(law: Law) -> None:
     """Mean and probabilities, of 40,000 draws."""

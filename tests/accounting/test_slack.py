@@ -49,6 +49,7 @@ def test_golden_mus(run: Sampled, mus: tuple[float, ...]) -> None:
         assert run.charge(slack).mu == pytest.approx(golden, rel=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slack", [1e-6, 1e-8])
 def test_the_inequality_holds_between_and_beyond_the_points_it_was_certified_at(slack: float) -> None:
     """The guarantee of smallest_mu, at four thousand ε that are none of its points."""

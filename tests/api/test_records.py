@@ -247,6 +247,7 @@ def test_a_model_of_one_label_refuses_several(tmp_path: Path) -> None:
         fedpriv.run(tree, train=parts[0], test=parts[1], out=tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_clients_with_several_records_of_several_labels_are_units(tmp_path: Path) -> None:
     labels = (NUMBERS[:, :3] > 0).astype(int)
     tree = {

@@ -63,6 +63,7 @@ def truths() -> list[int]:
     return [int(bit) for bit in np.random.default_rng(3).integers(0, 2, GUESSES)]
 
 
+@pytest.mark.slow
 def test_a_record_that_a_backbone_chokes_on_changes_no_other_records_features(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +100,7 @@ def test_a_record_that_a_backbone_chokes_on_changes_no_other_records_features(
     assert torch.equal(seen[0][others], seen[1][others])
 
 
+@pytest.mark.slow
 def test_a_test_record_that_overflows_changes_no_other_records_score(tmp_path: Path) -> None:
     """A model that overflows for one record alone: 24 of 24 right at e6607f7, where blocks met in it.
 

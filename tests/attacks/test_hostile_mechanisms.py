@@ -97,6 +97,7 @@ WRONG_IN_FLOATS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", WRONG_IN_FLOATS)
 @pytest.mark.parametrize("passes", [1, 2])
 def test_a_class_that_is_wrong_about_its_noise_is_refused_before_round_1(name: str, passes: int) -> None:

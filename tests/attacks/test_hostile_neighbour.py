@@ -70,6 +70,7 @@ def test_the_control_socket_is_its_owners_from_its_first_moment_on(tmp_path: Pat
         os.umask(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["deployment", "ray"])
 def test_root_has_to_mean_it(tmp_path: Path, engine: str) -> None:
     """Would gain: with any hole in the above, the machine instead of a user."""

@@ -30,6 +30,7 @@ from tests.silo.test_masks import p_value
 # 4, 25, 6: clips and noise that floating point cannot hold, parts that the policy did not see
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", in_parts(["float32", "float64"], ["float64"]))
 def test_real_clips_and_noise_that_arithmetic_cannot_hold_are_refused(tmp_path: Path, dtype: str) -> None:
     """Gains: increments of 3.5 clips (finding 4); the label itself, from noise that rounds to 0 (finding 25)."""

@@ -77,6 +77,7 @@ def test_real_no_scenario_ends_the_guard_or_keeps_it(tmp_path: Path) -> None:
         assert not isinstance(answer, Refusal), answer
 
 
+@pytest.mark.slow
 def test_real_no_round_number_run_or_frame_ends_the_guard(tmp_path: Path) -> None:
     """Gains: the same, from the header: t = 2^70, names of 50 MB, frames of 2 GiB, frames that never come."""
     with guard_process(tmp_path, *random_records()) as guard:
@@ -111,6 +112,7 @@ def test_real_no_round_number_run_or_frame_ends_the_guard(tmp_path: Path) -> Non
         assert np.isfinite(guard.answered(scenario(), 1, np.zeros(7850))).all()
 
 
+@pytest.mark.slow
 def test_real_a_silent_client_keeps_nobody_waiting_and_health_makes_the_whole_way(tmp_path: Path) -> None:
     """Gains: a silo that looks healthy and answers nobody, for as long as one connection is open (finding 31)."""
     from deploy import health

@@ -51,6 +51,7 @@ def overflowing(dtype: str) -> NDArray[Any]:
 
 
 # 1: what a query makes of a record's arithmetic
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", in_parts(["float32", "float64"], ["float32"]))
 def test_real_a_query_whose_logits_overflow_gives_a_finite_answer_for_both_neighbours(
     tmp_path: Path, dtype: str
@@ -187,6 +188,7 @@ ROUNDS = 200
 RECORDED = ("the query has values that are not finite", "the query has values beyond")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_any_query_is_refused_at_both_guards_in_the_same_words_or_moves_their_sums_by_one_record(
     tmp_path: Path, dtype: str

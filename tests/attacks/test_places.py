@@ -136,6 +136,7 @@ CASES: dict[str, tuple[Callable[[Rows], None], dict[str, Any], dict[str, Any]]] 
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_one_row_or_person_moves_nobody_else(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guarantee of `placing`: what one row holds changes its own rounds, and a guess is as good as is claimed.
@@ -254,6 +255,7 @@ def edits(draw: st.DrawFn) -> tuple[Rows, Rows, str, str, bool, str]:
     return rows, other, part, missing, persons, read
 
 
+@pytest.mark.slow
 @settings(max_examples=20, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(edits())
 def test_an_edit_of_the_file_changes_one_unit_and_nothing_that_is_told(

@@ -77,6 +77,7 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", in_parts(ROWS, ["dp-fedavg, replace-one", "dp-ftrl"]))
 def test_public_cohorts_stand_and_something_is_shown(row: str) -> None:
     outcome = public(client_cell(**ROWS[row]))
@@ -97,6 +98,7 @@ def few(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(secret, "COMPANIES", 128)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sampling", "relation"),
     in_parts([("poisson", "replace-one"), ("allocation", "zero-out")], [("poisson", "replace-one")]),
@@ -185,6 +187,7 @@ def test_a_client_canary_holds_as_many_records_as_count_and_all_of_them_point_on
     assert float(moved[3].abs() + moved[0].abs()) == pytest.approx(0.5 * 2**0.5, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", in_parts(["fixed", "allocation"], ["fixed"]))
 def test_half_the_noise(monkeypatch: pytest.MonkeyPatch, sampling: str) -> None:
     planted.noise_times(0.5)(monkeypatch)
@@ -206,6 +209,7 @@ def test_a_cohort_out_of_turn(monkeypatch: pytest.MonkeyPatch) -> None:
         public(client_cell())
 
 
+@pytest.mark.slow
 def test_cohorts_by_coins_of_the_public_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     planted_secret.coins_of_the_seed(monkeypatch)
     found = canaries_of(client_cell("poisson"))
@@ -213,6 +217,7 @@ def test_cohorts_by_coins_of_the_public_seed(monkeypatch: pytest.MonkeyPatch) ->
     assert found.test == "coins of the public seed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sampling", "steps"),
     in_parts(

@@ -106,6 +106,7 @@ def test_two_runs_that_share_a_key(small_cell: MakeCell, monkeypatch: pytest.Mon
     assert "minus that of another run" in refutes(small_cell, "untrusted").statistic
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trust", ["untrusted", "secure-aggregation"])
 def test_refusals_that_depend_on_records(
     small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str
@@ -114,6 +115,7 @@ def test_refusals_that_depend_on_records(
     assert "no finite reply" in refutes(small_cell, trust, family="hostile queries").statistic
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trust", ["untrusted", "secure-aggregation"])
 def test_a_clip_that_hostile_queries_undo(
     small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str
@@ -137,6 +139,7 @@ def right(small_cell: MakeCell, trust: str, dtype: str, test: str) -> int:
     return sum((scores[attacks.TESTS.index(test)] > 0.0) == present for present, scores in tried)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("trust", "dtype"), in_turn(TRUSTS, ["float32", "float64"]))
 def test_a_key_from_the_public_seed(
     small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str, dtype: str
@@ -145,6 +148,7 @@ def test_a_key_from_the_public_seed(
     assert right(small_cell, trust, dtype, "noise of the public seed") == TRIED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trust", ["trusted", "untrusted"])
 def test_noise_on_a_lattice(small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str) -> None:
     """Radii of 31 bits; the attack is right in 98 of 100, so 5 of 6 are missed with a probability below 1 %."""
@@ -155,6 +159,7 @@ def test_noise_on_a_lattice(small_cell: MakeCell, monkeypatch: pytest.MonkeyPatc
 ON_INTEGERS = [("secure-aggregation", "float32"), ("trusted", "float64"), ("untrusted", "float64")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("of", "plant"), in_turn(ON_INTEGERS, [planted.coarse_noise, planted.release_that_reads_the_sum])
 )

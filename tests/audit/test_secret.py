@@ -81,6 +81,7 @@ def company_of(cell: Cell, runs: int, mu: float = 1.0) -> Shown:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trust", "order"),
     in_turn(
@@ -140,6 +141,7 @@ def test_matched_filters_of_correlated_noise_are_what_the_curve_is_of() -> None:
     assert abs(spread / secret.guarantee_of(plan).noise_multiplier - 1.0) < 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", ["allocation", "poisson"])
 def test_correlated_noise_of_secret_rounds_stands_and_something_is_shown(sampling: str) -> None:
     found = canaries_of(banded_cell(sampling), 3)
@@ -148,6 +150,7 @@ def test_correlated_noise_of_secret_rounds_stands_and_something_is_shown(samplin
     assert found.test == "rounds kept secret"
 
 
+@pytest.mark.slow
 def test_half_of_the_correlated_noise_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     planted.noise_times(0.5)(monkeypatch)
     assert canaries_of(banded_cell("allocation"), 3).excess > 0.0
@@ -196,6 +199,7 @@ def test_a_guard_with_secret_correlated_noise_is_restarted_and_its_run_stands_an
         assert audited(forgetting)[1].excess > 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", ["allocation", "poisson"])
 def test_known_company_tells_nothing(sampling: str) -> None:
     assert company_of(cell_of(sampling), 200).excess <= 0.0
@@ -222,6 +226,7 @@ def test_a_key_of_the_public_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.test == "coins of the public seed's integers"
 
 
+@pytest.mark.slow
 def test_one_round_in_all_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     planted_secret.one_round_for_ever(monkeypatch)
     found = canaries_of(cell_of(rounds=48, epochs=6), mu=2.0)  # few epochs, or a small μ, differ in the tails only
@@ -250,6 +255,7 @@ def test_less_noise_than_the_curve_was_made_for(monkeypatch: pytest.MonkeyPatch)
     assert canaries_of(cell_of()).excess > 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", ["fixed", "allocation"])
 def test_persons_stand_with_more_records_than_count(tmp_path: Path, sampling: str) -> None:
     if sampling == "fixed":
@@ -261,6 +267,7 @@ def test_persons_stand_with_more_records_than_count(tmp_path: Path, sampling: st
         assert -1.0 < canaries_of(persons_cell(tmp_path, sampling), 1).excess <= 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sampling", "trust"),
     in_parts(
@@ -279,6 +286,7 @@ def test_a_clip_of_record_by_record(
         assert canaries_of(cell, 1).excess > 0.0
 
 
+@pytest.mark.slow
 def test_the_command_says_at_which_rate_the_claim_was_read(capsys: pytest.CaptureFixture[str]) -> None:
     outcome = audit(cell_of(), trials=2048)
     assert outcome.stands

@@ -216,6 +216,7 @@ def test_quiet_prints_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "table.md").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", in_parts([signal.SIGINT, signal.SIGTERM], [signal.SIGTERM]))
 def test_a_stopped_run_is_valid_incomplete_and_goes_on(tmp_path: Path, sent: signal.Signals) -> None:
     """Stopped as soon as its first cell is done, by Ctrl-C or by a scheduler."""
@@ -290,6 +291,7 @@ def test_version(tmp_path: Path) -> None:
     assert done.stdout.startswith("fedpriv ")
 
 
+@pytest.mark.slow
 def test_json_lines_go_to_stdout_and_nothing_else_does(tmp_path: Path) -> None:
     done = process("run", write_scenario(tmp_path), "--out", "out", "--json", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

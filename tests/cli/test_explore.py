@@ -44,6 +44,7 @@ def test_an_unknown_kind_is_refused() -> None:
         fedpriv("list", "model")
 
 
+@pytest.mark.slow
 def test_a_new_folder_runs_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In another process: what is imported there is imported here by no other test."""
     monkeypatch.chdir(tmp_path)
@@ -59,6 +60,7 @@ def test_a_new_folder_runs_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert results["rerun"].split() == ["fedpriv", *run[:2], "--set", "seeds=1", *run[2:6]]
 
 
+@pytest.mark.slow
 def test_the_notebook_of_a_new_folder_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     fedpriv("init", "study")

@@ -189,6 +189,7 @@ def test_checkpoints_are_not_written_over_and_not_used_by_another_scenario(here:
     assert rounds_kept(here / "out") >= 100, "nothing of it is lost"
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_used_is_said_and_its_rounds_are_run_again(here: Path) -> None:
     with running(here, "--out", "out") as process:
         wait_for(process, here / "out", 100)

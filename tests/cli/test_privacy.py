@@ -133,6 +133,7 @@ def test_compare_lists_every_mechanism_with_the_librarys_numbers() -> None:
     assert answer["participation"] == "3 epochs in a fixed order"
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("line", "auto", "most"),
     [
@@ -156,6 +157,7 @@ def test_compare_shows_what_noise_does_to_an_algorithms_output(line: str, auto: 
         assert row["seconds_per_round"] is None
 
 
+@pytest.mark.slow
 def test_compare_gives_the_golden_noise_of_the_output() -> None:
     """At 1-GDP under zero-out with steps of 1, one silo and clip 1, figures are those of sensitivity 1."""
     answer = asked("compare --algorithm dp-ftrl --set momentum=0.9 --rounds 60 --mu 1 --relation zero-out")
@@ -166,6 +168,7 @@ def test_compare_gives_the_golden_noise_of_the_output() -> None:
     assert asked("compare --algorithm momentum-tree --rounds 20 --mu 1")["least"]["output"] is None
 
 
+@pytest.mark.slow
 def test_compare_draws_what_it_prints(tmp_path: Path) -> None:
     ask(f"compare --rounds 20 --mu 1 --plot {tmp_path / 'sums.svg'}")
     ask(f"compare --algorithm dp-ftrl --rounds 12 --mu 1 --dimension 100 --plot {tmp_path / 'row.png'}")
@@ -184,6 +187,7 @@ def test_noise_that_is_to_be_fitted_is_fitted_to_the_sums() -> None:
     assert given["sensitivity_value"] == pytest.approx(LambdaCgd(1.0, (0.96,), (0.0,)).sensitivity(workload))
 
 
+@pytest.mark.slow
 def test_compare_as_text_has_a_line_a_mechanism_and_marks_bounds() -> None:
     lines = ask("compare --rounds 1000 --mu 1 --max-participations 10 --min-separation 100").splitlines()
     assert lines[0].split()[:3] == ["mechanism", "noise", "std"]
@@ -247,6 +251,7 @@ def test_help_shows_an_example(command: str) -> None:
     assert f"fedpriv privacy {command} --" in ask(f"{command} --help")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "heavy"),
     [
@@ -284,6 +289,7 @@ GOLDEN = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "epsilon", "golden"), in_parts(GOLDEN, [GOLDEN[2], GOLDEN[4]]))
 def test_golden_noise(line: str, epsilon: float, golden: float) -> None:
     """z to 1e-3, for a clip of 2 and a batch of 5; `spent` says what was asked for."""
@@ -312,6 +318,7 @@ def test_convert_says_what_a_lifetime_budget_is_charged(line: str, at_6: float, 
         assert value * 0.998 < found[f"mu_with_slack_{slack}"] < value * 1.01
 
 
+@pytest.mark.slow
 def test_compare_lists_groups_with_the_worst_errors_of_the_table() -> None:
     """Prefix sums of one pass, T = 60: 7.13, 5.32 and 5.33 for 1, 6 and 12 bands at ε = 1.13."""
     answer = asked("compare --rounds 60 --epsilon 1.1318 --delta 1e-5 --sampling allocation --relation zero-out")

@@ -72,6 +72,7 @@ def test_a_torchvision_that_is_not_installed_is_an_import_error() -> None:
     assert "ModuleNotFoundError: import of torchvision halted" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_installed_torchvision_gives_its_data_sets() -> None:
     done = run(
         "from fedpriv.data.formats import import_torchvision\n"

@@ -193,6 +193,7 @@ def test_a_message_and_its_reply_are_the_same_whoever_knows_of_contents(
     assert both.link.object_store.get(reply.metadata.message_id) is None, "it was let go"
 
 
+@pytest.mark.slow
 def test_what_is_too_long_to_be_carried_comes_object_by_object(
     both: Both, monkeypatch: pytest.MonkeyPatch
 ) -> None:

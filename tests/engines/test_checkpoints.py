@@ -126,6 +126,7 @@ def replicates(cell: Cell) -> list[Cell]:
     return [cell, other]
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("name", "epochs"), in_turn([*(kind.name for kind in CHOSEN), AUTO], [3, 1]))
 def test_every_mechanism_goes_on_with_the_same_bits(name: str, epochs: int) -> None:
     for trust in ("untrusted", "trusted"):
@@ -146,6 +147,7 @@ def one_schedule(name: str, place: int) -> str:
     return runs[place % len(runs)]
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("name", "schedule"),
     in_parts(
@@ -174,6 +176,7 @@ def test_silos_that_drop_out_go_on_with_the_same_bits(sampling: str) -> None:
     check(cells, (1, 2, 3))
 
 
+@pytest.mark.slow
 def test_single_precision_in_blocks_goes_on_with_the_same_bits() -> None:
     """Many rounds, so that noise and records come in several blocks; stopped within one and at its end."""
     tree = small_tree(run__dtype="float32", federation__rounds=300, federation__samples=900)

@@ -81,6 +81,7 @@ def test_client_level_ftrl_trains_on_both_engines(order: str, mechanism: dict[st
     assert claim.guarantee.mu == pytest.approx(mu_of(4.0, 1e-5), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_integers_are_released_of_cohorts_too() -> None:
     """The exact arithmetic of releases, and of the quantile's bit with it; near the run in floating point."""
     for row in ("dp-fedavg", "dp-fedavg, quantile"):
@@ -102,6 +103,7 @@ GOLDEN = [
 ]
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("rate", "rounds", "epsilon", "delta", "multiplier"), GOLDEN)
 def test_noise_of_cohorts_is_the_specifications(
     rate: float, rounds: int, epsilon: float, delta: float, multiplier: float

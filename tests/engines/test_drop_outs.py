@@ -75,6 +75,7 @@ def test_a_round_without_a_silo_is_the_others_sum_over_the_same_denominators(
     assert away == pytest.approx(each * np.sqrt(size * sum(rounds) / 3), rel=0.05)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("algorithm", [SGD, BANDED, TREE], ids=["sgd", "banded", "tree"])
 @pytest.mark.parametrize(
     ("trust", "sampling"), [(trust, name) for trust in TRUSTS for name in CHOSEN if not CHOSEN[name].of_clients]

@@ -88,6 +88,7 @@ def test_vectorized_equals_inprocess_at_every_evaluated_round(small_cell: MakeCe
     assert heard.rounds == also_heard.rounds == 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("trust", "rounds", "near"), [("untrusted", 100, 1e-6), ("secure-aggregation", 50, 2e-5)])
 def test_float32_engines_agree_in_the_loss(small_cell: MakeCell, trust: str, rounds: int, near: float) -> None:
     """float32 noise has 24 digits, so that the grid of masked messages is 2^-12 of a share."""

@@ -68,6 +68,7 @@ def test_exact_metrics_are_those_of_the_silos_own_test_records(name: str) -> Non
     assert metrics["test_loss_worst_silo"] == pytest.approx(max(float(found.loss) for found in of_silos))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arithmetic", ["float", "integers"])
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
 def test_noise_of_evaluations_has_the_deviation_that_the_ledger_says(trust: str, arithmetic: str) -> None:

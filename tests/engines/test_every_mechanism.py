@@ -84,6 +84,7 @@ def released_as_integers(floats: Cell, little: float) -> tuple[ReleaseStream, ..
     return private.finished.releases
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("name", "row", "variant"),
     in_parts(
@@ -101,6 +102,7 @@ def test_engines_agree_and_the_claim_is_the_target(name: str, row: str, variant:
         assert all(stream.mu <= 1.5 for stream in agreed(fitted(cell_of(row, trust, **settings))))
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("name", "variant"), list(itertools.product(["lambda-cgd", "blt"], VARIANTS)))
 @pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
 def test_integers_have_the_same_noise(name: str, variant: str, trust: str) -> None:
@@ -108,6 +110,7 @@ def test_integers_have_the_same_noise(name: str, variant: str, trust: str) -> No
     assert released_as_integers(fitted(cell_of("dp-ftrl", trust, mechanism=name, **VARIANTS[variant])), 2e3)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("row", NOISY)
 def test_late_clips_are_raised_at_the_same_noise(row: str, name: str) -> None:

@@ -216,6 +216,7 @@ def runs(name: str, schedule: str, trust: str, private: bool) -> bool:
     return trains and trust in ALGORITHMS[name].trusts
 
 
+@pytest.mark.slow
 def test_every_participation_and_trust_setting_trains_something_private() -> None:
     """Whatever the registries have is reached by the comparison below."""
     found: set[tuple[str, str]] = set()
@@ -251,6 +252,7 @@ def in_turn(name: str, schedule: str, private: bool) -> list[str]:
     return trains[place % len(trains) :][:1] if trains else []
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("name", "schedule", "private"), GRID)
 def test_a_row_is_admitted_or_refused_as_is_written_and_trains_alike_on_both_engines(
     name: str, schedule: str, private: bool
@@ -308,6 +310,7 @@ BESIDE: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
 """Settings beyond the grid's: the row, its schedule, keys of its algorithm and of its federation."""
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize(("name", "schedule", "algorithm", "federation"), BESIDE)
 def test_settings_beside_the_grid_train_alike_and_meet_their_target(
     name: str, schedule: str, algorithm: dict[str, Any], federation: dict[str, Any]
@@ -331,6 +334,7 @@ def test_settings_beside_the_grid_train_alike_and_meet_their_target(
 REPLICATES = [(schedule, name) for schedule in SCHEDULES for name in sorted(RUNS.get(schedule, _ALWAYS))]
 
 
+@pytest.mark.every(6)
 @pytest.mark.parametrize(("schedule", "name"), in_parts(REPLICATES, REPLICATES[::4]))
 def test_replicates_of_other_settings_do_not_change_a_run(schedule: str, name: str) -> None:
     """Other seeds draw other records, and other numbers of them; steps, clips and noise differ, too."""

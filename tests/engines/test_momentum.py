@@ -323,6 +323,7 @@ def test_a_model_without_known_smoothness_is_refused_unless_differences_are_clip
                 planned(small_cell, tree)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [REDUCED, ALIGNED])
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
 def test_an_honest_float32_run_goes_through(

@@ -55,6 +55,7 @@ def measured(**environment: str) -> list[float]:
     return told
 
 
+@pytest.mark.slow
 @linux_only
 def test_a_run_keeps_what_it_frees_and_gives_it_back_at_its_end() -> None:
     inside, outside, later, longer = measured()
@@ -64,6 +65,7 @@ def test_a_run_keeps_what_it_frees_and_gives_it_back_at_its_end() -> None:
     assert later < 0.2 * MEGABYTES
 
 
+@pytest.mark.slow
 @linux_only
 def test_settings_of_whoever_started_the_process_stand() -> None:
     inside, *_ = measured(MALLOC_MMAP_THRESHOLD_="131072")

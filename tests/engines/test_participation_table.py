@@ -143,6 +143,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return list(lines_of_table(tmp_path_factory.mktemp("persons")))
 
 
+@pytest.mark.slow
 def test_the_page_has_the_table_with_the_words_of_the_program(made: list[str]) -> None:
     print("\n".join(["", *made]))
     page = PAGE.read_text(encoding="utf-8")

@@ -362,6 +362,7 @@ GOLDEN = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("relation", "epsilon", "federation", "golden"), in_parts(GOLDEN, [GOLDEN[3], GOLDEN[4], GOLDEN[7]])
 )

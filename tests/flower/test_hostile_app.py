@@ -59,6 +59,7 @@ def answered(folder: Path, run: int) -> int:
     return {name: rounds for name, _, rounds in ledger_of(folder)}.get(str(run), 0)
 
 
+@pytest.mark.slow
 def test_it_repeats_a_round_with_another_query(silo: Path) -> None:
     """Gains: the same bytes for the same query; nothing for another one."""
     guard, arrays = own(silo, 1), model()
@@ -115,6 +116,7 @@ def test_its_model_is_another_one(silo: Path) -> None:
     assert "5" not in {name for name, _, _ in ledger_of(silo)}
 
 
+@pytest.mark.slow
 def test_it_skips_rounds_and_asks_for_more(silo: Path) -> None:
     """Gains: nothing out of order, and nothing after the last round."""
     guard, query = own(silo, 6, 6), np.zeros(SIZE, np.float32)
@@ -170,6 +172,7 @@ def test_it_changes_the_scenario_of_an_open_run(silo: Path) -> None:
     assert answered(silo, 8) == 1
 
 
+@pytest.mark.slow
 def test_it_opens_runs_until_the_budget_is_spent(tmp_path: Path) -> None:
     """Gains: the policy's mu over all runs and no more; the administrator finds refusals in the guard's log."""
     with guards(tmp_path, 1, budget=2.9) as (process,):
@@ -185,6 +188,7 @@ def test_it_opens_runs_until_the_budget_is_spent(tmp_path: Path) -> None:
     assert "refusal 2, run 4: " in log
 
 
+@pytest.mark.slow
 def test_it_evaluates_again_and_again(tmp_path: Path) -> None:
     """Gains: each evaluation once, for one model, and over all runs the budget of the test records and no more."""
     with guards(tmp_path, 1, budget=20.0, evaluation={"budget": 2.9, "evaluations": 3}):
@@ -241,6 +245,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_it_reads_the_guards_folder() -> None:
     """Gains: no file and no connection as a user who is neither the guard's nor in `group`."""

@@ -22,6 +22,7 @@ ANY = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=600, deadline=None)
 @given(
     slopes=st.lists(ANY, min_size=6, max_size=6),

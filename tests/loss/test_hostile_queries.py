@@ -186,6 +186,7 @@ def only(objective: Any, place: int) -> Any:
     return objective.at(Slots(1, ((place, 1),))) if isinstance(objective, Smoothed) else objective
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("dtype", "wider"),
     [

@@ -126,6 +126,7 @@ def test_units_of_several_records_take_short_passes_too() -> None:
     assert np.isfinite(one.finished.model).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["inprocess", "ray"])
 def test_an_engine_that_computes_as_silos_do_refuses(engine: str) -> None:
     with pytest.raises(InputError, match=f"engine {engine} computes as silos do"):

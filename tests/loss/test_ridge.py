@@ -102,6 +102,7 @@ def test_negative_eigenvalues_of_noise_make_no_weight_large() -> None:
     assert float(asked.weights(noisy).norm()) <= 2.0 * float(both.norm()) / 0.5 + 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("std", [0.0, 0.004])
 @pytest.mark.parametrize("classes", [True, False])
 def test_intervals_cover_the_weights_of_the_population(classes: bool, std: float) -> None:

@@ -114,6 +114,7 @@ def neighbours(rounds: int, dtype: torch.dtype) -> list[float]:
     return distances
 
 
+@pytest.mark.slow
 def test_a_records_distance_does_not_grow_with_the_sum() -> None:
     """A server that runs long would see a neighbour drift away: float64 sums of float32 queries do not let it."""
     distances = neighbours(2000, torch.float64)

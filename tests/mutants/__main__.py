@@ -152,7 +152,9 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--id", nargs="+", default=[], help="only these mutants")
     parser.add_argument("--jobs", type=int, default=1, help="how many copies work at a time")
-    parser.add_argument("--suite", choices=SUITES, help="only what this suite runs")
+    parser.add_argument(
+        "--suite", choices=SUITES, default="all", help="only what this suite runs; all if left out"
+    )
     parser.add_argument("--equivalent", action="store_true", help="run those marked equivalent, too")
     parser.add_argument("--logs", type=Path, help="a folder for what pytest wrote")
     given = parser.parse_args(arguments)
@@ -164,7 +166,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.exit(f"--id: no mutant has the id {', '.join(sorted(unknown))}")
     chosen = [mutant for mutant in listed if not given.id or mutant.id in given.id]
     ran = [mutant for mutant in chosen if given.equivalent or not mutant.equivalent]
-    options = [*_OPTIONS, *(["-m", SUITES[given.suite]] if given.suite else [])]
+    options = [*_OPTIONS, "-m", SUITES[given.suite]]
     with tempfile.TemporaryDirectory() as kept:
         logs = given.logs or Path(kept)
         logs.mkdir(parents=True, exist_ok=True)

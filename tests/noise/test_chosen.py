@@ -189,6 +189,7 @@ CASES = {
 }
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("case", in_parts(CASES, [*list(GRID)[::6], *SPECIAL]))
 def test_no_named_mechanism_of_the_same_memory_is_one_percent_better(case: str) -> None:
     wanted = CASES[case]()
@@ -204,6 +205,7 @@ def test_no_named_mechanism_of_the_same_memory_is_one_percent_better(case: str) 
             assert vectors > most or chosen.noise <= 1.01 * noise + 1e-9
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("case", [case for case in CASES if "16" in case or "separated" in case])
 def test_what_a_candidate_claims_is_what_its_mechanism_does(case: str) -> None:
     """√J by filters against the certified sensitivity and the streamed noise."""
@@ -214,6 +216,7 @@ def test_what_a_candidate_claims_is_what_its_mechanism_does(case: str) -> None:
         assert candidate.noise == pytest.approx(np.sqrt(wanted.value(candidate.mechanism)), rel=1e-9)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("row", "rounds", "rounds_per_epoch", "name"),
     [

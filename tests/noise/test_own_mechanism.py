@@ -84,6 +84,7 @@ def test_it_runs_on_both_engines_and_on_integers_and_is_read_back(trust: str, ep
     assert all(stream.mu >= 1.5 * (1 - 1e-6) for stream in released_as_integers(cell, 2e4))
 
 
+@pytest.mark.slow
 def test_a_folder_is_shown_and_its_claim_computed_again_where_its_file_is_named(tmp_path: Path) -> None:
     tree = small_tree(algorithm={**ECHO, "trust": "trusted"}, privacy={"relation": "replace-one", "mu": 1.0})
     results = fedpriv.run(tree, out=str(tmp_path / "run"))

@@ -242,6 +242,7 @@ def test_the_oracle_of_algorithm_2_gives_the_golden_run(t: int) -> None:
     np.testing.assert_allclose(np.concatenate(golden_reduced_run()[t - 1]), REDUCED[t], atol=1e-11)
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("rounds_per_epoch", "epochs", "tree", "smooth", "smoother", "balanced"),
     [
@@ -283,6 +284,7 @@ def test_aligned_trees_have_less_noise(rounds_per_epoch: int, epochs: int) -> No
     assert 0.74 < aligned / sliding < 0.85
 
 
+@pytest.mark.slow
 def test_noise_grows_like_the_root_and_the_fourth_root_of_the_epochs() -> None:
     (few, many) = crossing_table({50: (100, 400)})
     assert many.tree / few.tree == pytest.approx(2.0, rel=0.01)

@@ -50,6 +50,7 @@ def descend(optimizer: Any, estimator: Estimator, value: Callable[[Tensor], Tens
     return values
 
 
+@pytest.mark.every(6)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("factor", [1.0, 2.0, 4.0])
 def test_accelerated_rate_on_huber_losses(seed: int, factor: float) -> None:

@@ -88,6 +88,7 @@ def ratios(relation: Relation, z: float, rounds: int, passes: int, draws: int = 
     return loss(with_it), -loss(without)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
 @pytest.mark.parametrize(
     ("z", "rounds", "passes"),

@@ -141,6 +141,7 @@ def deployed(folder: Path, cell: Cell, *, dies_in: int) -> ReleaseStrategy:
     return served(0)
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize(("of", "dies_in"), in_turn(itertools.product(RUNS, TRUSTS), [3, -4]))
 def test_a_deployment_computes_what_the_simulation_does(tmp_path: Path, of: tuple[str, str], dies_in: int) -> None:
     """Guarantee of `run.arithmetic`: every bit of the model, for every mechanism that guards accept."""

@@ -51,6 +51,7 @@ CASES = list(
 )
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("sampling", "trust", "relation"), CASES)
 def test_the_curve_is_that_of_the_noise_in_units_of_one_records_integers(
     sampling: str, trust: str, relation: str
@@ -124,6 +125,7 @@ def grouped(sampling: str, trust: str, relation: str, bands: int, groups: int) -
     return resolve_cell({**tree, "federation": {**tree["federation"], "rounds": 12, "groups": groups}}, "test")
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("groups", [3, 4, 6])
 @pytest.mark.parametrize(("sampling", "trust", "relation"), CASES)
 def test_correlated_noise_is_amplified_by_the_block_that_a_record_moves(

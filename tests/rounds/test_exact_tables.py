@@ -95,6 +95,7 @@ def test_a_table_that_says_what_is_for_testing(
     same(*deployed(tmp_path, tree, monkeypatch))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("trust", "sampling"), in_turn(TRUSTS, ["fixed", "poisson", "allocation"]))
 def test_persons_in_a_secret_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trust: str, sampling: str

@@ -27,6 +27,7 @@ PHASED = {"name": "phased-sgd", "trust": "curator", "step": 0.01, "radius": 2.0}
 SLIDING = {"name": "momentum-tree-reduced", "trust": "untrusted", "clip": 1.0, "alpha": 0.3, "step": 1e-8}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("trust", TRUSTS)
 @pytest.mark.parametrize("name", KEPT_STATE)
 def test_without_noise_integers_are_the_run_in_floating_point(

@@ -59,6 +59,7 @@ def test_the_key_is_overwritten_and_gone_after_the_last_round(small_cell: MakeCe
     assert (tmp_path / "hard link").read_bytes() == bytes(32)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", KEPT_STATE)
 def test_a_server_killed_between_any_two_lines_releases_the_same_bytes(tmp_path: Path, name: str) -> None:
     """Another row of noise over the same sums would cancel a tree's: it hangs together over rounds."""

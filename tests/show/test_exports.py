@@ -28,6 +28,7 @@ def exported(folder: Path, form: str) -> Any:
     return json.loads(Path(done.output.strip()).read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_dp_accounting_reads_the_events_and_agrees(folder: Path) -> None:
     """With the reader that docs/python.md shows."""
 

@@ -80,6 +80,7 @@ def legend_texts(figure: Any) -> list[str]:
     return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
 
 
+@pytest.mark.slow
 def test_files_and_their_sizes(tmp_path: Path, make_table: Make) -> None:
     folder = write(tmp_path / "run", make_table())
     stems = ("privacy", "curves", "clipped", "noise", "tradeoff")
@@ -91,12 +92,14 @@ def test_files_and_their_sizes(tmp_path: Path, make_table: Make) -> None:
     assert b"<svg" in files[1].read_bytes()
 
 
+@pytest.mark.slow
 def test_the_same_bytes_every_time(tmp_path: Path, make_table: Make) -> None:
     first, second = (plot_run(write(tmp_path / name, make_table())) for name in ("a", "b"))
     assert [file.read_bytes() for file in first] == [file.read_bytes() for file in second]
     assert b"<dc:date>" not in first[1].read_bytes()
 
 
+@pytest.mark.slow
 def test_drawing_leaves_settings_alone(tmp_path: Path, make_table: Make) -> None:
     import matplotlib
 
@@ -303,6 +306,7 @@ def test_svgs_can_stand_on_one_page(tmp_path: Path, make_table: Make) -> None:
     assert not clips[1] & clips[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", [r"$\frac{$", r"$\frac{1}{2}$ and $5", "$"])
 def test_a_label_with_dollars_is_drawn_as_it_is(tmp_path: Path, make_table: Make, label: str) -> None:
     """Not as a formula, which a label like the first of these is none."""

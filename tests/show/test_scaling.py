@@ -151,6 +151,7 @@ def test_cells_in_the_journal_are_not_lost(folder: Path) -> None:
     assert len(whole.cells) == len(sweep.points)
 
 
+@pytest.mark.slow
 def test_a_run_without_a_scaling_table_does_not_import_scipys_statistics() -> None:
     """Half a second that every `fedpriv run` would wait."""
     code = "import sys, fedpriv.cli.run; sys.exit('scipy.stats' in sys.modules)"

@@ -62,6 +62,7 @@ def answering(path: Path) -> Iterator["subprocess.Popen[str]"]:
         process.communicate()
 
 
+@pytest.mark.slow
 def test_the_socket_is_given_to_the_group_that_may_ask(tmp_path: Path) -> None:
     path = write_silo(tmp_path)
     group = grp.getgrgid(os.getgid()).gr_name
@@ -70,6 +71,7 @@ def test_the_socket_is_given_to_the_group_that_may_ask(tmp_path: Path) -> None:
         assert (tmp_path / "0.sock").stat().st_mode & 0o777 == 0o660
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trust", in_parts(["untrusted", "secure-aggregation"], ["secure-aggregation"]))
 def test_a_whole_run_through_guards_that_are_killed_and_restarted(
     tmp_path: Path, daemons: list["subprocess.Popen[str]"], trust: str
@@ -120,6 +122,7 @@ def test_a_whole_run_through_guards_that_are_killed_and_restarted(
     assert answer.reply  # a server that was killed before its journal had it asks again
 
 
+@pytest.mark.slow
 def test_the_daemon_survives_nonsense_and_clients_that_vanish(tmp_path: Path) -> None:
     with answering(write_silo(tmp_path)) as process:
         nonsense_is_refused(tmp_path)

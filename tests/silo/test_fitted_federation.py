@@ -42,6 +42,7 @@ def guards(folder: Path) -> list[Guard]:
     return [guard_of(write_silo(folder, number, clip=100.0, budget=1.2 * MU)) for number in range(3)]
 
 
+@pytest.mark.slow
 def test_guards_and_simulations_answer_with_the_noise_that_the_server_fitted(tmp_path: Path) -> None:
     for name, algorithm in ALGORITHMS.items():
         folder = tmp_path / name

@@ -40,6 +40,7 @@ def silo_of(guard: Guard, cell: str, run: str = "run") -> Silo:
     return Silo.of(0, admitted.plan, guard._views.records(admitted.cell), opened.key, admitted.digest)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("name", "dtype"), in_turn(KEPT_STATE, ["float32", "float64"]))
 def test_a_guard_that_restarts_between_all_rounds_releases_what_one_in_memory_does(
     tmp_path: Path, name: str, dtype: str
@@ -116,6 +117,7 @@ def unpacked(state: Any, silo: Silo) -> tuple[torch.Tensor, ...]:
     return (*again.past, *again.sums, *again.hidden)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", KEPT_STATE)
 def test_a_deployed_mechanisms_noise_is_the_one_that_was_charged_for(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
@@ -138,6 +140,7 @@ def test_a_deployed_mechanisms_noise_is_the_one_that_was_charged_for(
         assert noise.var() == pytest.approx(wanted[t - 1], rel=6 * np.sqrt(2 / 7850)), t
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("name", "trust"), in_turn(KEPT_STATE, ["secure-aggregation", "untrusted"]))
 def test_what_leaves_is_a_function_of_the_noisy_integers(
     tmp_path: Path, name: str, trust: str, monkeypatch: pytest.MonkeyPatch
@@ -284,6 +287,7 @@ def test_features_are_those_of_each_record_by_itself(tmp_path: Path, model: dict
         assert torch.allclose(together[row], alone._reading["run"].records.features[0], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_real_a_reply_has_nothing_but_the_release(tmp_path: Path) -> None:
     """No counts of records beside it: how many were clipped is a release that nobody accounts for (finding 52).
 

@@ -60,6 +60,7 @@ def container(limit: int) -> Iterator[Path]:
     pytest.skip(f"no control group can be made here: {reason}")
 
 
+@pytest.mark.slow
 def test_a_scenario_of_many_directions_leaves_a_guard_in_its_container_alive(tmp_path: Path) -> None:
     """The review's goldstein-single-pass of 800 directions: at 1 GiB a guard was killed in 3 of 3 lives.
 
@@ -209,6 +210,7 @@ for taken, limit in {cases}:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux says what a process takes")
 def test_a_process_that_holds_itself_to_a_limit_gets_a_memory_error() -> None:
     """1 GiB more than now fails in one line, at a limit of 256 MiB and 128 MiB beside; 64 MiB do not."""

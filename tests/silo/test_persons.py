@@ -77,6 +77,7 @@ def test_secret_rounds_of_persons_are_charged_too(tmp_path: Path) -> None:
     assert (charge.slack, 0.0 < charge.mu < 4.0) == (1e-8, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", ["allocation", "poisson"])
 def test_a_guard_that_restarts_draws_the_same_persons_anew_in_every_epoch(tmp_path: Path, sampling: str) -> None:
     """Guards that end after each of 14 rounds answer as one silo with the ledger's key: whole persons."""

@@ -262,6 +262,7 @@ def written(folder: Path, tree: dict[str, Any]) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_study_that_was_stopped_goes_on_and_its_cache_is_the_owners(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,6 +326,7 @@ def test_a_study_of_years_is_refused_at_once(tmp_path: Path, splits: int, seeds:
         joining(Question(path, (), ("untrusted",), (1.0,), splits, seeds))
 
 
+@pytest.mark.slow
 def test_the_command_says_from_where_on_joining_pays(tmp_path: Path) -> None:
     path = written(tmp_path, federation_of(flipped("said", 8, 20, 0.0), 8, 20))
     words = ["worth", str(path), "--splits", "2", "--epsilon", "0.1", "--epsilon", "30", "--trust", "untrusted"]
@@ -337,6 +339,7 @@ def test_the_command_says_from_where_on_joining_pays(tmp_path: Path) -> None:
     assert len(tree["trusts"]["untrusted"]["personal"]) == 2
 
 
+@pytest.mark.slow
 def test_a_cache_of_other_records_or_of_somebody_else_is_not_believed() -> None:
     cell = cell_on(added("poisoned", 2, 40, 1.0), 2, 40)
     known = references(cell)
@@ -372,6 +375,7 @@ def test_a_cache_of_other_records_or_of_somebody_else_is_not_believed() -> None:
     assert known_references(key) is None
 
 
+@pytest.mark.slow
 def test_a_table_has_the_row_of_each_silo_alone_and_never_computes_it(tmp_path: Path) -> None:
     tree = cell_on(added("rowed", 3, 40, 1.0), 3, 40).canonical()
     fedpriv.run({**tree, "sweep": {"privacy.mu": [0.5, 8.0], "seeds": 2}}, out=tmp_path / "run")

@@ -65,6 +65,7 @@ def command(*words: str) -> str:
     return done.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fitted", [False, True], ids=["named noise", "fitted noise"])
 def test_a_run_of_flwr_is_the_run_of_fedpriv(scenario: Path, fitted: bool) -> None:
     """The sixth cell, trusted with seed 1: every figure, the model, and the published value beside it."""

@@ -119,6 +119,7 @@ def test_what_cannot_be_refined_is_told_in_one_line(tmp_path: Path) -> None:
     assert "shard-0.npz" in told("--model", str(model))
 
 
+@pytest.mark.every(3)
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 @pytest.mark.parametrize("size", [1e30, 1e160, 1e308, np.inf, np.nan])
 def test_a_server_that_picks_every_float_does_not_pick_the_personal_model(size: float) -> None:
@@ -131,6 +132,7 @@ def test_a_server_that_picks_every_float_does_not_pick_the_personal_model(size: 
     assert np.abs(mine.point).max() < 100.0
 
 
+@pytest.mark.slow
 def test_nothing_of_a_personal_model_is_in_a_run_or_on_the_wire(tmp_path: Path) -> None:
     """A run's folder and its messages have no byte of a silo's own model, before and after the silos looked."""
     cell = cell_on(added("wired", 2, 40, 1.0), 2, 40)

@@ -195,6 +195,7 @@ def test_the_exact_curve_is_that_of_lifelines() -> None:
         assert kaplan_meier(times, events, at) == pytest.approx(float(fitted.predict(at)), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_without_noise_survival_is_kaplan_meiers_within_the_binning() -> None:
     draw, edges = np.random.default_rng(13), np.linspace(0.0, 10.0, 41).tolist()
     event, censored = draw.exponential(6.0, 3000), draw.exponential(10.0, 3000)

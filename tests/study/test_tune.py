@@ -82,6 +82,7 @@ def tree_of(path: str) -> dict[str, Any]:
     return tree
 
 
+@pytest.mark.slow
 def test_every_row_gets_the_best_of_as_many_settings_on_held_out_records(fedpriv: Command) -> None:
     out, err = fedpriv("tune", "mine.toml", *GRID, "--held-out", "500", "--seeds", "7", "--seeds", "8")
     trials = read_results(Path("runs/mine-tuned/trials")).cells
@@ -243,6 +244,7 @@ def test_without_a_grid_the_numbers_of_the_scenario_are_varied() -> None:
     assert len(grid_around(resolve_cell(small_tree(), "test"))["algorithm.diameter"]) == 25
 
 
+@pytest.mark.slow
 def test_a_private_choice_leaves_nothing_of_other_runs_and_says_what_it_costs(fedpriv: Command) -> None:
     out, err = fedpriv("tune", "mine.toml", *GRID, "--private", "--trials", "6", "--out", "out")
     assert sorted(path.name for path in Path("out").iterdir()) == ["scenario.toml", "tuning.json", "tuning.md"]

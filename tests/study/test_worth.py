@@ -70,6 +70,7 @@ def added(name: str, silos: int, each: int, distance: float, tests: int = 2_000)
     return name
 
 
+@pytest.mark.slow
 def test_a_federation_of_small_silos_gains_what_pooling_gives() -> None:
     """|m| = .75, 15 records a silo: ten such federations gain 14 to 18 points by pooling."""
     cell = cell_on(added("worth-gains", 40, 15, 0.75), 40, 15)
@@ -95,6 +96,7 @@ def test_alone_is_the_minimum_of_the_penalised_mean_loss() -> None:
     assert (penalty.reshape(2, -1)[:, :-1] == 0.1).all()
 
 
+@pytest.mark.slow
 def test_labels_flipped_in_half_of_the_silos_make_joining_lose_and_own_intercepts_do_not_help() -> None:
     """Golden 4: a pooled model is a coin there, each silo alone is not."""
     train, test = two_classes(8, 40, 1.5, 1_000)
@@ -159,6 +161,7 @@ def test_folds_keep_units_whole_and_share_classes_out() -> None:
     assert not (folds == folds_of(held, seed=6)).all()
 
 
+@pytest.mark.slow
 def test_a_model_gains_nothing_over_itself_and_references_come_from_the_cache(own_cache: Path) -> None:
     cell = cell_on(added("worth-cached", 1, 40, 1.0), 1, 40)
     known = references(cell)
@@ -173,6 +176,7 @@ def test_a_model_gains_nothing_over_itself_and_references_come_from_the_cache(ow
     assert references(cell) == known
 
 
+@pytest.mark.slow
 def test_other_records_or_another_model_are_another_reference(own_cache: Path) -> None:
     references(cell_on(added("worth-first", 2, 40, 1.0), 2, 40))
     references(cell_on("worth-first", 2, 40, model={"feature_norm": 4.0}))
@@ -204,6 +208,7 @@ def test_what_has_no_reference_is_refused_in_one_line(sections: dict[str, Any], 
         references(resolve_cell(tree, "test"))
 
 
+@pytest.mark.slow
 def test_the_command_compares_a_run_with_each_silo_alone(tmp_path: Path) -> None:
     added("worth-run", 3, 40, 1.0)
     tree = cell_on("worth-run", 3, 40).canonical()
@@ -219,6 +224,7 @@ def test_the_command_compares_a_run_with_each_silo_alone(tmp_path: Path) -> None
     assert "On these records joining" in text
 
 
+@pytest.mark.slow
 def test_a_reference_is_no_part_of_the_run_folder(tmp_path: Path) -> None:
     """Nothing that was computed from a silo's records lands where a run is published."""
     added("worth-folder", 3, 40, 1.0)
@@ -235,6 +241,7 @@ def test_spread_is_over_silos() -> None:
     assert spread([silo.score for silo in known.silos]) == pytest.approx(0.1 * 2**0.5)
 
 
+@pytest.mark.slow
 def test_worth_computes_in_one_thread_and_leaves_the_callers_as_they_were(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,6 +273,7 @@ def test_worth_computes_in_one_thread_and_leaves_the_callers_as_they_were(
     assert seen == {1}
 
 
+@pytest.mark.slow
 def test_hazards_are_fitted_alone_by_their_losses(tmp_path: Path) -> None:
     """Age moves the hazard: each of two clinics beats constant hazards, and the likelihood is what is compared."""
     cell = resolve_cell(hazards(tmp_path), "test")
@@ -305,6 +313,7 @@ def test_hazards_of_a_hidden_layer_are_refused(tmp_path: Path) -> None:
         references(resolve_cell(tree, "test"))
 
 
+@pytest.mark.slow
 def test_the_command_says_what_joining_does_to_a_likelihood(tmp_path: Path) -> None:
     tree = hazards(tmp_path, privacy={"mu": None, "epsilon": 3.0, "delta": 1e-5})
     del tree["privacy"]["mu"], tree["seed"]

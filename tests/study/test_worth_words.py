@@ -73,6 +73,7 @@ def tips(chart: Chart) -> str:
     return " ".join(mark.tip for panel in chart.panels for series in panel.series for mark in series.marks)
 
 
+@pytest.mark.slow
 def test_budgets_of_their_own_are_named_silo_by_silo(tmp_path: Path) -> None:
     path = written(tmp_path, federation_of(flipped("budgets", 3, 20, 0.0), 3, 20))
     shares = "privacy.shares=[[1.0, 0.5, 0.02]]"
@@ -82,6 +83,7 @@ def test_budgets_of_their_own_are_named_silo_by_silo(tmp_path: Path) -> None:
     assert "of which each silo's" not in CliRunner().invoke(app, words).output
 
 
+@pytest.mark.slow
 def test_one_split_or_one_seed_says_that_there_is_no_standard_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,6 +106,7 @@ def test_one_split_or_one_seed_says_that_there_is_no_standard_error(
     assert "± 0.0" not in tips(chart)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["classes", "numbers"])
 def test_a_fit_along_the_records_directions_ends_at_the_same_model(
     kind: str, monkeypatch: pytest.MonkeyPatch
@@ -156,6 +159,7 @@ def regression(name: str, silos: int, each: int, noise: float) -> str:
     return name
 
 
+@pytest.mark.slow
 def test_references_of_a_regression_are_negated_losses_and_constants_are_means() -> None:
     name = regression("worth-real", 6, 12, 0.3)
     model = {"name": "linear-regression", "feature_norm": 2.3}
@@ -196,6 +200,7 @@ def persons(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_split_of_persons_keeps_all_records_of_a_person_on_one_side(tmp_path: Path) -> None:
     """`[data] splits` with persons: no person's records stand in training and in tests, in any split."""
     TableSchema.model_validate(TABLE)

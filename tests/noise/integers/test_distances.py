@@ -165,6 +165,7 @@ def test_the_rounding_of_a_band_is_real() -> None:
     assert worst_found(form, seed=3) > linear * 1.01
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("passes", [1, 3])
 @pytest.mark.parametrize("decay", [*DECAYS, 1 - 1 / 60])
 @pytest.mark.parametrize("name", SIMPLE)

@@ -90,6 +90,7 @@ def test_integers_are_the_clipped_increments(name: str, dtype: torch.dtype) -> N
         assert error < (2e-4 if dtype == F32 else 1e-8)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("dtype", [F32, F64], ids=["float32", "float64"])
 @pytest.mark.parametrize("name", CASES_HERE)
 def test_a_records_integers_do_not_depend_on_the_others(name: str, dtype: torch.dtype) -> None:
@@ -264,6 +265,7 @@ def bits(dtype: torch.dtype) -> st.SearchStrategy[int]:
     return st.one_of(st.sampled_from(known), st.integers(0, 2**width - 1))
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("dtype", [F32, F64], ids=["float32", "float64"])
 @pytest.mark.parametrize("name", [name for name in CASES_HERE if name != "the CNN"])
 @given(data=st.data())
