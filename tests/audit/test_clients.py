@@ -119,7 +119,8 @@ def test_known_company_of_clients_tells_nothing(sampling: str, relation: str) ->
     assert company_of(client_cell(sampling, relation), 100).excess <= 0.0
 
 
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("whole", [False, True])
 def test_the_whole_audit_of_secret_cohorts(monkeypatch: pytest.MonkeyPatch, whole: bool) -> None:
     if not whole:
         few(monkeypatch)
@@ -130,7 +131,8 @@ def test_the_whole_audit_of_secret_cohorts(monkeypatch: pytest.MonkeyPatch, whol
     assert outcome.pool
 
 
-@pytest.mark.parametrize("family", ["driven canaries", pytest.param("integers", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["driven canaries", "integers"])
 def test_other_families_tell_nothing_of_clients(family: str) -> None:
     assert audit(client_cell(), trials=2048, families=(family,)).stands
 

@@ -116,14 +116,13 @@ def lines(path: Path) -> list[str]:
     return sorted(path.read_text().splitlines())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "signals"),
     [
         pytest.param([], [signal.SIGINT], id="here"),
-        pytest.param([], [signal.SIGKILL, signal.SIGINT], id="here, twice", marks=pytest.mark.slow),
-        pytest.param(
-            ["--workers", "1"], [signal.SIGKILL, signal.SIGINT], id="on a worker, twice", marks=pytest.mark.slow
-        ),
+        pytest.param([], [signal.SIGKILL, signal.SIGINT], id="here, twice"),
+        pytest.param(["--workers", "1"], [signal.SIGKILL, signal.SIGINT], id="on a worker, twice"),
     ],
 )
 def test_a_killed_run_goes_on_in_the_middle_of_its_cells(
