@@ -38,10 +38,10 @@ def small_tree(**overrides: Any) -> dict[str, Any]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test that is marked `every(n)` each n-th set of parameters is fast, and all others are slow."""
+    """Of a test that is marked `every(n)` each n-th set of parameters stays fast, and all others are slow."""
     met = Counter[str]()
     for item in items:
-        if (mark := item.get_closest_marker("every")) is not None:
+        if (mark := item.get_closest_marker("every")) is not None and item.get_closest_marker("slow") is None:
             function = item.nodeid.partition("[")[0]
             if met[function] % mark.args[0]:
                 item.add_marker("slow")
