@@ -41,6 +41,7 @@ def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]
     return zipfile.ZipFile(path).namelist()
 
 
+@pytest.mark.slow
 def test_a_wheel_installs_one_package_and_its_files(wheel: list[str]) -> None:
     assert {name.partition("/")[0].partition("-")[0] for name in wheel} == {"fedpriv"}
     for name in (

@@ -93,6 +93,7 @@ def test_epsilon_within_the_ends_that_another_accountant_gives() -> None:
     assert AllocatedGaussian(1.2, 60, 5).epsilon_of(DELTA) == pytest.approx(1.132, abs=1.5e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("epsilon", "poisson"), [(EPSILON_03, 0.9639), (EPSILON_1, 0.6098)])
 def test_allocation_needs_less_noise_than_poisson_sampling(epsilon: float, poisson: float) -> None:
     theirs = calibrated_poisson(epsilon, DELTA, 1 / 60, 60).noise_multiplier

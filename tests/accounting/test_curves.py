@@ -86,6 +86,7 @@ def test_golden_group_privacy_of_fixed_orders(size: int, together: float) -> Non
     assert mu_together(1.0, 1) == 1.0
 
 
+@pytest.mark.slow
 def test_the_root_rule_is_false_for_sampled_runs_and_the_chain_holds() -> None:
     """Two units with secret rounds of their own, by sampling; 4.5 standard errors: one false alarm in 1.5e5 seeds.
 

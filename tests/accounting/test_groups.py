@@ -37,6 +37,7 @@ def test_several_records_of_a_sampled_run_always_have_a_number(run: Sampled, two
     assert all(math.isfinite(each["epsilon"] or math.inf) for each in bounds_of_several(run, DELTA).values())
 
 
+@pytest.mark.slow
 def test_a_number_is_there_beyond_every_curve_too() -> None:
     """No curve comes down to δ below ε = 700: known rounds say how much it is at most."""
     run = PoissonGaussian(0.3, 0.5, 20)

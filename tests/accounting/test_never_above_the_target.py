@@ -61,6 +61,7 @@ def test_no_claim_is_above_its_target(trust: str, key: str, targets: int) -> Non
         assert target * (1.0 - 1e-9) < reached <= target
 
 
+@pytest.mark.slow
 def test_no_sampled_claim_is_above_its_target() -> None:
     """Poisson sampling: the multiplier that the ledger reads off is not below the one that was found to do."""
     draw = np.random.default_rng(80)

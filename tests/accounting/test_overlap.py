@@ -99,6 +99,7 @@ def compared(
         yield from zip(EPSILONS, run.curve(EPSILONS), means, errors, strict=True)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
 @pytest.mark.parametrize("setting", [SETTINGS[0], SETTINGS[6]], ids=str)
 def test_allocation_under_fading_noise_is_never_below_samples(
@@ -157,6 +158,7 @@ def test_no_increments_of_two_rounds_do_better_however_they_follow_the_first_rel
             assert found <= delta_at(replaced.curve, epsilon) + 1e-7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
 def test_without_overlap_it_is_allocation_and_in_one_round_it_is_gaussian(relation: Relation) -> None:
     plain = AllocatedGaussian(1.0, 20, 1, relation).epsilon_of(DELTA)

@@ -70,6 +70,7 @@ def test_golden_noise(epsilon: float, delta: float, rate: float, rounds: int, go
     assert calibrated(epsilon, delta, rate, rounds).noise_multiplier == pytest.approx(golden, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("epsilon", "golden"), [(EPSILON_03, 1.0411), (EPSILON_1, 0.6216)])
 def test_golden_noise_of_replace_one(epsilon: float, golden: float) -> None:
     assert calibrated(epsilon, DELTA, 1 / 60, 60, "replace-one").noise_multiplier == pytest.approx(
@@ -153,6 +154,7 @@ def test_an_own_law_of_the_loss_gives_the_same(z: float, rate: float, rounds: in
     assert ours == pytest.approx(own_epsilon(z, rate, rounds, relation), rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("z", "rate", "rounds"), [(1.5, 0.02, 100), (3.0, 0.5, 50)])
 def test_never_below_dp_accounting_at_a_finer_step(z: float, rate: float, rounds: int) -> None:
     relations = dp_accounting.NeighboringRelation

@@ -168,6 +168,7 @@ def test_what_cannot_be_used_is_refused(tmp_path: Path, given: dict[str, Any], p
         fedpriv.run(TREE, **arguments, out=tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_results_show_themselves_in_a_notebook(tmp_path: Path) -> None:
     train, test = records()
     tree = {**TREE, "title": "<b>mine</b>", "sweep": {"privacy.epsilon": [1.0, 8.0]}}

@@ -119,6 +119,7 @@ def test_a_module_that_looks_at_neighbours_is_found_with_tokens_too(tmp_path: Pa
         run(tmp_path / "run", TOKENS, LOW, Looking())
 
 
+@pytest.mark.slow
 def test_a_token_beyond_the_vocabulary_harms_its_own_record_alone(tmp_path: Path) -> None:
     labels = LOW
     strange = TOKENS.copy()

@@ -105,6 +105,7 @@ def test_a_scenario_makes_a_guard_import_nothing(
     assert "planted" not in sys.modules
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", ["allocation", "poisson"])
 def test_a_round_takes_the_same_work_whoever_was_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampling: str

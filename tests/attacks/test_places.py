@@ -288,6 +288,7 @@ def test_an_edit_of_the_file_changes_one_unit_and_nothing_that_is_told(
         assert not changed or set(of_round) & set(places.tolist())
 
 
+@pytest.mark.slow
 def test_an_exchange_of_persons_moves_no_other_person_in_law() -> None:
     """Guarantee of `secret_order`: who stands before whom is uniform, so that a name places nobody.
 

@@ -31,7 +31,7 @@ def _fixed_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     planted.fixed_keys(monkeypatch)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("trust", TRUSTS)
 @pytest.mark.parametrize(("relation", "dtype"), [("replace-one", "float32"), ("zero-out", "float64")])
 def test_healthy_code_stands_and_the_bound_is_tight(
@@ -56,7 +56,7 @@ def test_several_passes_stand_and_a_canary_is_in_each(small_cell: MakeCell, trus
     assert outcome.mu >= 0.5
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("mechanism", ["tree", "banded"])
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_mechanisms_with_state_stand(small_cell: MakeCell, trust: str, mechanism: str) -> None:

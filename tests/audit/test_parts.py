@@ -55,6 +55,7 @@ def canaries(cell: Cell, trials: int = 2048) -> Audit:
     return audit(cell, trials=trials, families=("canaries",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [False, True])
 def test_less_noise_is_refuted_whatever_a_first_step_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, given: bool
@@ -107,6 +108,7 @@ def test_a_first_step_with_less_noise_is_refuted_by_its_own_claim(
     assert "of the first step" in outcome.statistic
 
 
+@pytest.mark.slow
 def test_evaluations_with_less_noise_are_refuted_by_their_own_claim(
     small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,6 +125,7 @@ def test_evaluations_with_less_noise_are_refuted_by_their_own_claim(
     assert outcome.families["canaries"] <= outcome.claims["canaries"]
 
 
+@pytest.mark.slow
 def test_steps_that_promise_too_much_together_are_refuted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A budget that gives both steps the whole promise: each keeps its own claim, and both are √2 of it."""
     monkeypatch.setattr("fedpriv.scenario.schema.budget_of", lambda promise, share=0.0: Budget(promise, promise))

@@ -96,6 +96,7 @@ def test_healthy_code_stands_and_something_is_shown(order: tuple[str, str], trus
     assert "public seed" not in found.test, "what is seen of secret rounds is not what a known seed would show"
 
 
+@pytest.mark.slow
 def test_rounds_drawn_from_the_whole_run_stand_and_something_is_shown() -> None:
     found = canaries_of(cell_of("balanced", rounds=8, epochs=2), 3)
     assert found.excess <= 0.0, found

@@ -97,6 +97,7 @@ def shown(small: Cell, folder: Path, patch: pytest.MonkeyPatch) -> float:
     return best_bound(plan, trials, 0.01)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("trust", "noise"), [("trusted", "per-silo"), ("trusted", "aggregate")])
 def test_its_releases_have_the_noise_that_is_claimed(
     small_cell: MakeCell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trust: str, noise: str

@@ -83,6 +83,7 @@ def test_a_folder_that_cannot_be_made_is_refused(
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
+@pytest.mark.slow
 def test_two_runs_are_compared_seed_by_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     runs = (("one", "0.1", "3"), ("two", "0.2", "2"))

@@ -137,6 +137,7 @@ def visits(persons: int = 120, most: int = 4) -> list[dict[str, str]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("site", [["--site", "hospital"], []])
 def test_persons_with_several_records_are_what_the_starter_protects(tmp_path: Path, site: list[str]) -> None:
     table = write_csv(tmp_path / "visits.csv", visits())

@@ -106,6 +106,7 @@ def test_spent_inverts_noise(mechanism: str, participation: str, trust: str) -> 
     assert spent["epsilon"] == pytest.approx(2.0, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_compare_lists_every_mechanism_with_the_librarys_numbers() -> None:
     answer = asked("compare --rounds 300 --decay 0.95 --mu 0.5 --clip 3 --epochs 3 --silos 4")
     rows = {row["mechanism"]: row for row in answer["mechanisms"]}
@@ -303,6 +304,7 @@ def test_golden_noise(line: str, epsilon: float, golden: float) -> None:
     assert "mu" not in spent
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("line", "at_6", "at_7", "at_8"),
     [
@@ -333,6 +335,7 @@ def test_compare_lists_groups_with_the_worst_errors_of_the_table() -> None:
     assert one["error_worst"] == pytest.approx(2.37, abs=0.01)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "line",
     [

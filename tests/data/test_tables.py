@@ -61,6 +61,7 @@ cells = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(cells, min_size=2, max_size=5), cells, st.integers(0, 4))
 def test_a_record_never_enters_the_features_of_another(
@@ -370,6 +371,7 @@ SPELLED = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(SPELLED, min_size=1, max_size=8))
 def test_guarantee_a_number_does_not_depend_on_how_other_cells_are_spelled(texts: list[str]) -> None:

@@ -147,7 +147,7 @@ def one_schedule(name: str, place: int) -> str:
     return runs[place % len(runs)]
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(25)
 @pytest.mark.parametrize(
     ("name", "schedule"),
     in_parts(
@@ -162,6 +162,7 @@ def test_every_row_goes_on_with_the_same_bits(name: str, schedule: str) -> None:
         check(replicates(cell), (5,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
 def test_silos_that_drop_out_go_on_with_the_same_bits(sampling: str) -> None:
     mechanism = {"name": "dp-sgd", "clip": 1.0, "step": 0.1, "momentum": 0.5}

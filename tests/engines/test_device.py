@@ -134,7 +134,7 @@ def test_no_round_copies_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rounds_on_meta(cells, monkeypatch) == cells[0].schedule.rounds
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(9)
 @pytest.mark.usefixtures("a_short_cipher")
 @pytest.mark.parametrize("mechanism", [kind.name for kind in CHOSEN])
 def test_no_round_of_a_mechanism_copies_anything(mechanism: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ def test_no_round_of_a_mechanism_copies_anything(mechanism: str, monkeypatch: py
     assert rounds_on_meta(cells, monkeypatch) == cells[0].schedule.rounds
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(20)
 @pytest.mark.usefixtures("a_short_cipher")
 @pytest.mark.parametrize("row", sorted(set(SETTINGS) - COPYING))
 def test_no_round_of_an_algorithm_copies_anything(row: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,7 @@ def released_as_integers(floats: Cell, little: float) -> tuple[ReleaseStream, ..
     return private.finished.releases
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(24)
 @pytest.mark.parametrize(
     ("name", "row", "variant"),
     in_parts(
@@ -102,7 +102,7 @@ def test_engines_agree_and_the_claim_is_the_target(name: str, row: str, variant:
         assert all(stream.mu <= 1.5 for stream in agreed(fitted(cell_of(row, trust, **settings))))
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(20)
 @pytest.mark.parametrize(("name", "variant"), list(itertools.product(["lambda-cgd", "blt"], VARIANTS)))
 @pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
 def test_integers_have_the_same_noise(name: str, variant: str, trust: str) -> None:
@@ -128,6 +128,7 @@ def test_late_clips_are_raised_at_the_same_noise(row: str, name: str) -> None:
         assert ours.largest_clip == np.max(clips[0])
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("row", NOISY)
 def test_what_a_plan_runs_is_the_fit_for_its_own_row(row: str) -> None:
     """√J of the plan's mechanism is within 1 % of every mechanism that can be named, with as many vectors."""

@@ -310,7 +310,7 @@ BESIDE: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
 """Settings beyond the grid's: the row, its schedule, keys of its algorithm and of its federation."""
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(20)
 @pytest.mark.parametrize(("name", "schedule", "algorithm", "federation"), BESIDE)
 def test_settings_beside_the_grid_train_alike_and_meet_their_target(
     name: str, schedule: str, algorithm: dict[str, Any], federation: dict[str, Any]

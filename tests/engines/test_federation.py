@@ -154,6 +154,7 @@ out = ""
 """
 
 
+@pytest.mark.slow
 def test_runs_are_shown_with_their_rounds_and_whether_a_command_follows_them_and_can_be_stopped(
     control: Control, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -101,6 +101,7 @@ def test_no_tasks_command_line_has_its_token(kind: TaskType) -> None:
     assert "5ec4e7" not in " ".join(words_of(replace(SPEC, task_type=kind)))
 
 
+@pytest.mark.slow
 def test_a_forked_clientapp_imports_the_app_that_the_run_names(tmp_path: Path) -> None:
     """Guarantee: a bundle with a fedpriv and a clients of its own runs those, not what started it has."""
     code = (
@@ -126,6 +127,7 @@ def test_a_forked_clientapp_imports_the_app_that_the_run_names(tmp_path: Path) -
     ]
 
 
+@pytest.mark.slow
 def test_a_task_that_does_not_end_when_told_is_ended_with_its_executor() -> None:
     """A server that waits for a SuperLink that was killed would keep the journal, and no run could be resumed."""
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"

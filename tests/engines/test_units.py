@@ -134,6 +134,7 @@ def test_a_person_moves_a_release_by_their_clip_however_many_records_they_have(t
     assert 0.0 < float((release.vector - other.vector).norm()) <= 2.0 / 5 * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_clients_are_rows_of_a_pool(small_cell: MakeCell) -> None:
     """Clients of six records each, ten of which are expected in a round, drawn in secret by the server's silo."""
     changes = {

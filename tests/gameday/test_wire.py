@@ -58,6 +58,7 @@ def answers(network: Namespaces, site: int) -> list[int]:
     return [int(word) for word in done.stdout.split()]
 
 
+@pytest.mark.slow
 def test_a_wire_carries_packets_and_one_sites_weather_is_not_anothers(network: Namespaces) -> None:
     assert answers(network, 0) == list(range(40))
     network.change(0, Weather(swallowed=True))
@@ -103,6 +104,7 @@ def test_nothing_in_a_namespace_reaches_the_machine_or_its_networks(network: Nam
     listener.close()
 
 
+@pytest.mark.slow
 def test_a_game_that_is_killed_leaves_no_namespace(network: Namespaces) -> None:
     code = "from tests.gameday.wire import Namespaces\nn = Namespaces(1, 0)\n"
     code += "print(n.within(None)[1], n.within(0)[1], flush=True)\nimport time\ntime.sleep(60)"

@@ -163,6 +163,7 @@ def test_a_records_integers_do_not_depend_on_its_company(way: str) -> None:
         assert torch.equal(of(features[company], own[company]), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("processor")
 def test_a_silos_record_moves_its_answer_by_the_same_in_any_company() -> None:
     """The same through a silo as guards and audits have it, whose batch is full whoever is in it."""

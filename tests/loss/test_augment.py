@@ -184,6 +184,7 @@ def test_a_record_of_which_one_copy_is_not_finite_adds_nothing() -> None:
     assert int(objective.increment(query, batch, 1e6).clipped) == len(some)
 
 
+@pytest.mark.slow
 def test_engines_agree(small_cell: MakeCell) -> None:
     cell = small_cell(
         data__name="synthetic", model={"name": "cnn", "augment": AUGMENTED}, federation__rounds=2,

@@ -65,6 +65,7 @@ def test_it_does_not_look_where_each_replicate_has_a_clip_of_its_own_or_records_
     assert certainly_unclipped(torch.zeros(2, 0), looked, torch.ones(0), 1.0) is None
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(values=st.lists(ANY, min_size=1, max_size=6), wide=st.booleans(), long=st.booleans())
 def test_the_length_of_all_is_at_least_the_norm_of_each(values: list[float], wide: bool, long: bool) -> None:

@@ -186,7 +186,7 @@ def only(objective: Any, place: int) -> Any:
     return objective.at(Slots(1, ((place, 1),))) if isinstance(objective, Smoothed) else objective
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(35)
 @pytest.mark.parametrize(
     ("dtype", "wider"),
     [
@@ -283,6 +283,7 @@ def test_points_whose_weights_cancel_keep_the_biases_norm() -> None:
         assert int(found.clipped) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [F32, F64], ids=["float32", "float64"])
 @given(
     apart=st.floats(-16.0, 0.0).map(lambda exponent: 10.0**exponent),

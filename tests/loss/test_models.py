@@ -113,6 +113,7 @@ def test_networks_take_the_fast_route_and_learn_with_clipped_gradients(
     assert objective.evaluate(point, records).loss < before
 
 
+@pytest.mark.slow
 def test_a_network_of_rectifiers_learns_to_retrieve_phases() -> None:
     """|⟨x*, z⟩| is within reach of its hidden layer: much less is left than of the best constant, the median."""
     row, data = model_named("relu-regression"), load("phase-retrieval")

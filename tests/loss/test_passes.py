@@ -43,6 +43,7 @@ def point_of(objective: Objective) -> torch.Tensor:
     return objective.initial() + 0.1 * torch.randn(objective.dimension, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", OBJECTIVES)
 @given(
@@ -111,6 +112,7 @@ def cell(**overrides: Any) -> Cell:
     return resolve_cell({**tree, "run": {**tree["run"], "passes": "bfloat16"}}, "test")
 
 
+@pytest.mark.slow
 def test_a_run_has_other_bits_and_nearly_the_same_model() -> None:
     (short,), _ = run("vectorized", cell())
     (plain,), _ = run("vectorized", resolve_cell(small_tree(algorithm=SGD, privacy=MU), "test"))

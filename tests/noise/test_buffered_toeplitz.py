@@ -86,6 +86,7 @@ def test_its_coefficients_never_increase_and_are_never_negative(
     assert np.all(series[1:] <= series[:-1] * (1.0 + 1e-15))
 
 
+@pytest.mark.slow
 @given(data=st.data(), rounds=st.integers(1, 20), decay=decays)
 @settings(max_examples=200, deadline=None)
 def test_every_fixed_order_is_exact(data: st.DataObject, rounds: int, decay: float) -> None:
@@ -98,6 +99,7 @@ def test_every_fixed_order_is_exact(data: st.DataObject, rounds: int, decay: flo
     assert found.value == pytest.approx(farthest(strategy(mechanism, rounds), workload), rel=1e-10)
 
 
+@pytest.mark.slow
 @given(data=st.data(), rounds=st.integers(1, 12), decay=decays)
 @settings(max_examples=300, deadline=None)
 def test_separated_patterns_are_exact_or_say_that_they_are_bounds(

@@ -216,7 +216,7 @@ def test_what_a_candidate_claims_is_what_its_mechanism_does(case: str) -> None:
         assert candidate.noise == pytest.approx(np.sqrt(wanted.value(candidate.mechanism)), rel=1e-9)
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(12)
 @pytest.mark.parametrize(
     ("row", "rounds", "rounds_per_epoch", "name"),
     [
@@ -252,6 +252,7 @@ def test_only_public_numbers_matter_and_the_choice_is_the_same_every_time() -> N
     assert auto(objective("unaccelerated", 40)) == auto(objective("unaccelerated", 40))
 
 
+@pytest.mark.slow
 def test_scaled_noise_is_for_one_pass_with_equal_clips() -> None:
     assert any(candidate.scaled for candidate in candidates(objective("dp-ftrl", 20), 4))
     for wanted in (objective("dp-ftrl", 20, 5), objective("online-to-batch", 20), separated(20, "equal")):

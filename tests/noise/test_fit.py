@@ -102,6 +102,7 @@ def test_a_loss_is_the_mechanisms_own_objective(name: str) -> None:
     assert math.exp(found) == pytest.approx(loss.cost.value(mechanism), rel=1e-10)
 
 
+@pytest.mark.slow
 def test_a_fit_never_leaves_the_roots_that_are_certified() -> None:
     for row in ROWS:
         for pairs in (1, 2, 3):
@@ -272,6 +273,7 @@ def test_the_sharper_bound_is_the_dense_optimum_for_prefix_sums(rounds: int, bes
     assert found == pytest.approx(best, rel=1e-6)
 
 
+@pytest.mark.slow
 @given(data=st.data(), rounds=st.integers(1, 12), seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=60, deadline=None)
 def test_no_mechanism_falls_below(data: st.DataObject, rounds: int, seed: int) -> None:

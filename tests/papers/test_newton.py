@@ -123,6 +123,7 @@ def test_without_noise_the_server_finds_the_penalized_minimum() -> None:
     assert of.evaluate(found, records).loss == pytest.approx(loss(best) - 0.01 * best @ best, abs=1e-4)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("rounds", "std"), [(3, 0.0), (3, 0.02), (5, 0.02)])
 def test_intervals_cover_the_weights_of_the_population(rounds: int, std: float) -> None:
     """Guarantee: sampling and the noise of gradients and Hessians are in an interval."""

@@ -171,6 +171,7 @@ def test_what_a_run_writes_has_to_be_what_is_read() -> None:
         _ = cell_of(federation={**FEDERATION, "sampling": "forgetful"}).schedule
 
 
+@pytest.mark.slow
 def test_a_folder_is_shown_and_its_claim_computed_again_where_its_file_is_named(tmp_path: Path) -> None:
     tree = small_tree(federation=FEDERATION, privacy={"relation": "replace-one", "mu": 1.0})
     results = fedpriv.run(tree, out=str(tmp_path / "run"))

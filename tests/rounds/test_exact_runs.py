@@ -167,6 +167,7 @@ LOCAL_STEPS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measured", MEASURED.values(), ids=MEASURED)
 def test_what_is_measured_beside_a_run_changes_no_integer(tmp_path: Path, measured: dict[str, Any]) -> None:
     """In a simulation, and of guards, which measure nothing."""

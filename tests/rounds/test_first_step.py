@@ -517,6 +517,7 @@ def test_a_guard_charges_rounds_for_themselves_and_their_step_for_itself(tmp_pat
     assert guard._ledger.prices() == pytest.approx([math.sqrt(0.1), math.sqrt(0.9)], rel=1e-9)
 
 
+@pytest.mark.slow
 def test_only_one_function_derives_cells_with_a_promise_of_their_own() -> None:
     """Guarantee: no copy of a cell gets another [privacy] or [data] with its old budget; see `Cell.derived`."""
     found = []

@@ -165,6 +165,7 @@ def test_the_command_fails_where_a_claim_differs(tmp_path: Path, key: str) -> No
     assert "DIFFERS" in CliRunner().invoke(app, ["privacy", "ledger", str(folder)]).output
 
 
+@pytest.mark.slow
 def test_a_doctored_epsilon_of_a_sampled_run_is_seen(tmp_path: Path) -> None:
     """It has no μ: ε is all there is to check."""
     tree = small_tree(

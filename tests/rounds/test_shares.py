@@ -50,6 +50,7 @@ def planned(cell: Cell, released: bool = False) -> Plan:
     return plan_of(cell, task_of_cell(cell).objective, released=released)
 
 
+@pytest.mark.every(6)
 @pytest.mark.parametrize("released", [False, True], ids=["floats", "integers"])
 @pytest.mark.parametrize("row", ROWS)
 def test_each_silos_own_stream_promises_its_own_share_of_the_target(row: str, released: bool) -> None:

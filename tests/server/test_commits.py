@@ -63,6 +63,7 @@ def grid_of(folder: Path, cell: Cell, run: str) -> InProcessGrid:
     return InProcessGrid(app, 3, run_config_of(cell, Path(), run))
 
 
+@pytest.mark.slow
 def test_guarantee_a_silo_that_was_put_back_between_two_runs_is_noticed_in_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,6 +117,7 @@ def test_a_deployed_run_evaluates_and_leaves_no_key(tmp_path: Path, trust: str) 
     assert not list((tmp_path / "j").rglob("sums-*"))
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
 @pytest.mark.parametrize("after", [False, True])
 def test_a_server_killed_around_any_evaluation_publishes_each_once(
@@ -149,6 +150,7 @@ def test_a_server_killed_around_any_evaluation_publishes_each_once(
     assert len({metrics["test_accuracy"] for metrics in told.values()}) == 4
 
 
+@pytest.mark.slow
 def test_a_trusted_servers_noise_is_drawn_from_a_key_of_the_systems(tmp_path: Path) -> None:
     """Two servers with the same silos' sums, the same scenario and the same seed publish different metrics."""
     cell, found = cell_of("trusted", run__evaluations=1), []
@@ -198,6 +200,7 @@ def test_a_simulating_server_refuses_real_silos_of_a_trusted_run(tmp_path: Path)
         run_cell(Real(client_app, 3, run_config_of(cell, Path())), cell, Heard())
 
 
+@pytest.mark.slow
 def test_a_local_deployments_policies_allow_the_run_and_nothing_wider(tmp_path: Path) -> None:
     """The silos that `--engine deployment` starts: with little noise they measure what a simulation does."""
     quiet = {"records": [20, 30, 40], "mu": 2000.0}

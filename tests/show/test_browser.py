@@ -105,6 +105,7 @@ def test_a_page_follows_its_run(tmp_path: Path) -> None:
     assert first.complaints == last.complaints == []
 
 
+@pytest.mark.slow
 def test_a_page_is_given_to_this_machine_only() -> None:
     import http.client
 

@@ -111,6 +111,7 @@ def test_drawing_leaves_settings_alone(tmp_path: Path, make_table: Make) -> None
     assert dark.read_bytes() == plain.read_bytes()  # a user's own settings do not change a figure
 
 
+@pytest.mark.slow
 def test_a_single_cell(tmp_path: Path, make_results: Make) -> None:
     results = make_results({}, [0], lambda point, seed: (2.25, 0.7))
     files = plot_run(write(tmp_path / "run", results))
@@ -182,6 +183,7 @@ def test_accuracy_against_privacy(make_table: Make) -> None:
     assert sorted(set(edges[:, 1])) == pytest.approx([69.0, 71.0, 73.0, 75.0])
 
 
+@pytest.mark.slow
 def test_rounding_of_mu_is_not_a_second_value(tmp_path: Path, make_results: Make) -> None:
     axes = {"federation.silos": [1, 10]}
     results = make_results(
@@ -272,6 +274,7 @@ def test_none_or_all_clipped_is_no_chart(make_table: Make, share: float) -> None
     assert "clipped" not in {chart.key for chart in charts_of(results, [], None)}
 
 
+@pytest.mark.slow
 def test_silos_that_do_not_tell_have_no_figure_of_clipping(tmp_path: Path, make_table: Make) -> None:
     results = make_table(facts=lambda point: {"fraction_clipped": None})
     assert "clipped" not in {file.stem for file in plot_run(write(tmp_path / "run", results))}

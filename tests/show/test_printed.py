@@ -86,6 +86,7 @@ def test_guarantee_a_best_guess_is_bounded_and_never_called_blind(mu: float) -> 
     assert upper_percent(0.9991) == "over 99.9 %"  # never certainty
 
 
+@pytest.mark.slow
 def test_a_pair_of_a_sampled_run_holds_as_it_is_printed() -> None:
     """Before: (7.999, 1e-05) for 7.99937, at which δ is above 1.0003e-5 by an independent lower bound."""
     run = PoissonGaussian(0.514864, 1 / 20, 10)
@@ -115,6 +116,7 @@ def texts_of(results: Results, mu: float, delta: float) -> Iterator[str]:
 _NUMBER = r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)"
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(mu=st.floats(1e-3, 12.0), delta=st.floats(1e-9, 0.05))
 def test_guarantee_every_printed_style_is_on_the_safe_side(mu: float, delta: float) -> None:

@@ -161,6 +161,7 @@ def sums(asked: EvaluationPlan, guard: Guard, cell: Cell, model: torch.Tensor) -
     return silo.arithmetic.sums(silo.start(), asked.plan.estimator.round(1), model, silo._read(1)).values
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("change", [{"outcome": "ill"}, {"sex": "m", "age": "21"}, {"part": "train"}])
 def test_files_that_differ_in_one_row_stay_within_the_certificate(tmp_path: Path, change: dict[str, str]) -> None:
     """Guarantee: in integers, for models that are as sure as they like."""

@@ -42,6 +42,7 @@ def exact_means(path: Path, model: torch.Tensor) -> torch.Tensor:
     return planned().scores.contributions(model, shard.seen(cell)).mean(0)
 
 
+@pytest.mark.slow
 def test_an_evaluation_is_of_the_test_records_and_noisy_as_the_plan_says(tmp_path: Path) -> None:
     """30 guards with keys of the system's: errors of 60 numbers in standard deviations, a χ² of 60 degrees."""
     std, squares = float(planned().plan.noise.std_of(0)), []
@@ -87,6 +88,7 @@ def test_a_restarted_guard_goes_on_and_the_last_evaluation_wipes_the_key(tmp_pat
     assert torch.equal(evaluator(path).answer("run", SCENARIO, E, MODEL * E), answers[-1])
 
 
+@pytest.mark.slow
 def test_a_thousand_evaluations_are_refused_after_the_budget(tmp_path: Path) -> None:
     """A new run's name each time, as cheap as it comes: what was charged never exceeds the budget."""
     path = write_tested(tmp_path, evaluation={"budget": 0.5})

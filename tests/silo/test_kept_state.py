@@ -62,6 +62,7 @@ def test_a_guard_that_restarts_between_all_rounds_releases_what_one_in_memory_do
             assert torch.equal(kept, there)
 
 
+@pytest.mark.slow
 def test_guarantee_no_answer_depends_on_what_a_guard_keeps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

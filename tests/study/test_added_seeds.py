@@ -175,6 +175,7 @@ class StopsAfter(fedpriv.RunObserver):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_seeds_are_added_to_a_run_that_was_stopped_and_again(tmp_path: Path) -> None:
     """Every start keeps its cells' numbers, however often it is stopped; 2, 3 and 6 seeds, in Python."""
     out = tmp_path / "out"

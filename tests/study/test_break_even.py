@@ -170,6 +170,7 @@ def test_lambda_zero_is_alone_and_infinity_the_release_bit_for_bit() -> None:
     assert 0.0 < np.linalg.norm(middle - released) < np.linalg.norm(own - released)
 
 
+@pytest.mark.slow
 def test_a_personal_model_takes_a_good_release_and_leaves_a_bad_one() -> None:
     cell = cell_on(added("taken", 40, 15, 0.75), 40, 15)
     objective = linear_objective(cell)
@@ -288,6 +289,7 @@ def test_a_study_that_was_stopped_goes_on_and_its_cache_is_the_owners(
     )
 
 
+@pytest.mark.slow
 def test_a_damaged_study_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path, federation_of(flipped("damaged", 3, 20, 0.0), 3, 20))
     question = Question(path, (), ("untrusted",), (1.0,), 0)
@@ -395,6 +397,7 @@ def test_a_table_has_the_row_of_each_silo_alone_and_never_computes_it(tmp_path: 
     assert "nothing released" not in render(results, "markdown")
 
 
+@pytest.mark.slow
 def test_the_row_of_each_silo_alone_has_its_name_where_nothing_is_swept(tmp_path: Path) -> None:
     """It had none in the table, page and terminal of a run of one point, as `data inspect` writes it."""
     tree = cell_on(added("single", 3, 40, 1.0), 3, 40).canonical()

@@ -78,6 +78,7 @@ def test_it_opens_no_socket_and_writes_for_its_owner_alone(
     assert before == {path: path.read_bytes() for path in (tmp_path / "silo").iterdir()}
 
 
+@pytest.mark.slow
 def test_lambda_is_chosen_on_records_that_the_guard_never_held(tmp_path: Path) -> None:
     policy, scenario, model = silo_at(tmp_path)
     (features, labels), _ = two_classes(1, 30, 1.0, 10, seed=7)
@@ -90,12 +91,14 @@ def test_lambda_is_chosen_on_records_that_the_guard_never_held(tmp_path: Path) -
     assert "folds, all of which" in invoked(policy, scenario, "--model", str(model)).output
 
 
+@pytest.mark.slow
 def test_the_learning_curve_needs_no_release(tmp_path: Path) -> None:
     policy, scenario, _ = silo_at(tmp_path)
     text = invoked(policy, scenario, "--alone").output
     assert [line.split()[0] for line in text.splitlines()[1:4]] == ["15", "30", "60"]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_refined_is_told_in_one_line(tmp_path: Path) -> None:
     policy, scenario, model = silo_at(tmp_path)
 
@@ -119,7 +122,7 @@ def test_what_cannot_be_refined_is_told_in_one_line(tmp_path: Path) -> None:
     assert "shard-0.npz" in told("--model", str(model))
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 @pytest.mark.parametrize("size", [1e30, 1e160, 1e308, np.inf, np.nan])
 def test_a_server_that_picks_every_float_does_not_pick_the_personal_model(size: float) -> None:
@@ -164,6 +167,7 @@ def test_nothing_of_a_personal_model_is_in_a_run_or_on_the_wire(tmp_path: Path) 
             assert not any(piece in content for content in (*after.values(), *sent))
 
 
+@pytest.mark.slow
 def test_refining_computes_in_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[int] = set()
     real, before = fits.minimize, torch.get_num_threads()

@@ -240,6 +240,7 @@ def test_a_setting_that_cannot_run_is_named_once(refused: Refused) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["federation.batch", "federation.epochs"])
 def test_held_out_records_are_counted_as_runs_with_the_choice_read_them(
     key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

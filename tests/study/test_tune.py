@@ -123,6 +123,7 @@ def test_every_row_gets_the_best_of_as_many_settings_on_held_out_records(fedpriv
     assert "The choice is not private" in out
 
 
+@pytest.mark.slow
 def test_an_override_of_a_key_that_was_chosen_does_not_outrank_the_choice(fedpriv: Command) -> None:
     """The command that tune prints runs what tune chose."""
     out, _ = fedpriv(
@@ -137,6 +138,7 @@ def test_an_override_of_a_key_that_was_chosen_does_not_outrank_the_choice(fedpri
     assert {point.cell.algorithm.settings.step for point in points} == chosen
 
 
+@pytest.mark.slow
 def test_a_run_with_the_settings_says_that_they_were_chosen(fedpriv: Command) -> None:
     fedpriv("tune", "mine.toml", "--trials", "2", "--grid", "algorithm.step=[0.1,1,10]", "--set", "privacy.mu=1.0")
     out, _ = fedpriv("run", "runs/mine-tuned/scenario.toml", "--set", "privacy.mu=1.0", "--out", "done")
@@ -153,6 +155,7 @@ def test_a_run_with_the_settings_says_that_they_were_chosen(fedpriv: Command) ->
     assert load_scenario(Path("again.toml")).tuned == results.tuned
 
 
+@pytest.mark.slow
 def test_a_paper_s_values_are_not_shown_beside_other_settings(fedpriv: Command) -> None:
     """The rules of a tuned scenario change what the paper ran."""
     published = (
@@ -202,6 +205,7 @@ def test_held_out_records_are_said_to_be_whose_they_are() -> None:
         held_out_of(cell, 6000)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "federation", [{"silos": 4, "rounds": 1500}, {"silos": 2, "rounds": 10, "samples": 6000},
                    {"silos": 2, "rounds": 10, "batches": [400, 200]}]
@@ -265,6 +269,7 @@ def test_a_private_choice_leaves_nothing_of_other_runs_and_says_what_it_costs(fe
     assert "truncated negative binomial number of runs, 6 on average" in line
 
 
+@pytest.mark.slow
 def test_a_private_choice_can_be_of_a_poisson_number_of_runs(fedpriv: Command) -> None:
     out, _ = fedpriv(
         "tune", "mine.toml", *GRID, "--private", "--poisson", "--trials", "1", "--out", "out", "--seed", "3"

@@ -153,6 +153,7 @@ def test_long_rows_are_added_up_in_blocks(monkeypatch: pytest.MonkeyPatch) -> No
     assert exact_square(integers(given_rows, 2**36, 2.0**36)[1]) <= 2**72
 
 
+@pytest.mark.slow
 def test_a_row_of_more_than_a_block() -> None:
     size = 2**22 + 5
     k = integers(np.random.default_rng(5).normal(size=(1, size)).astype(np.float32), 2**36, 2.0**50)
@@ -191,6 +192,7 @@ def test_enormous_and_tiny_increments_are_clipped_and_not_lost(size: float) -> N
     assert 2**35 * (1 - 2.0**-28) < k[0, 0] <= 2**35
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize("offset", range(8))
 def test_sums_of_squares_are_taken_in_aligned_memory(offset: int) -> None:
     """Gains: a record's integers differ by where in memory its increment happens to lie."""
