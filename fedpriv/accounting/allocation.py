@@ -41,6 +41,7 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from fedpriv.accounting import fading
+from fedpriv.accounting.chain import Overlaps
 from fedpriv.accounting.curves import (
     LEAST_DELTA,
     Curve,
@@ -199,7 +200,7 @@ class AllocatedGaussian(Sampled):
     relation: Relation = "zero-out"
     common: float = 0.0
     """Share of a round's squared distance by which two rounds of a unit overlap at most (`overlap`); below 1."""
-    overlaps: fading.Overlaps | None = None
+    overlaps: Overlaps | None = None
     """How these overlaps fade, where that is known: a second bound."""
 
     kind: ClassVar[str] = "allocated-gaussian"
@@ -335,7 +336,7 @@ def calibrated(
     epochs: int = 1,
     relation: Relation = "zero-out",
     common: float = 0.0,
-    overlaps: fading.Overlaps | None = None,
+    overlaps: Overlaps | None = None,
 ) -> AllocatedGaussian:
     """The mechanism with about the smallest noise multiplier that is (`epsilon`, `delta`)-DP.
 

@@ -12,9 +12,15 @@ variances a_t and neighbours' covariances l_t it has
 
 the second so that a vector with these covariances exists; of several r the one whose overlaps are least in sum
 is taken. `walk` computes with it.
+
+**What all rounds share.** A part κ² of every overlap can count as known, as in `overlap`: with G_t = κ ξ + G'_t of
+all rounds S is e^(kκξ - k²κ²/2) times the S of G', for k epochs. The chain then lies above (X - κ²)+ only. One buffer
+is a chain as it is; a slow and a fast one are nearer to a constant and a chain. Of some κ² that one is taken whose
+overlaps are least in sum.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +31,9 @@ _MORE = 1.0 + 1e-9  # of every overlap: the rounding of the products, of the pow
 _DECAYS = 24  # that are tried
 _LEAST_COLUMN, _LEAST_CLIP = 1e-6, 0.1  # of the longest, of the largest: shorter and smaller ones are raised
 _NOTHING = 1e-290  # of an overlap: far below what 1e-12 in δ (`losses`) covers
+_HALVINGS = 6  # of the median overlap: so much may be known, or as much as the least one
+_PREFERRED = 0.999  # of the sum of what is laid above: where it falls below
+_TINY = 1e-300
 MOST_ROUNDS = 400
 """Longer chains take too long: `overlap`'s bound stands alone."""
 
@@ -90,3 +99,56 @@ def _decays(upper: Floats) -> list[float]:
         return [1e-3]
     places = np.unique(np.linspace(0, len(ratios) - 1, _DECAYS).astype(int))
     return [ratios[place] for place in places]
+
+
+@dataclass(frozen=True)
+class Overlaps:
+    """What a unit's rounds move alike, over the square of the clip: what is known, and chains above the rest."""
+
+    epoch: Chain
+    """Of one epoch."""
+    pair: Chain
+    """Of two, one after the other."""
+    known: float = 0.0
+    """The variance of what all rounds of the run share, and of what blocks do beside."""
+
+
+def overlaps_of(products: Floats, clips: Floats, bins: int) -> Overlaps:
+    """The chains above the inner products of columns, (n, n) for n rounds of which each epoch has `bins`.
+
+    `clips`, (n,), have the clip's square in their unit.  Guarantee: with what is known above them all, rounded up.
+    """
+    moved = products * np.outer(clips, clips)
+    apart = moved[np.triu_indices(len(clips), 1)]
+    whole = _overlaps_of(moved, clips, bins, 0.0)
+    if not np.any(apart):
+        return whole[1]
+    tried = [float(np.min(apart)), *(float(np.median(apart)) / 2**each for each in range(1, _HALVINGS + 1))]
+    best = min((_overlaps_of(moved, clips, bins, common) for common in tried), key=lambda each: each[0])
+    return (best if best[0] < _PREFERRED * whole[0] else whole)[1]
+
+
+def _overlaps_of(moved: Floats, clips: Floats, bins: int, common: float) -> tuple[float, Overlaps]:
+    """The chains above what is left of these overlaps; and first the mean of all that epochs share."""
+    epochs = len(clips) // bins
+    starts = [bins * epoch for epoch in range(epochs)]
+    rest = np.maximum(0.0, moved - common)
+
+    def above(starts: Sequence[int], rounds: int) -> Chain:
+        most, longest = np.zeros((rounds, rounds)), np.zeros(rounds)
+        for start in starts:
+            here = slice(start, start + rounds)
+            size = len(clips[here])
+            products = rest[here, here] / np.maximum(_TINY, np.outer(clips[here], clips[here]))
+            most[:size, :size] = np.maximum(most[:size, :size], products)
+            longest[:size] = np.maximum(longest[:size], clips[here])
+        return dominating(most, longest)
+
+    largest = rest.reshape(epochs, bins, epochs, bins).max(axis=(1, 3))
+    blocks = np.arange(epochs) // 2
+    between = float(np.sum(largest[blocks[:, None] != blocks[None, :]]))
+    known = (between + epochs**2 * common) * (1.0 + 1e-9)
+    found = Overlaps(above(starts, bins), above(starts[::2], 2 * bins), known)
+    pairs, single = divmod(epochs, 2)
+    along = pairs * np.sum(found.pair.covariances) + single * np.sum(found.epoch.covariances)
+    return float(along) / bins**2 + found.known, found

@@ -22,8 +22,7 @@ round. Points of H joined by chords are the hockey stick of a law of ln (S_1 / S
 the two arms' laws are added up.
 
 **Several epochs** are taken in blocks of two. Overlaps of rounds in different blocks are replaced by the largest
-one of their epochs, which is common to all (Kahane): a Gaussian release of variance `between`, and blocks
-that are independent.
+one of their epochs, which is common to all (Kahane): a Gaussian release, and blocks that are independent.
 """
 
 import math
@@ -34,7 +33,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedpriv.accounting.chain import Chain, dominating
+from fedpriv.accounting.chain import Chain, Overlaps
 from fedpriv.accounting.curves import Curve, Floats, as_floats
 from fedpriv.accounting.losses import LatticeLosses, Losses
 from fedpriv.accounting.overlap import beside
@@ -72,41 +71,6 @@ class Grain:
 FINE, COARSE = Grain(0.2, 200, 0.02, 0.01, 0.15), Grain(0.4, 80, 0.05, 0.04, 0.4)
 
 
-@dataclass(frozen=True)
-class Overlaps:
-    """What a unit's rounds move alike, over the square of the clip."""
-
-    epoch: Chain
-    """Of one epoch."""
-    pair: Chain
-    """Of two, one after the other."""
-    between: float = 0.0
-    """Σ over pairs of epochs of different blocks (both orders) of the largest overlap."""
-
-
-def overlaps_of(products: Floats, clips: Floats, bins: int) -> Overlaps:
-    """The chains above the inner products of columns, (n, n) for n rounds of which each epoch has `bins`.
-
-    `clips`, (n,), have the clip's square in their unit.  Guarantee: above them all, rounded up.
-    """
-    epochs = len(clips) // bins
-    starts = [bins * epoch for epoch in range(epochs)]
-
-    def above(starts: Sequence[int], rounds: int) -> Chain:
-        most, longest = np.zeros((rounds, rounds)), np.zeros(rounds)
-        for start in starts:
-            here = slice(start, start + rounds)
-            size = len(clips[here])
-            most[:size, :size] = np.maximum(most[:size, :size], products[here, here])
-            longest[:size] = np.maximum(longest[:size], clips[here])
-        return dominating(most, longest)
-
-    moved = (products * np.outer(clips, clips)).reshape(epochs, bins, epochs, bins).max(axis=(1, 3))
-    blocks = np.arange(epochs) // 2
-    between = float(np.sum(moved[blocks[:, None] != blocks[None, :]])) * (1.0 + 1e-9)
-    return Overlaps(above(starts, bins), above(starts[::2], 2 * bins), between)
-
-
 def directions(overlaps: Overlaps, multiplier: float, epochs: int, grain: Grain) -> tuple[Curve, Curve] | None:
     """The curves of a unit that is removed and of one that is added; None where they are not computed.
 
@@ -118,7 +82,7 @@ def directions(overlaps: Overlaps, multiplier: float, epochs: int, grain: Grain)
 
 def replacing(overlaps: Overlaps, multiplier: float, epochs: int, grain: Grain) -> Curve | None:
     """The curve of a unit that is another one; None where it is not computed."""
-    if epochs == 1:
+    if epochs == 1 and not overlaps.known:
         return replaced(Block(overlaps.epoch.at(multiplier), 1, grain))
     return _several(replaced_law, overlaps, multiplier, epochs, grain)
 
@@ -126,7 +90,7 @@ def replacing(overlaps: Overlaps, multiplier: float, epochs: int, grain: Grain) 
 def _several(
     law_of: Callable[["Block"], Losses | None], overlaps: Overlaps, multiplier: float, epochs: int, grain: Grain
 ) -> Curve | None:
-    """All blocks of two epochs, the last epoch where their number is odd, and what blocks move alike as known."""
+    """All blocks of two epochs, the last epoch where their number is odd, and what is known."""
     pairs, single = divmod(epochs, 2)
     blocks = [Block(overlaps.pair.at(multiplier), 2, grain)] * (pairs > 0)
     blocks += [Block(overlaps.epoch.at(multiplier), 1, grain)] * single
@@ -138,7 +102,7 @@ def _several(
     law = first if times == 1 else first.on_lattice(step).composed(times)
     for other in found[1:]:
         law = law.on_lattice(step).beside(other.on_lattice(step)).atoms
-    known = math.sqrt(overlaps.between) / multiplier * (1.0 + 1e-12)
+    known = math.sqrt(overlaps.known) / multiplier * (1.0 + 1e-12)
     return beside(law, 2.0 * known if law_of is replaced_law else known).deltas
 
 

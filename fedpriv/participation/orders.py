@@ -27,7 +27,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.random import KeyedCoins
 
 if TYPE_CHECKING:
-    from fedpriv.accounting.fading import Overlaps
+    from fedpriv.accounting.chain import Overlaps
 
 
 @dataclass(frozen=True)

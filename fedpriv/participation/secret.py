@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedpriv.accounting.allocation import AllocatedGaussian, calibrated
 from fedpriv.accounting.budget import Capacity, capacity
-from fedpriv.accounting.fading import Overlaps
+from fedpriv.accounting.chain import Overlaps
 from fedpriv.accounting.gaussian import RELATION_FACTOR, Relation, epsilon_of
 from fedpriv.accounting.guarantees import Sampled
 from fedpriv.accounting.poisson import PoissonGaussian

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.accounting.chain import MOST_ROUNDS as LONGEST_CHAIN
-from fedpriv.accounting.fading import Overlaps, overlaps_of
+from fedpriv.accounting.chain import Overlaps, overlaps_of
 from fedpriv.accounting.gaussian import APART, Relation, moved_by, relation_named
 from fedpriv.accounting.guarantees import Guarantee
 from fedpriv.core.errors import InputError

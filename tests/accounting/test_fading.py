@@ -7,7 +7,7 @@ import pytest
 
 from fedpriv.accounting import fading
 from fedpriv.accounting.allocation import AllocatedGaussian
-from fedpriv.accounting.chain import Chain, dominating
+from fedpriv.accounting.chain import Chain, dominating, overlaps_of
 from fedpriv.accounting.curves import Curve, Floats, gaussian, gaussian_from_below
 from fedpriv.accounting.fading import (
     COARSE,
@@ -15,7 +15,6 @@ from fedpriv.accounting.fading import (
     Block,
     added,
     directions,
-    overlaps_of,
     removed,
     replaced,
     replaced_law,
@@ -164,18 +163,40 @@ def test_a_drawn_partition_has_no_chain() -> None:
     assert run_of(MECHANISMS[0], Balanced(40, 20, 5), "zero-out", 1.5).overlaps is None
 
 
-def test_overlaps_between_blocks_count_in_both_orders() -> None:
+LAG = np.abs(np.subtract.outer(np.arange(4), np.arange(4)))
+SLOW_AND_FAST = 0.5 + 0.5 * 0.2**LAG
+
+
+@pytest.mark.parametrize("moved", [0.5**LAG, SLOW_AND_FAST], ids=["one buffer", "a slow and a fast one"])
+def test_overlaps_of_several_epochs_all_count(moved: Floats) -> None:
     """Four epochs of one round: nothing is secret, and what overlaps adds up to ‖Σ C_t‖²."""
-    lag = np.abs(np.subtract.outer(np.arange(4), np.arange(4)))
-    overlaps = overlaps_of(0.5**lag, np.ones(4), 1)
-    assert overlaps.between == pytest.approx(2 * (0.5 + 2 * 0.25 + 0.125))
+    overlaps = overlaps_of(moved, np.ones(4), 1)
     found, other = directions(overlaps, 4.0, 4, COARSE), replacing(overlaps, 4.0, 4, COARSE)
     assert found is not None
     assert other is not None
-    mu = math.sqrt(float(np.sum(0.5**lag))) / 4.0
+    mu = math.sqrt(float(np.sum(moved))) / 4.0
     for curve in found:
         assert np.all(curve(EPSILONS) >= gaussian_from_below(mu)(EPSILONS))
     assert np.all(other(EPSILONS) >= gaussian_from_below(2.0 * mu)(EPSILONS))
+
+
+def test_overlaps_between_blocks_count_in_both_orders() -> None:
+    overlaps = overlaps_of(0.5**LAG, np.ones(4), 1)
+    assert overlaps.known == pytest.approx(2 * (0.5 + 2 * 0.25 + 0.125))
+
+
+def test_what_all_rounds_share_is_known_and_chains_lie_above_the_rest() -> None:
+    for rounds in (2, 4):
+        moved = SLOW_AND_FAST[:rounds, :rounds]
+        overlaps = overlaps_of(moved, np.ones(rounds), rounds)
+        assert (rounds == 2) == (overlaps.known == 0.0)  # of two rounds every law is a chain
+        assert np.all(overlaps.epoch.covariances + overlaps.known >= moved)
+        assert np.sum(overlaps.epoch.covariances + overlaps.known) <= 1.02 * np.sum(moved)
+    assert overlaps_of(0.9**LAG, np.ones(4), 4).known == 0.0
+    curve, whole = replacing(overlaps, 1.0, 1, FINE), replaced(Block(overlaps.epoch, 1, FINE))
+    assert curve is not None
+    assert whole is not None
+    assert np.all(curve(EPSILONS) > whole(EPSILONS))
 
 
 @pytest.mark.parametrize("decay", [0.05, 0.4])

@@ -96,12 +96,15 @@ def never_below(attack: Attack, draws: int, grain: fading.Grain) -> None:
 
 BUFFERS = BufferedToeplitz(1.0, (0.999, 0.8, 0.3), (0.95, 0.5, 0.05))
 ONE_BUFFER = BufferedToeplitz(1.0, (0.95,), (0.4,))
+TWO_BUFFERS = BufferedToeplitz(1.0, (0.97, 0.5), (0.6, 0.1))
 QUICK = [
     Attack(cgd(1e-3), 4, 1, 1, 1.0, "first small", "zero-out"),
     Attack(cgd(1e-3), 4, 1, 1, 1.0, "first small", "replace-one"),
     Attack(cgd(0.9999), 5, 1, 1, 0.8, "equal", "zero-out"),
     Attack(cgd(0.3), 4, 3, 1, 0.05, "any", "zero-out"),
     Attack(BUFFERS, 6, 2, 1, 50.0, "falling", "zero-out"),
+    Attack(TWO_BUFFERS, 4, 4, 2, 1.0, "few large", "zero-out"),
+    Attack(TWO_BUFFERS, 6, 4, 1, 1.0, "equal", "replace-one"),
     Attack(ONE_BUFFER, 5, 2, 1, 1.0, "few large", "zero-out"),
     Attack(cgd(0.7), 3, 2, 2, 1.5, "falling", "replace-one"),
 ]
@@ -114,6 +117,10 @@ LONG = [
     Attack(cgd(0.5), 8, 2, 2, 1.2, "rising", "zero-out"),
     Attack(cgd(0.05), 6, 2, 3, 2.0, "any", "replace-one"),
     Attack(cgd(0.97), 8, 2, 2, 1.4, "equal", "replace-one"),
+    Attack(BUFFERS, 5, 2, 3, 2.0, "equal", "zero-out"),
+    Attack(BUFFERS, 5, 2, 2, 1.5, "any", "zero-out"),
+    Attack(TWO_BUFFERS, 6, 3, 2, 1.2, "equal", "zero-out"),
+    Attack(TWO_BUFFERS, 5, 4, 2, 1.3, "rising", "replace-one"),
     Attack(cgd(0.9), 8, 6, 2, 1.2, "few large", "replace-one"),
     Attack(cgd(0.6), 4, 2, 4, 2.5, "equal", "replace-one"),
     Attack(cgd(0.999), 5, 1, 2, 40.0, "rising", "replace-one"),
