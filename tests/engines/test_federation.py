@@ -82,7 +82,9 @@ def test_silos_are_shown_with_version_clock_and_when_they_were_seen(
         connect(told, keys["silo-1"])
     one, two = silos_of(control)
     assert one.connected
-    assert re.match(r"silo 0: connected, last seen \d+ s ago, fedpriv 0\.2\.0\\x1b\[2J \(protocol 3\)x", one.line())
+    assert re.match(
+        r"silo 0: connected, last seen \d+ s ago, fedpriv 0\.2\.0\\x1b\[2J \(protocol 3\)x", one.line()
+    )
     assert one.line().endswith("clock as here")
     assert not two.connected
     assert "silo 1: not let in (last connected: never): its clock is 20 s ahead of the SuperLink's" in two.line()
