@@ -14,9 +14,9 @@ the second so that a vector with these covariances exists; of several r the one 
 is taken. `walk` computes with it.
 
 **What all rounds share.** A part κ² of every overlap can count as known, as in `overlap`: with G_t = κ ξ + G'_t
-of all rounds S is e^(kκξ - k²κ²/2) times the S of G', for k epochs. The chain then lies above (X - κ²)+ only. One
-buffer is a chain as it is; a slow and a fast one are nearer to a constant and a chain. Of some κ² that one is taken
-whose overlaps are least in sum.
+of all rounds S is e^(kκξ - k²κ²/2) times the S of G', for k epochs. The chain then lies above (X - κ²)+ only.
+One buffer is a chain as it is; a slow and a fast one are nearer to a constant and a chain. Of some κ² that one
+is taken whose overlaps are least in sum.
 """
 
 import math
