@@ -196,7 +196,7 @@ def test_what_all_rounds_share_is_known_and_chains_lie_above_the_rest() -> None:
     curve, whole = replacing(overlaps, 1.0, 1, FINE), replaced(Block(overlaps.epoch, 1, FINE))
     assert curve is not None
     assert whole is not None
-    assert np.all(curve(EPSILONS) > whole(EPSILONS))
+    assert np.all(curve(EPSILONS) > 1.05 * whole(EPSILONS))
 
 
 @pytest.mark.parametrize("decay", [0.05, 0.4])
