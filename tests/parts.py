@@ -1,4 +1,7 @@
-"""Grids of tests in two parts: the rows that `make test` takes, and all others, which `make test-slow` takes."""
+"""Grids of tests in two parts: the rows that `make test` takes, and all others, which `make test-slow` takes.
+
+The mark `every(n)` (`tests/conftest.py`) thins out what is left of a grid whose rows are alike.
+"""
 
 import itertools
 from collections.abc import Iterable, Sequence

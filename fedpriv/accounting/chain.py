@@ -123,8 +123,8 @@ def overlaps_of(products: Floats, clips: Floats, bins: int) -> Overlaps:
     whole = _overlaps_of(moved, clips, bins, 0.0)
     if not np.any(apart):
         return whole[1]
-    tried = [float(np.min(apart)), *(float(np.median(apart)) / 2**each for each in range(1, _HALVINGS + 1))]
-    best = min((_overlaps_of(moved, clips, bins, common) for common in tried), key=lambda each: each[0])
+    tried = {float(np.min(apart)), *(float(np.median(apart)) / 2**each for each in range(1, _HALVINGS + 1))}
+    best = min((_overlaps_of(moved, clips, bins, common) for common in sorted(tried)), key=lambda each: each[0])
     return (best if best[0] < _PREFERRED * whole[0] else whole)[1]
 
 

@@ -76,7 +76,7 @@ def directions(overlaps: Overlaps, multiplier: float, epochs: int, grain: Grain)
 
     Guarantee: each bounds its direction under zero-out.
     """
-    found = [_several(law_of, overlaps, multiplier, epochs, grain) for law_of in (removed, added)]
+    found = [_several(law_of, 1.0, overlaps, multiplier, epochs, grain) for law_of in (removed, added)]
     return None if found[0] is None or found[1] is None else (found[0], found[1])
 
 
@@ -84,13 +84,18 @@ def replacing(overlaps: Overlaps, multiplier: float, epochs: int, grain: Grain) 
     """The curve of a unit that is another one; None where it is not computed."""
     if epochs == 1 and not overlaps.known:
         return replaced(Block(overlaps.epoch.at(multiplier), 1, grain))
-    return _several(replaced_law, overlaps, multiplier, epochs, grain)
+    return _several(replaced_law, 2.0, overlaps, multiplier, epochs, grain)
 
 
 def _several(
-    law_of: Callable[["Block"], Losses | None], overlaps: Overlaps, multiplier: float, epochs: int, grain: Grain
+    law_of: Callable[["Block"], Losses | None],
+    units: float,
+    overlaps: Overlaps,
+    multiplier: float,
+    epochs: int,
+    grain: Grain,
 ) -> Curve | None:
-    """All blocks of two epochs, the last epoch where their number is odd, and what is known."""
+    """All blocks of two epochs, the last epoch where their number is odd, and what is known of these units."""
     pairs, single = divmod(epochs, 2)
     blocks = [Block(overlaps.pair.at(multiplier), 2, grain)] * (pairs > 0)
     blocks += [Block(overlaps.epoch.at(multiplier), 1, grain)] * single
@@ -102,8 +107,7 @@ def _several(
     law = first if times == 1 else first.on_lattice(step).composed(times)
     for other in found[1:]:
         law = law.on_lattice(step).beside(other.on_lattice(step)).atoms
-    known = math.sqrt(overlaps.known) / multiplier * (1.0 + 1e-12)
-    return beside(law, 2.0 * known if law_of is replaced_law else known).deltas
+    return beside(law, units * math.sqrt(overlaps.known) / multiplier * (1.0 + 1e-12)).deltas
 
 
 @dataclass(frozen=True)

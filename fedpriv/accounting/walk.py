@@ -42,7 +42,7 @@ Legendre for each of B's three pieces have one of less than 1e-12 within seven s
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 
@@ -53,8 +53,7 @@ LEFT = 1e-13
 """The mean that walks may leave out which leave their lattice."""
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(10)
 _THIRD, _FOURTH = 0.0081, 0.0235  # of η
-_NOTHING = 1e-30  # of a sum's mass, in every row: less is left out, far below what `losses` adds to every δ
-_KEPT = 64  # matrices of one lattice, 320 kB each
+_KEPT = 32  # matrices of one lattice
 _BOUNDED = 2.25  # h² of it is the variance that Hoeffding's inequality gives a step
 
 
@@ -101,7 +100,7 @@ class Lattice:
             self.step = (high - low) / most
             low, high = self._range()
         self._places = range(math.floor(low / self.step), math.ceil(high / self.step) + 1)
-        self.moves = lru_cache(maxsize=_KEPT)(self._moves)
+        self._kept: dict[tuple[float, float], Floats] = {}
 
     @property
     def size(self) -> int:
@@ -174,8 +173,15 @@ class Lattice:
         """The law of the start's exponent."""
         return as_floats(self.moves(0.0, math.sqrt(self.first))[0])
 
-    def _moves(self, ratio: float, std: float) -> Floats:
+    def moves(self, ratio: float, std: float) -> Floats:
         """The probability of going from any exponent (rows) to any other (columns)."""
+        if (ratio, std) not in self._kept:
+            if len(self._kept) == _KEPT:
+                self._kept.clear()
+            self._kept[ratio, std] = self._moves(ratio, std)
+        return self._kept[ratio, std]
+
+    def _moves(self, ratio: float, std: float) -> Floats:
         apart = self.at[None, :] - ratio * self.at[:, None]
         found = np.zeros_like(apart)
         for piece in (-1.0, 0.0, 1.0):
@@ -209,7 +215,7 @@ class Sums:
         Guarantee: means are kept but for these, and for sums below the grid, which come up to its bottom.
         """
         size = len(self.points)
-        held = np.flatnonzero(np.max(laws, axis=0) > _NOTHING)
+        held = np.flatnonzero(np.max(laws, axis=0) > 0.0)
         some = slice(held[0], held[-1] + 1)
         laws, aims = laws[:, some], self.points[some] + increments[:, None]
         places = np.floor(np.arcsinh(aims / self.scale) / self.spacing).astype(np.int64) - self.first

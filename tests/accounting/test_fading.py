@@ -141,6 +141,15 @@ def test_a_grid_of_sums_keeps_means_and_says_what_lies_above_it() -> None:
     assert np.count_nonzero(moved[0]) == 2
 
 
+def test_a_mass_far_below_every_delta_is_kept_where_a_sum_is_large() -> None:
+    """At a variance of 25 sums reach 1e21: a mass of 1e-31 there is a hundred times what is added to every δ."""
+    sums = Sums(-1.0, 1e21, 1.0, 0.05)
+    law = np.zeros((1, len(sums.points)))
+    law[0, -sums.first], law[0, -2] = 1.0, 1e-31
+    moved, above = sums.moved(law, np.array([0.0]))
+    assert float(moved[0] @ sums.points) + above[0] == pytest.approx(1e-31 * sums.points[-2])
+
+
 MECHANISMS = [LambdaCgd(1.0, (0.9,), (0.0,)), BufferedToeplitz(1.0, (0.9, 0.5), (0.6, 0.1))]
 
 
