@@ -10,7 +10,7 @@ INSTALLED := build/installed/fedpriv
 # A process for each core; what took longest, and what was skipped and why, are printed.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --dist worksteal --durations=25 -rfEs
 
-.PHONY: run test test-slow test-all gameday scenarios e2e e2e-tools lint lock docs docs-version dist bench bench-gpu bench-peers compare clean
+.PHONY: run test test-slow test-long test-all gameday scenarios e2e e2e-tools lint lock docs docs-version dist bench bench-gpu bench-peers compare clean
 
 run: $(READY)  ## install, fetch MNIST, run the quickstart, print the table, draw the plots
 	$(BIN)/fedpriv data fetch mnist
@@ -28,8 +28,10 @@ SEED := 0
 gameday: $(READY)  ## a federation of three sites, and faults at random: what broke, who was told, when all was well
 	FEDPRIV_ALLOW_ROOT=1 OMP_NUM_THREADS=1 $(BIN)/python -m tests.gameday --minutes $(MINUTES) --seed $(SEED)
 
-test-all: test test-slow gameday  ## every test but those of `make e2e`
+test-long: $(READY)  ## what takes minutes for one test: audits of whole companies, curves of hard chains, MNIST alone
 	$(PYTEST) -m long
+
+test-all: test test-slow test-long gameday  ## every test but those of `make e2e`
 
 scenarios: $(READY)  ## every scenario at reduced size: one seed, a few rounds
 	$(BIN)/python -m benchmarks.reduced

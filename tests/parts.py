@@ -1,4 +1,4 @@
-"""Grids of tests in two parts: the rows that `make test` takes, and all others, which `make test-slow` takes.
+"""Grids of tests in parts: the rows that `make test` takes, others that `make test-slow` and `make test-all` take.
 
 The mark `every(n)` (`tests/conftest.py`) thins out what is left of a grid whose rows are alike.
 """
@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 
-def in_parts(rows: Iterable[Any], fast: Iterable[Any]) -> list[Any]:
-    """The rows of a grid for `parametrize`; those that are not in `fast` are marked slow."""
-    rows, chosen = list(rows), list(fast)
-    assert all(row in rows for row in chosen), "every fast row is one of the grid"
-    return [row if row in chosen else _slow(row) for row in rows]
+def in_parts(rows: Iterable[Any], fast: Iterable[Any] = (), long: Iterable[Any] = ()) -> list[Any]:
+    """The rows of a grid for `parametrize`; those that are in neither `fast` nor `long` are marked slow."""
+    rows, chosen, last = list(rows), list(fast), list(long)
+    assert all(row in rows for row in chosen + last), "every row that is named is one of the grid"
+    slow, rare = pytest.mark.slow, pytest.mark.long
+    return [row if row in chosen else _marked(row, rare if row in last else slow) for row in rows]
 
 
 def in_turn(names: Iterable[Any], settings: Sequence[Any]) -> list[Any]:
@@ -23,5 +24,5 @@ def in_turn(names: Iterable[Any], settings: Sequence[Any]) -> list[Any]:
     return in_parts(itertools.product(names, settings), zip(names, itertools.cycle(settings), strict=False))
 
 
-def _slow(row: Any) -> Any:
-    return pytest.param(*(row if isinstance(row, tuple) else (row,)), marks=pytest.mark.slow)
+def _marked(row: Any, mark: pytest.MarkDecorator) -> Any:
+    return pytest.param(*(row if isinstance(row, tuple) else (row,)), marks=mark)

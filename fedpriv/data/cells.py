@@ -24,7 +24,7 @@ MISSING = ("", "?", "na", "n/a", "nan", "null")
 """What stands for a missing value, in any spelling of capitals, unless a vocabulary has the word."""
 _LONGEST = 80
 _ODD = np.uint64(0x9E3779B97F4A7C15)
-_BLOCK = 1 << 20
+_BLOCK = 1 << 22
 """Bytes of a .csv file that are read at a time."""
 _BLOCKS = 8
 """Blocks of a column whose texts are compared at a time with those before them."""
@@ -166,9 +166,11 @@ class Words:
 
     def _merge(self) -> None:
         pa, compute = _arrow()
-        self._words = compute.unique(pa.chunked_array([self._words, *(words for _, words in self._blocks)]))
-        places = (np.asarray(compute.index_in(words, value_set=self._words)) for _, words in self._blocks)
-        parts = [place[codes] for place, (codes, _) in zip(places, self._blocks, strict=True)]
+        told = pa.chunked_array([words for _, words in self._blocks], pa.string())
+        self._words = compute.unique(pa.chunked_array([self._words, *told.chunks]))
+        place = np.asarray(compute.index_in(told, value_set=self._words))
+        starts = np.cumsum([0, *(len(words) for _, words in self._blocks)])
+        parts = [place[start:][codes] for start, (codes, _) in zip(starts, self._blocks, strict=False)]
         self._codes += [_narrow(part, len(self._words)) for part in parts]
         self._blocks = []
 

@@ -73,19 +73,18 @@ def auc(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def _auc(scores: Tensor, positive: Tensor) -> Tensor:
-    """The Mann-Whitney statistic of scores (..., n) by their mean ranks."""
+    """The Mann-Whitney statistic of scores (..., n) by the mean ranks of positive ones."""
     ordered = scores.sort(dim=-1).values.contiguous()
-    own = scores.contiguous()
+    own = scores[..., positive].sort(dim=-1).values.contiguous()  # in order each is found near the one before
     below, upto = (torch.searchsorted(ordered, own, right=right).double() for right in (False, True))
-    ranks = (below + upto + 1.0) / 2.0
-    count = int(positive.sum())
-    wins = ranks[..., positive].sum(-1) - count * (count + 1) / 2.0
+    count = own.shape[-1]
+    wins = ((below + upto + 1.0) / 2.0).sum(-1) - count * (count + 1) / 2.0
     return (wins / (count * (len(positive) - count))).to(scores.dtype)
 
 
 def balanced_accuracy(outputs: Tensor, labels: Tensor) -> Tensor:
     """The mean, over the classes that occur, of the share of their records that are predicted right."""
-    right = (logits_of(outputs).argmax(-1) == labels).to(outputs.dtype)
+    right = (logits_of(outputs).max(-1).indices == labels).to(outputs.dtype)
     return torch.stack([right[..., labels == each].mean(-1) for each in torch.unique(labels)]).mean(0)
 
 
@@ -262,7 +261,7 @@ class SummedScores(View):
             shares, losses = several.told(model, records)
             return torch.stack([shares.double() - 0.5, self._held(losses)], -1)
         logits = logits_of(self.base.outputs(model, records))
-        right = (logits.argmax(-1) == records.labels).double() - 0.5
+        right = (logits.max(-1).indices == records.labels).double() - 0.5
         return torch.stack([right, self._held(CrossEntropy().value(logits, records.labels.long()))], -1)
 
     def _held(self, losses: Tensor) -> Tensor:

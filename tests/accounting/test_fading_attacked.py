@@ -19,6 +19,7 @@ from fedpriv.noise.workload import Workload
 from fedpriv.participation.secret import Allocation
 from fedpriv.rounds.ledger import RunningSums
 from tests.accounting.falsified import Gain, matrix_of, moves_of, sticks
+from tests.parts import in_parts
 
 GAINS: tuple[Gain, ...] = ("removed", "added", "replaced")
 
@@ -108,30 +109,32 @@ QUICK = [
     Attack(ONE_BUFFER, 5, 2, 1, 1.0, "few large", "zero-out"),
     Attack(cgd(0.7), 3, 2, 2, 1.5, "falling", "replace-one"),
 ]
-LONG = [
+SLOW = [
     Attack(BUFFERS, 6, 2, 1, 50.0, "rising", "replace-one"),
-    Attack(cgd(0.9), 100, 2, 1, 0.7, "equal", "zero-out"),
-    Attack(cgd(0.9), 66, 3, 1, 0.7, "equal", "replace-one"),
-    Attack(cgd(0.99), 200, 1, 1, 0.6, "equal", "zero-out"),
     Attack(cgd(0.97), 10, 10, 2, 1.5, "equal", "zero-out"),
     Attack(cgd(0.5), 8, 2, 2, 1.2, "rising", "zero-out"),
     Attack(cgd(0.05), 6, 2, 3, 2.0, "any", "replace-one"),
-    Attack(cgd(0.97), 8, 2, 2, 1.4, "equal", "replace-one"),
     Attack(BUFFERS, 5, 2, 3, 2.0, "equal", "zero-out"),
     Attack(BUFFERS, 5, 2, 2, 1.5, "any", "zero-out"),
     Attack(TWO_BUFFERS, 6, 3, 2, 1.2, "equal", "zero-out"),
-    Attack(TWO_BUFFERS, 5, 4, 2, 1.3, "rising", "replace-one"),
-    Attack(cgd(0.9), 8, 6, 2, 1.2, "few large", "replace-one"),
     Attack(cgd(0.6), 4, 2, 4, 2.5, "equal", "replace-one"),
     Attack(cgd(0.999), 5, 1, 2, 40.0, "rising", "replace-one"),
     Attack(cgd(0.7), 6, 3, 3, 2.5, "few large", "zero-out"),
     Attack(cgd(0.999), 4, 2, 4, 3.0, "equal", "zero-out"),
-    Attack(BUFFERS, 40, 2, 1, 0.8, "equal", "replace-one"),
     Attack(BUFFERS, 30, 3, 1, 0.8, "falling", "zero-out"),
-    Attack(BUFFERS, 9, 3, 2, 1.5, "equal", "replace-one"),
     Attack(ONE_BUFFER, 100, 2, 1, 0.6, "any", "zero-out"),
     Attack(ONE_BUFFER, 6, 3, 3, 2.0, "falling", "zero-out"),
     Attack(ONE_BUFFER, 12, 1, 1, 5.0, "falling", "replace-one"),
+]
+LONG = [
+    Attack(cgd(0.9), 100, 2, 1, 0.7, "equal", "zero-out"),
+    Attack(cgd(0.9), 66, 3, 1, 0.7, "equal", "replace-one"),
+    Attack(cgd(0.99), 200, 1, 1, 0.6, "equal", "zero-out"),
+    Attack(cgd(0.97), 8, 2, 2, 1.4, "equal", "replace-one"),
+    Attack(TWO_BUFFERS, 5, 4, 2, 1.3, "rising", "replace-one"),
+    Attack(cgd(0.9), 8, 6, 2, 1.2, "few large", "replace-one"),
+    Attack(BUFFERS, 9, 3, 2, 1.5, "equal", "replace-one"),
+    Attack(BUFFERS, 40, 2, 1, 0.8, "equal", "replace-one"),
 ]
 
 
@@ -153,8 +156,7 @@ def test_what_two_epochs_share_is_never_left_out(decay: float) -> None:
         assert np.max(np.outer(first[::-1], second)) >= np.exp(-3.0 * np.max(across))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("attack", QUICK + LONG, ids=str)
+@pytest.mark.parametrize("attack", in_parts(QUICK + SLOW + LONG, long=LONG), ids=str)
 def test_hostile_and_long_runs_are_never_below_many_samples(attack: Attack) -> None:
     patterns = attack.bins**attack.epochs
     never_below(attack, max(2_000, min(60_000, 4_000_000 // patterns)), FINE)

@@ -113,14 +113,13 @@ def test_secret_cohorts_stand_and_something_is_shown(
     assert company_of(client_cell(sampling, relation), 16).excess <= 0.0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @SECRET
 def test_known_company_of_clients_tells_nothing(sampling: str, relation: str) -> None:
     assert company_of(client_cell(sampling, relation), 100).excess <= 0.0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("whole", in_parts([False, True], long=[True]))
 def test_the_whole_audit_of_secret_cohorts(monkeypatch: pytest.MonkeyPatch, whole: bool) -> None:
     if not whole:
         few(monkeypatch)

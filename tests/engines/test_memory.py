@@ -22,6 +22,7 @@ from fedpriv.study.sweep import RunOptions, run_sweep
 from tests.cli.command import fedpriv
 from tests.conftest import small_tree
 from tests.engines.test_every_row import SETTINGS
+from tests.parts import in_parts
 
 MakeCell = Callable[..., Cell]
 
@@ -192,8 +193,7 @@ KINDS: dict[str, tuple[str, dict[str, object]]] = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", in_parts(KINDS, long=[kind for kind in KINDS if "inprocess" in kind][::2]))
 def test_the_peak_of_each_kind_is_within_what_was_said(tmp_path: Path, kind: str) -> None:
     """Guarantee of a forecast: never too little, and at most six times the peak, or 400 MB above it."""
     engine, tree = KINDS[kind]

@@ -20,6 +20,7 @@ from fedpriv.noise.tree import BinaryTree
 from fedpriv.noise.workload import Workload
 from fedpriv.participation.orders import Phases, Schedule, Separated
 from tests.noise.rows import ROWS, objective, response, sharper_mean_bound, workload
+from tests.parts import in_parts
 
 
 def last_prefix(rounds: int) -> NoiseCost:
@@ -191,9 +192,8 @@ def test_one_vector_comes_within_two_percent_of_the_least_noise(row: str, rounds
     assert output_ratio(mechanism, row, rounds) <= 1.02
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("row", ["accelerated", "dp-mu2-fl"])
-@pytest.mark.parametrize("rounds", [6000, 100_000])
+@pytest.mark.parametrize("rounds", in_parts([6000, 100_000], long=[100_000]))
 def test_one_vector_comes_within_two_percent_at_many_rounds(row: str, rounds: int) -> None:
     wanted, asked = response(row, rounds), workload(row, rounds)
     assert wanted.output is not None

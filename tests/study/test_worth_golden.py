@@ -38,7 +38,7 @@ def own_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return default_root()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_mnist_in_a_hundred_silos(own_alone: Path) -> None:
     """Golden 1: 86.0 ± .4 with folds over 8 silos of 600 images."""
     cell = resolve_cell(
@@ -58,7 +58,7 @@ def test_mnist_in_a_hundred_silos(own_alone: Path) -> None:
     assert 100.0 * float(np.mean(scores)) == pytest.approx(86.0, abs=0.4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_hospitals_over_splits(own_alone: Path) -> None:
     """Golden 2: alone 83.4, pooled 80.7, with intercepts fitted at home 83.1, ± .5 over 60 splits; here 20."""
     found = []
