@@ -24,7 +24,7 @@ title = "Cells that take some seconds"
 name = "synthetic"
 [federation]
 silos = 2
-rounds = 4000
+rounds = 3000
 epochs = 2
 [algorithm]
 name = "dp-ftrl"
