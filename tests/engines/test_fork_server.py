@@ -58,7 +58,8 @@ import signal
 def program(words, file):
     out = Path(words[0])
     if words[1:] == ["wait"]:
-        out.write_text(str(os.getpid()))
+        out.with_suffix(".new").write_text(str(os.getpid()))
+        out.with_suffix(".new").rename(out)
         time.sleep(600)
     if words[1:] == ["raise"]:
         raise ValueError("it went wrong")
