@@ -330,7 +330,8 @@ def target_mu(
         return check_mu(mu)
     if zcdp is not None:
         return renyi.mu_of_zcdp(zcdp)
+    assert epsilon is not None
+    gdp.check_epsilon(epsilon)
     if delta is None:
         raise InputError(f"epsilon = {epsilon}: an epsilon is a target only together with a delta, e.g. 1e-6")
-    assert epsilon is not None
     return gdp.mu_of(epsilon, delta)

@@ -1,11 +1,15 @@
 """The command line: `fedpriv COMMAND`, exit code 0 for done, 1 for a run that failed, 2 for bad input."""
 
 import sys
+from errno import EACCES, EEXIST, EISDIR, ENOENT, ENOTDIR, EPERM, EROFS
 
 from fedpriv.cli.app import app
 from fedpriv.core.errors import FedprivError, InputError, RunError
 
 INTERRUPTED = 130
+
+_OF_A_PATH = {EACCES, EEXIST, EISDIR, ENOENT, ENOTDIR, EPERM, EROFS}
+_ANOTHER = "; give another path, which this user may write and read"
 
 
 def main() -> None:
@@ -16,8 +20,9 @@ def main() -> None:
         sys.stderr.write(f"fedpriv: {error}\n")
         sys.exit(error.exit_code)
     except OSError as error:  # a folder that cannot be written, a full disk
-        sys.stderr.write(f"fedpriv: {_where(error)}{error.strerror or error}\n")
-        sys.exit(RunError.exit_code)
+        given = error.errno in _OF_A_PATH
+        sys.stderr.write(f"fedpriv: {_where(error)}{error.strerror or error}{_ANOTHER if given else ''}\n")
+        sys.exit(InputError.exit_code if given else RunError.exit_code)
     except MemoryError:
         sys.stderr.write("fedpriv: out of memory; run fewer cells at a time, smaller batches or a smaller model\n")
         sys.exit(RunError.exit_code)

@@ -26,7 +26,8 @@ def advise_on(
     if out is not None:
         write_text(out, found.text)
         if not as_json:
-            print_plain(f"written: {out}; run it with: fedpriv run {out}")
+            of = "" if data is not None else ". Put your records into records.npz (docs/adding-data.md)"
+            print_plain(f"written: {out}{of}; run it with: fedpriv run {out}")
 
 
 def _counts(text: str) -> int | tuple[int, ...]:

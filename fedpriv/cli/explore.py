@@ -149,7 +149,7 @@ def _data() -> Lines:
         *((name, "fetched once, verified on every use") for name in ORIGINS),
         *((name, "computed, needs no file") for name in COMPUTED),
         *((name, "your own") for name in added()),
-        ("FILE.npz", "records of your own in a file"),
+        ("FILE.csv, FILE.parquet, FILE.npz", "records of your own in a file"),
     ]
 
 

@@ -74,7 +74,9 @@ SweepOverrides = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key; a swept key is narrowed. Repeatable."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
-Delta = Annotated[float | None, typer.Option(help="δ, at which ε is given and printed.  [default: 1e-5]")]
+Delta = Annotated[
+    float | None, typer.Option(help="δ, to be given with --epsilon; at which ε is printed.  [default: 1e-5]")
+]
 Rounds = Annotated[int, typer.Option(min=1, help="T, how many noisy running sums are released.")]
 MechanismName = Annotated[str, typer.Option("--mechanism", help="Such as independent, tree or banded.")]
 Options = Annotated[
@@ -89,7 +91,9 @@ class Target:
 
     mu: Annotated[float | None, typer.Option(help="Gaussian DP, the ρ of the DP-μ²-FL paper.")] = None
     zcdp: Annotated[float | None, typer.Option(help="Zero-concentrated DP, μ²/2.")] = None
-    epsilon: Annotated[float | None, typer.Option(help="ε of (ε, δ)-DP, converted exactly; needs --delta.")] = None
+    epsilon: Annotated[
+        float | None, typer.Option(help="ε of (ε, δ)-DP, converted exactly; give --delta with it.")
+    ] = None
     delta: Delta = None
 
     @property
@@ -118,7 +122,7 @@ class Participation:
     sampling: Annotated[
         str,
         typer.Option(
-            help="fixed: the same order every epoch; allocation or poisson: drawn by the silos in secret."
+            help="fixed: the same order every epoch; allocation, balanced or poisson: drawn by silos in secret."
         ),
     ] = "fixed"
     groups: Annotated[

@@ -63,10 +63,10 @@ def worth(given: Path, overrides: Sequence[str], wanted: Wanted) -> None:
     if wanted.as_json:
         _print_json({"alone": dataclasses.asdict(known), "pooled": united and dataclasses.asdict(united)})
         return
-    lines = _reference_lines(known, wanted)
+    lines = _reference_lines([known], wanted)
     if united is not None:
-        lines.append(_line("pooled, no noise", united.released, known))
-        lines.append(_line("pooled, recalibrated", united.recalibrated, known))
+        lines.append(_line("pooled, no noise", [united.released], known))
+        lines.append(_line("pooled, recalibrated", [united.recalibrated], known))
     print_table(lines)
     sys.stdout.writelines(_notes(known))
 
@@ -96,18 +96,20 @@ def _fill(cells: Sequence[Cell], wanted: Wanted) -> None:
     once = {key_of(cell): cell for cell in cells}
     for cell in once.values():
         known = references(cell, any_model=wanted.any_learner, say=_say)
-        print_table([[f"seed {cell.seed}", known.metric, "spread over silos", "silos"], _alone_line(known)])
+        print_table([[f"seed {cell.seed}", known.metric, "spread over silos", "silos"], _alone_line([known])])
 
 
-def _reference_lines(known: References, wanted: Wanted) -> list[list[str]]:
-    lines = [["", known.metric, "spread over silos", "silos"], _alone_line(known), _constant_line(known)]
-    best = [silo.any_learner for silo in known.silos if silo.any_learner is not None]
-    if wanted.any_learner and best:
-        lines.append(_line("each silo alone, any learner", best, known))
-    if any(silo.majority > ONE_CLASS for silo in known.silos):
-        lines.append(
-            _line("alone, balanced where one class has most", [silo.balanced for silo in known.silos], known)
-        )
+def _reference_lines(seeds: Sequence[References], wanted: Wanted) -> list[list[str]]:
+    """Every seed's silos alone; with several seeds means over seeds."""
+    head = "" if len(seeds) == 1 else f"mean over {len(seeds)} seeds"
+    lines = [[head, seeds[0].metric, "spread over silos", "silos"], _alone_line(seeds)]
+    lines.append(_line("a constant", [[silo.constant for silo in known.silos] for known in seeds], seeds[0]))
+    best = [[silo.any_learner for silo in known.silos if silo.any_learner is not None] for known in seeds]
+    if wanted.any_learner and all(best):
+        lines.append(_line("each silo alone, any learner", best, seeds[0]))
+    if any(silo.majority > ONE_CLASS for silo in seeds[0].silos):
+        balanced = [[silo.balanced for silo in known.silos] for known in seeds]
+        lines.append(_line("alone, balanced where one class has most", balanced, seeds[0]))
     return lines
 
 
@@ -135,7 +137,7 @@ def _row_data(row: Row) -> dict[str, object]:
 def _print_run(rows: Sequence[Row], wanted: Wanted) -> None:
     known = rows[0].references[0]
     scale, digits = _scale(known), _digits(known)
-    print_table(_reference_lines(known, wanted))
+    print_table(_reference_lines(rows[0].references, wanted))
     sys.stdout.write("\n")
     axes = list(rows[0].point) or ["run"]
     head = [*axes, "released", "recalibrated", "gain over alone", "s.e.", "worst silo", "best silo", "seeds"]
@@ -203,15 +205,14 @@ def _digits(known: References) -> int:
     return 1 if known.metric == "accuracy" else 4
 
 
-def _alone_line(known: References) -> list[str]:
-    return _line("each silo alone, nothing released", [silo.score for silo in known.silos], known)
+def _alone_line(seeds: Sequence[References]) -> list[str]:
+    scores = [[silo.score for silo in known.silos] for known in seeds]
+    return _line("each silo alone, nothing released", scores, seeds[0])
 
 
-def _constant_line(known: References) -> list[str]:
-    return _line("a constant", [silo.constant for silo in known.silos], known)
-
-
-def _line(name: str, scores: Sequence[float], known: References) -> list[str]:
-    scale, digits = _scale(known), _digits(known)
-    over = f"{scale * spread(scores):.{digits}f}" if len(scores) > 1 else "one silo"
-    return [name, f"{scale * float(np.mean(scores)):.{digits}f}", over, str(len(scores))]
+def _line(name: str, scores: Sequence[Sequence[float]], known: References) -> list[str]:
+    """Scores of each seed's silos: means and spreads of a seed, averaged over seeds."""
+    scale, digits, silos = _scale(known), _digits(known), len(scores[0])
+    mean = scale * float(np.mean([np.mean(of_seed) for of_seed in scores]))
+    over = scale * float(np.mean([spread(of_seed) for of_seed in scores]))
+    return [name, f"{mean:.{digits}f}", f"{over:.{digits}f}" if silos > 1 else "one silo", str(silos)]

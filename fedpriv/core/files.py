@@ -76,8 +76,10 @@ def _replace(path: Path, write: Callable[[IO[bytes]], Any], mode: int, *, durabl
             if durable:
                 os.fsync(file.fileno())
         draft.replace(path)
-    except BaseException:
+    except BaseException as error:
         draft.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename == str(draft):  # nobody asked for a file of that name
+            error.filename = str(path)
         raise
 
 

@@ -232,9 +232,10 @@ def fetch(name: str, root: Path | None = None, *, say: Callable[[str], None] = l
     `say` gets one line for every step that is worth a person's attention.  InputError if the name is unknown, or
     if the files are not there and no source gives them.
     """
-    check_name(name)
     if name in COMPUTED:
         raise InputError(f"{name}: is computed when it is used, there is nothing to fetch")
+    if name not in ORIGINS:
+        raise InputError(f"{name}: data that can be fetched are {', '.join(ORIGINS)}{suggestion(name, ORIGINS)}")
     root = root or default_root()
     ensure(name, ORIGINS[name], root, say)
     return root

@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import scenario_file
+from fedpriv.data.cells import is_table
 from fedpriv.scenario.data import PARTITION_KEYS
 from fedpriv.scenario.messages import validated
 from fedpriv.scenario.published import (
@@ -40,7 +41,7 @@ from fedpriv.scenario.published import (
     scaling_of,
     tuned_of,
 )
-from fedpriv.scenario.schema import Cell
+from fedpriv.scenario.schema import AlgorithmSection, Cell, ModelSection
 
 TARGETS = ("mu", "rho", "zcdp", "epsilon")
 """The keys of [privacy] of which exactly one says how private a run is."""
@@ -188,6 +189,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read as a text file: {error}") from None
     except tomllib.TOMLDecodeError as error:
+        if is_table(path.name):
+            made = f"fedpriv data inspect {path} --target COLUMN --out FOLDER"
+            raise InputError(f"{path}: is a table, and no scenario; write one with: {made}") from None
         raise InputError(f"{path}: not valid TOML: {error}") from None
 
 
@@ -244,8 +248,8 @@ def resolve_cell(tree: Mapping[str, Any], source: str) -> Cell:
     """Validate one cell; InputError with one line if it cannot be run."""
     cell = validated(Cell, tree, source)
     row = cell.algorithm.row
-    validated(row.settings, cell.algorithm.model_extra or {}, source, "algorithm")
-    validated(cell.model.row.settings, cell.model.model_extra or {}, source, "model")
+    validated(row.settings, cell.algorithm.model_extra or {}, source, "algorithm", AlgorithmSection)
+    validated(cell.model.row.settings, cell.model.model_extra or {}, source, "model", ModelSection)
     if cell.algorithm.trust not in row.trusts:
         raise InputError(
             f"{source}: algorithm.trust = {cell.algorithm.trust!r}: {row.name} can be run with "

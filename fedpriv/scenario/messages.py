@@ -23,22 +23,29 @@ _EXPECTED = {
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def validated(kind: type[Model], given: Any, source: str, section: str = "") -> Model:
-    """`given` as a section of that kind; InputError in one line, with its `source`, if it is malformed."""
+def validated(
+    kind: type[Model], given: Any, source: str, section: str = "", beside: type[BaseModel] | None = None
+) -> Model:
+    """`given` as a section of that kind; InputError in one line, with its `source`, if it is malformed.
+
+    `beside` has the keys of the section that are read elsewhere, for suggestions.
+    """
     try:
         return kind.model_validate(given)
     except ValidationError as error:
-        raise InputError(f"{source}: {explain(error, kind, section)}") from None
+        raise InputError(f"{source}: {explain(error, kind, section, beside)}") from None
 
 
-def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
+def explain(
+    error: ValidationError, model: type[BaseModel], prefix: str = "", beside: type[BaseModel] | None = None
+) -> str:
     """The first finding (of several keys, how many more) in one line; `prefix` is put before its key."""
     by_key: dict[str, list[ErrorDetails]] = {}
     for finding in error.errors(include_url=False):
         by_key.setdefault(".".join(_path(finding)), []).append(finding)
     unknown = [key for key, findings in by_key.items() if findings[0]["type"] == "extra_forbidden"]
     first = unknown[0] if unknown else next(iter(by_key))  # what was mistyped, before what is missing without it
-    line = _line(by_key[first], model, prefix)
+    line = _line(by_key[first], model, prefix, beside)
     more = len(by_key) - 1 - len(_meant_by(by_key[first][0], model) & _missing(by_key))
     return f"{line} (and {more} more)" if more else line
 
@@ -59,14 +66,16 @@ def _path(finding: ErrorDetails) -> list[str]:
     return [str(part) for part in finding["loc"] if not _is_union_branch(part)]
 
 
-def _line(findings: list[ErrorDetails], model: type[BaseModel], prefix: str) -> str:
+def _line(
+    findings: list[ErrorDetails], model: type[BaseModel], prefix: str, beside: type[BaseModel] | None
+) -> str:
     """One line for all findings on one key: a key that admits several types has one for each."""
     first = findings[0]
     path = _path(first)
     key = ".".join(filter(None, [prefix, *path]))
     kind = first["type"]
     if kind == "extra_forbidden":
-        return f"{key}: unknown key{_suggestion(path, model)}"
+        return f"{key}: unknown key{_suggestion(path, model, beside)}"
     if kind == "missing":
         return f"{key}: this key is missing{_description(path, model)}"
     if kind == "value_error":
@@ -109,19 +118,24 @@ def _section(path: list[str], model: type[BaseModel]) -> type[BaseModel]:
     return model
 
 
-def _close(path: list[str], model: type[BaseModel]) -> tuple[list[str], list[str]]:
+def _close(
+    path: list[str], model: type[BaseModel], beside: type[BaseModel] | None = None
+) -> tuple[list[str], list[str]]:
     """The known keys that an unknown one is close to, and all that are known."""
-    known = list(_section(path, model).model_fields)
+    known = [*(beside.model_fields if beside is not None else ()), *_section(path, model).model_fields]
     if len(path) == 1:  # a key that belongs into a section
-        known += [f"{name}.{path[0]}" for name in known if path[0] in _section([name, *path], model).model_fields]
+        sections = list(_section(path, model).model_fields)
+        known += [
+            f"{name}.{path[0]}" for name in sections if path[0] in _section([name, *path], model).model_fields
+        ]
     close = [key for key in known if key.endswith(f".{path[-1]}")] or difflib.get_close_matches(
         path[-1], known, n=1
     )
     return close, known
 
 
-def _suggestion(path: list[str], model: type[BaseModel]) -> str:
-    close, known = _close(path, model)
+def _suggestion(path: list[str], model: type[BaseModel], beside: type[BaseModel] | None) -> str:
+    close, known = _close(path, model, beside)
     return f"; did you mean {close[0]!r}?" if close else f"; known keys here: {', '.join(known) or 'none'}"
 
 
