@@ -215,6 +215,9 @@ class AllocatedGaussian(Sampled):
             raise InputError(f"epochs = {self.epochs}: there are 1 to {_MOST_EPOCHS:,}")
         if not 0.0 <= self.common < 1.0:
             raise InputError(f"common = {self.common}: a share of 0 or more and below 1")
+        chains = () if self.overlaps is None else (self.overlaps.epoch, self.overlaps.pair)
+        if [len(chain.variances) for chain in chains] not in ([], [self.bins, 2 * self.bins]):
+            raise InputError(f"overlaps: chains of other than {self.bins} and {2 * self.bins} rounds")
 
     @property
     def curve(self) -> Curve:

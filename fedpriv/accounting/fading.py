@@ -8,7 +8,8 @@ above.
 
     S = (1/T²) Σ_st w_s w_t e^(-Y_st),   0 ≤ Y_st = f_s g_t ≤ c_s + d_t,   c_s = q f_s²/2,   d_t = g_t²/(2q),
 
-since a chain's overlaps across a cut are such products; any q > 0 will do, and q = |g| / |f| is taken. So
+since a chain's overlaps across a cut are such products, in proportion to the variance of the start, which the lattice
+may raise; any q > 0 will do, and q = |g| / |f| is taken. So
 
     S_c S_d ≤ S ≤ S_1 S_2,   S_1 = (1/T) Σ w_s,   S_c = (1/T) Σ w_s e^(-c_s),   S_2 and S_d alike.
 
@@ -149,11 +150,12 @@ class Block:
         spacing = self.grain.sums * min(1.0, 5.0 / math.sqrt(self.bins))
         return Sums(bottom, higher * (top + 5.0 * self.spread) + more, _NEAR * self.spread, spacing)
 
-    def smaller(self) -> list[Floats]:
-        """e^-c_s and e^-d_t of the arms' rounds."""
+    def smaller(self, lattice: Lattice) -> list[Floats]:
+        """e^-c_s and e^-d_t of the arms' rounds, of overlaps that have grown with the start's variance."""
         if self.epochs == 1:
             return [np.ones(self.bins)]
-        across = self.chain.covariances[: self.bins, self.bins :]
+        raised = lattice.first / self.chain.variances[self.bins - 1]
+        across = raised * self.chain.covariances[: self.bins, self.bins :]
         first, second = across[::-1, 0], across[-1] / across[-1, 0] if across[-1, 0] > 0.0 else across[-1]
         ratio = math.sqrt(float(second @ second) / max(1e-300, float(first @ first)))
         if ratio == 0.0:
@@ -202,7 +204,7 @@ def removed(block: Block) -> Losses | None:
         if beyond <= _BEYOND:
             break
         higher *= _HIGHER
-    infinite = (max(0.0, beyond) + _FOURIER + LEFT) / shrink
+    infinite = (max(0.0, beyond) + LEFT) / shrink
     laws_of = [(_logs(each.values), each.masses * each.values) for each in arms]
     return _joined(lattice, laws_of, -math.log(shrink), 1.0 / shrink, infinite, block)
 
@@ -212,10 +214,11 @@ def added(block: Block) -> Losses | None:
     if (lattice := block.lattice) is None:
         return None
     arms = [
-        _given(block, lattice, arm, each, 1.0) for arm, each in zip(lattice.arms, block.smaller(), strict=True)
+        _given(block, lattice, arm, each, 1.0)
+        for arm, each in zip(lattice.arms, block.smaller(lattice), strict=True)
     ]
     laws_of = [(-_logs(each.values)[::-1], each.masses[:, ::-1]) for each in arms]
-    left = max(0.0, 1.0 - float(np.sum(lattice.prior))) + _FOURIER
+    left = max(0.0, 1.0 - float(np.sum(lattice.prior))) + LEFT
     return _joined(lattice, laws_of, math.log1p(lattice.errors[1]), 1.0, left, block)
 
 
@@ -235,7 +238,7 @@ def _joined(
     """The law of the arms' losses together, independent given the start; plus `shift`, times `factor`."""
     step = block.grain.step * block.spread
     atoms = _added_up([_on_lattice(losses, masses, lattice.prior, step) for losses, masses in arms], lattice, step)
-    infinite = min(1.0, infinite + factor * atoms.infinite)
+    infinite = min(1.0, infinite + factor * (atoms.infinite + _hidden(atoms)))
     return Losses(as_floats(atoms.losses + shift), as_floats(factor * atoms.masses), infinite)
 
 
@@ -254,6 +257,11 @@ def _added_up(arms: Sequence["_OnLattice"], lattice: Lattice, step: float) -> Lo
         law = np.maximum(0.0, fft.irfft(lattice.prior @ product, length)[: size - 1])
     infinite = min(1.0, max(0.0, float(lattice.prior @ (whole - finite))))
     return LatticeLosses(step, sum(arm.low for arm in arms), as_floats(law), infinite).atoms
+
+
+def _hidden(law: Losses) -> float:
+    """The mass that the rounding of transforms may hide; a law has a mass of E e^Y, which is more than 1."""
+    return _FOURIER * max(1.0, float(np.sum(law.masses)))
 
 
 class _OnLattice(NamedTuple):
@@ -327,7 +335,7 @@ def replaced_law(block: Block) -> Losses | None:
     else:
         arms = [_connected(_gains(block, lattice, number), lattice.prior, step) for number in (0, 1)]
         law = _added_up(arms, lattice, step)
-        more = _FOURIER + LEFT / (1.0 - lattice.errors[0])
+        more = _hidden(law) + LEFT / (1.0 - lattice.errors[0])
         found = np.minimum(1.0, law.deltas(step * np.arange(max(1, round(law.losses[-1] / step)) + 1)) + more)
     return mirrored(*lower_hull(as_floats(step * np.arange(len(found))), as_floats(found)))
 
@@ -337,7 +345,7 @@ def _gains(block: Block, lattice: Lattice, number: int) -> Callable[[float], Flo
 
     Of two arms the first one has the factors of both for what `walk` rounds.
     """
-    arm, weights = lattice.arms[number], block.smaller()[number]
+    arm, weights = lattice.arms[number], block.smaller(lattice)[number]
     halves, scales, share = 0.5 * lattice.variances(arm), lattice.scales(arm), 1.0 / block.bins
     up, down = (1.0, 1.0) if number else (1.0 / (1.0 - lattice.errors[0]), 1.0 / (1.0 + lattice.errors[1]))
 

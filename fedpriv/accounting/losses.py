@@ -40,7 +40,8 @@ _PER_RELEASE = 1e-15  # of the mass that the rounding of a composition may hide
 class Losses:
     """A law of the privacy loss in one direction.
 
-    `losses` ascend, shape (n,); `masses` are their probabilities under P; `infinite` is the mass at infinity.
+    `losses` ascend, shape (n,); `masses` are their probabilities under P; `infinite` is the mass at infinity.  A
+    law from above may have more mass than 1.
     """
 
     losses: Floats
@@ -134,8 +135,12 @@ class LatticeLosses:
         from dp_accounting.pld import common  # slow to import: only who composes pays for it
 
         cut, sums = common.self_convolve(self.masses, times, _TAIL)
+        finite = float(np.sum(self.masses))
         infinite = 1.0 if self.infinite >= 1.0 else -math.expm1(times * math.log1p(-self.infinite))
-        infinite = min(1.0, infinite + _TAIL + times * _PER_RELEASE)
+        whole = math.exp(min(100.0, times * math.log(finite))) if finite > 0.0 else 0.0
+        if finite > 0.0:  # (finite + infinite)^k - finite^k, which is more where the law has more mass than 1
+            infinite = max(infinite, whole * math.expm1(min(100.0, times * math.log1p(self.infinite / finite))))
+        infinite = min(1.0, infinite + _TAIL + times * _PER_RELEASE * max(1.0, whole))
         return LatticeLosses(self.step, times * self.low + cut, np.maximum(sums, 0.0), infinite).atoms
 
     def beside(self, other: "LatticeLosses") -> "LatticeLosses":
@@ -145,7 +150,9 @@ class LatticeLosses:
         """
         if other.step != self.step:
             raise ValueError(f"laws on lattices of steps {self.step} and {other.step}")
-        infinite = self.infinite + other.infinite - self.infinite * other.infinite
+        finite = max(1.0 - self.infinite, float(np.sum(self.masses)))
+        infinite = self.infinite * max(1.0, other.infinite + float(np.sum(other.masses)))
+        infinite += finite * other.infinite
         sums = np.convolve(self.masses, other.masses)
         return LatticeLosses(self.step, self.low + other.low, sums, min(1.0, infinite))
 

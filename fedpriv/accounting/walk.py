@@ -24,8 +24,9 @@ Of a product of two arms' sums the step of the start counts in both: m(r + q) li
 times 1 + r q h²/4, by which the upper κ is larger. A τ below h is raised to it, and so is the start's √a_0, and
 variances with them: Kahane allows it.
 
-**Ends of the lattice.** A walk that leaves it stops: what it would have added is left out. F falls by at most
-what S~ loses (none where a sum lies in F with a minus), and E[Σ p_t w~_t; the walk leaves] is at most `LEFT`:
+**Ends of the lattice.** A walk that leaves it stops: its later w~ count as 1, in every sum. (S - γ)+ and (S -
+γS')+ fall by at most what S~ loses, since both are at most S; (1 - γS)+ is at most 1 and falls by at most the
+probability that the walk leaves. That, and E[Σ p_t w~_t; the walk leaves], are at most `LEFT` each:
 tilted by w~_t the walk's exponent at any round is at most its covariance higher, and a bounded step of mean 0
 counts as a variance of 9h²/4 (Hoeffding).
 
@@ -207,7 +208,7 @@ class Sums:
         last = math.ceil(math.asinh(top / scale) / spacing)
         self.points = as_floats(scale * np.sinh(spacing * np.arange(self.first, last + 1)))
         self.points[0], self.points[-self.first] = bottom, 0.0
-        self._widths = np.diff(self.points)
+        self._widths = np.maximum(np.diff(self.points), 1e-300)  # the bottom may be a point of the grid
 
     def moved(self, laws: Floats, increments: Floats) -> tuple[Floats, Floats]:
         """The laws (rows) after each has grown by its increment, and the means that were above the grid.

@@ -150,8 +150,9 @@ def test_what_two_epochs_share_is_never_left_out(decay: float) -> None:
     for clips in (np.ones(8), np.geomspace(0.2, 1.0, 8), np.geomspace(1.0, 0.2, 8)):
         lag = np.abs(np.subtract.outer(np.arange(8), np.arange(8)))
         block = Block(dominating(decay**lag, clips), 2, FINE)
-        first, second = block.smaller()
-        across = block.chain.covariances[:4, 4:]
+        assert block.lattice is not None
+        first, second = block.smaller(block.lattice)
+        across = block.chain.covariances[:4, 4:] * block.lattice.first / block.chain.variances[3]
         assert np.all(np.outer(first[::-1], second) <= np.exp(-across))  # an arm goes backwards
         assert np.max(np.outer(first[::-1], second)) >= np.exp(-3.0 * np.max(across))
 

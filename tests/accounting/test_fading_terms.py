@@ -1,0 +1,154 @@
+"""Every term that makes a walk's bound one: each is needed, on chains where leaving it out shows."""
+
+import math
+
+import numpy as np
+import pytest
+
+from fedpriv.accounting import fading
+from fedpriv.accounting.allocation import AllocatedGaussian
+from fedpriv.accounting.chain import Chain, Overlaps
+from fedpriv.accounting.curves import gaussian_from_below
+from fedpriv.accounting.fading import COARSE, FINE, Block, Grain, added, removed, replaced, replaced_law
+from fedpriv.accounting.losses import LatticeLosses
+from fedpriv.accounting.walk import Lattice, Sums, arms_of
+from fedpriv.core.errors import InputError
+
+CRUDE = Grain(1.0, 80, 0.05, 0.04, 0.4)
+"""A lattice so coarse that what a step to it gains and errs shows."""
+TWO = Chain((0.25, 0.25), (0.2,))
+
+
+def one(variance: float, grain: Grain = FINE) -> Block:
+    return Block(Chain((variance,), ()), 1, grain)
+
+
+@pytest.mark.parametrize(
+    ("variance", "grain"), [(1e-4, FINE), (1.0, COARSE), (4.0, FINE), (9.0, FINE), (16.0, FINE)]
+)
+def test_one_round_is_never_below_a_gaussian_release(variance: float, grain: Grain) -> None:
+    """The guarantee of `fading` where the truth is known, down to δ = 1e-11: a lattice reaches far enough."""
+    block, mu = one(variance, grain), math.sqrt(variance)
+    epsilons = np.linspace(-2.0 * mu, 0.5 * mu**2 + 6.0 * mu, 60)
+    truth = gaussian_from_below(mu)(epsilons)
+    for law in (removed(block), added(block)):
+        assert law is not None
+        assert np.all(law.deltas(epsilons) >= truth)
+    if (curve := replaced(block)) is not None:
+        mu, positive = 2.0 * mu, np.linspace(0.0, 0.5 * (2.0 * mu) ** 2 + 10.0 * mu, 30)
+        assert np.all(curve(positive) >= gaussian_from_below(mu)(positive))
+
+
+@pytest.mark.parametrize(
+    ("chain", "grain"),
+    [
+        (Chain((0.00075, 0.25), (0.2 * math.sqrt(0.003) * 0.25,)), COARSE),
+        (Chain((0.00025, 0.25), (0.2 * math.sqrt(0.001) * 0.25,)), FINE),
+        (Chain((8.0, 8e-5, 0.0960392, 8.0), (0.0, 5.6e-5, 0.0)), FINE),
+    ],
+)
+def test_a_start_that_is_raised_raises_what_two_epochs_share(chain: Chain, grain: Grain) -> None:
+    """H_ε ≥ 1 - e^ε of any two distributions; and where quadrature gives .62245 at ε = 0, the bound was .62169."""
+    block = Block(chain, 2, grain)
+    assert block.lattice is not None
+    assert block.lattice.first > chain.variances[block.bins - 1]
+    law = added(block)
+    assert law is not None
+    epsilons = np.linspace(-6.0, -0.01, 40)
+    assert np.all(law.deltas(epsilons) >= -np.expm1(epsilons))
+    if block.bins == 2:
+        assert law.deltas(0.0) >= 0.62245
+    first, second = block.smaller(block.lattice)
+    across = chain.covariances[: block.bins, block.bins :] * block.lattice.first / chain.variances[block.bins - 1]
+    assert np.all(np.outer(first[::-1], second) <= np.exp(-across))
+
+
+def test_what_a_step_to_the_lattice_errs_by_is_in_every_bound() -> None:
+    """(1 - κ) S ≤ E S~ ≤ (1 + κ) S: a law has the mass and the mean that S~ over 1 ∓ κ has."""
+    block = Block(TWO, 1, CRUDE)
+    assert block.lattice is not None
+    below, above = block.lattice.errors
+    assert min(below, above) > 5e-4
+    law, other = removed(block), added(block)
+    assert law is not None
+    assert other is not None
+    mean = float(other.masses @ np.exp(-other.losses)) * (1.0 + above)
+    assert abs(mean - 1.0) <= above, "E S~"
+    assert mean > 1.0 + 1e-5, "here it is above 1, so that without κ a unit that is added would be priced too low"
+    assert float(np.sum(law.masses)) + law.infinite == pytest.approx(mean / (1.0 - below), rel=1e-7)
+    assert float(law.masses @ np.exp(-law.losses)) == pytest.approx(1.0, abs=1e-9)
+    assert float(np.sum(other.masses)) + other.infinite == pytest.approx(1.0, abs=1e-9)
+    gains, prior = fading._gains(block, block.lattice, 0), block.lattice.prior
+    assert float(prior @ gains(0.0)) == pytest.approx(mean / (1.0 - below), rel=1e-6)
+    both = mean / (1.0 - below) + 0.5 * mean / (1.0 + above)  # E (S + S'/2): nothing is cut
+    assert float(prior @ gains(-0.5)) == pytest.approx(both, rel=1e-6)
+
+
+def test_the_step_of_the_start_counts_in_both_arms() -> None:
+    """E e^((r + q) e) of one step over m(r) m(q), wherever the start is between two points."""
+    chain = Chain((0.25, 0.25), (0.24,))
+    lattice = Lattice(0.25, arms_of(chain, 0), 1.0, 200)
+    first, second = (float(lattice._reached(arm)[0][0]) for arm in lattice.arms)
+    off = np.linspace(-0.5, 0.5, 101)
+    mean = sum(
+        share * np.exp((first + second) * lattice.step * (near - off))
+        for near, share in ((-1, 0.5 * (0.5 - off) ** 2), (0, 0.75 - off**2), (1, 0.5 * (0.5 + off) ** 2))
+    )
+    scale = np.prod([1.0 + (each * lattice.step) ** 2 / 8.0 for each in (first, second)])
+    below, above = lattice.errors
+    assert np.max(mean) / scale <= 1.0 + above
+    assert np.max(mean) / scale > 1.0 + below + 0.5 * (above - below), "by what both count together"
+    assert np.min(mean) / scale >= 1.0 - below
+
+
+def test_what_a_low_grid_leaves_out_is_in_every_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums above a grid's top count: with one at half a standard deviation nothing falls below the truth."""
+    monkeypatch.setattr(fading, "_REACH", 0.5)
+    monkeypatch.setattr(fading, "_TRIES", 1)
+    block, epsilons = one(1.0, COARSE), np.array([0.0, 0.5, 1.0, 1.5])
+    law, curve = removed(block), replaced(block)
+    assert law is not None
+    assert curve is not None
+    assert law.infinite > 0.01
+    assert np.all(law.deltas(epsilons) >= gaussian_from_below(1.0)(epsilons))
+    assert np.all(curve(epsilons) >= gaussian_from_below(2.0)(epsilons))
+
+
+def test_what_leaves_a_lattice_counts_where_a_unit_is_added() -> None:
+    law = added(Block(TWO, 1, FINE))
+    assert law is not None
+    assert law.infinite >= 1e-13
+
+
+def test_a_law_of_more_mass_than_one_is_composed_with_all_of_it() -> None:
+    """(f + i)^k - f^k is infinite of k releases, which 1 - (1 - i)^k would be for a mass of 1."""
+    law = LatticeLosses(0.1, 0, np.array([0.9, 0.6]), 1e-3)
+    assert law.composed(10).infinite >= 1.501**10 - 1.5**10
+    other = LatticeLosses(0.1, 0, np.array([0.7, 0.7]), 2e-3)
+    assert law.beside(other).infinite == pytest.approx(1.501 * 1.402 - 1.5 * 1.4, rel=1e-9)
+    small = LatticeLosses(0.1, 0, np.array([0.4, 0.6 - 1e-3]), 1e-3)
+    assert small.composed(10).infinite == pytest.approx(1.0 - 0.999**10, rel=1e-9)
+
+
+def test_a_grid_whose_bottom_is_one_of_its_points_moves_sums_as_any_does() -> None:
+    for place in range(1, 40):
+        sums = Sums(-0.3 * math.sinh(0.05 * place), 2.0, 0.3, 0.05)
+        laws = np.zeros((1, len(sums.points)))
+        laws[0, -sums.first] = 1.0
+        found, beyond = sums.moved(laws, np.array([float(sums.points[0])]))
+        assert np.all(np.isfinite(found))
+        assert float((found @ sums.points)[0]) == pytest.approx(float(sums.points[0]), rel=1e-6)
+        assert beyond[0] == 0.0
+
+
+def test_chains_of_other_lengths_than_the_run_are_refused() -> None:
+    """They are of as many rounds as a unit draws among: of fewer, a price would be of another run."""
+    epoch = Chain((1.0,) * 4, (0.5,) * 3)
+    with pytest.raises(InputError, match="chains of other than 5 and 10 rounds"):
+        AllocatedGaussian(1.0, bins=5, overlaps=Overlaps(epoch, Chain((1.0,) * 8, (0.5,) * 7)))
+
+
+def test_the_law_under_replace_one_counts_what_transforms_hide_by_its_mass() -> None:
+    law = replaced_law(Block(TWO, 2, COARSE))
+    assert law is not None
+    assert np.all(law.deltas(np.linspace(-3.0, -0.1, 20)) >= -np.expm1(np.linspace(-3.0, -0.1, 20)))
