@@ -112,7 +112,7 @@ def test_pooling_gains_twelve_points_where_silos_are_small_and_alike() -> None:
     assert 100.0 * float(np.mean(gains)) == pytest.approx(12.2, abs=2.0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("own_cache")
 def test_the_break_even_falls_with_the_number_of_silos_and_with_masks() -> None:
     """Golden 3: |m| = 1, 20 training records: 4.7, 2.5, 1.6, 1.1, .65 untrusted; less with masks.
