@@ -8,7 +8,7 @@ above.
 
     S = (1/T²) Σ_st w_s w_t e^(-Y_st),   0 ≤ Y_st = f_s g_t ≤ c_s + d_t,   c_s = q f_s²/2,   d_t = g_t²/(2q),
 
-since a chain's overlaps across a cut are such products, in proportion to the variance of the start, which the lattice
+since a chain's overlaps across a cut are such products, in proportion to the start's variance, which the lattice
 may raise; any q > 0 will do, and q = |g| / |f| is taken. So
 
     S_c S_d ≤ S ≤ S_1 S_2,   S_1 = (1/T) Σ w_s,   S_c = (1/T) Σ w_s e^(-c_s),   S_2 and S_d alike.

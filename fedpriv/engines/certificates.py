@@ -56,6 +56,8 @@ def certificates_of(path: Path) -> list[Certificate]:
     """The certificates in a file (PEM); InputError if there is none."""
     try:
         return [Certificate(path, found) for found in x509.load_pem_x509_certificates(path.read_bytes())]
+    except FileNotFoundError:
+        raise InputError(f"{path}: expected a certificate (PEM), and there is no such file") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: expected a certificate (PEM): {error}") from None
 

@@ -118,6 +118,8 @@ def load_shard(path: Path, classes: int, test: str = "test_") -> Shard:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = dict(file)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; it is to hold the silo's records") from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(f"{path}: expected an .npz file of arrays, without objects ({error})") from None
     held_out = _part(arrays, test, classes, path) if f"{test}labels" in arrays else None
