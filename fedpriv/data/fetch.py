@@ -235,7 +235,7 @@ def fetch(name: str, root: Path | None = None, *, say: Callable[[str], None] = l
     if name in COMPUTED:
         raise InputError(f"{name}: is computed when it is used, there is nothing to fetch")
     if name not in ORIGINS:
-        raise InputError(f"{name}: data that can be fetched are {', '.join(ORIGINS)}{suggestion(name, ORIGINS)}")
+        raise InputError(f"{name!r}: data that can be fetched are {', '.join(ORIGINS)}{suggestion(name, ORIGINS)}")
     root = root or default_root()
     ensure(name, ORIGINS[name], root, say)
     return root

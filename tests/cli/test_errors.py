@@ -83,7 +83,11 @@ def test_a_bad_file_is_one_line_and_nothing_is_written(folder: Path, addition: s
         (["plot", "small.toml"], ["small.toml: no results.json there"]),
         (["silo", "absent.toml"], ["absent.toml: no such file", "policy"]),
         (["data", "fetch", "mnits"], ["'mnits'", "did you mean 'mnist'?"]),
+        (["data", "fetch", "weather"], ["'weather': data that can be fetched are mnist, fashion-mnist"]),
         (["data", "fetch", "synthetic"], ["there is nothing to fetch"]),
+        (["privacy", "convert", "--epsilon", "-1"], ["epsilon = -1.0", "0 or more"]),
+        (["run", "small.toml", "--set", "algorithm.trst=trusted"], ["trst: unknown key; did you mean 'trust'?"]),
+        (["run", "small.toml", "--set", "algorithm.zzz=1"], ["known keys here: name, trust"]),
     ],
 )
 def test_a_bad_argument_is_one_line_and_nothing_is_written(
@@ -113,6 +117,19 @@ def test_an_unreachable_data_set_is_one_line(folder: Path, monkeypatch: pytest.M
     line = refusal(["run", "small.toml", "--set", "data.name=mnist", "--out", "out"])
     assert "set FEDPRIV_DATA to a usable folder" in line
     assert not (folder / "out").exists()
+
+
+def test_a_table_is_no_scenario_and_the_line_says_how_to_get_one(folder: Path) -> None:
+    (folder / "patients.csv").write_text("age,ill\n1,yes\n")
+    line = refusal(["run", "patients.csv"])
+    assert "patients.csv: is a table, and no scenario; write one with: fedpriv data inspect patients.csv" in line
+
+
+@pytest.mark.parametrize("out", ["small.toml", "small.toml/beneath"])
+def test_a_path_that_cannot_be_written_is_bad_input_by_its_own_name(folder: Path, out: str) -> None:
+    line = refusal(["run", "small.toml", "--out", out])
+    assert f"{out.partition('/')[0]}" in line
+    assert line.rstrip().endswith("; give another path, which this user may write and read")
 
 
 def test_a_run_that_fails_has_exit_code_1(folder: Path) -> None:

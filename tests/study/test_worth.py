@@ -220,7 +220,10 @@ def test_the_command_compares_a_run_with_each_silo_alone(tmp_path: Path) -> None
     assert rows[0]["gain"] < rows[1]["gain"]
     assert rows[0]["standard_error"] > 0.0
     text = CliRunner().invoke(app, ["worth", str(tmp_path / "run")]).stdout
-    assert "each silo alone, nothing released" in text
+    (line,) = [line for line in text.splitlines() if "each silo alone, nothing released" in line]
+    alone = [np.mean([silo["score"] for silo in known["silos"]]) for known in rows[0]["references"]]
+    assert f"{100.0 * np.mean(alone):.1f}" in line
+    assert "mean over 2 seeds" in text
     assert "On these records joining" in text
 
 
