@@ -23,15 +23,15 @@ WEIGHTS = SCENARIOS.parent / "examples" / "lora"
 
 SMALLER: dict[str, dict[str, Any]] = {
     "clients": {"federation.rounds": 10},
-    "cnn-epochs": {"federation.samples": 1200, "federation.rounds": 6, "privacy.epsilon": [3.0]},
+    "cnn-epochs": {"federation.samples": 600, "federation.rounds": 6, "privacy.epsilon": [3.0]},
     "complexity-table": {"federation.samples": [1024, 4096], "federation.rounds": [4, 16]},
     "containers": {"federation.rounds": 4},
     "deployment": {"federation.samples": 6000, "federation.rounds": 8},
     "goldstein-as-printed": {"label.method": ["single pass, ours", "all records, ours"]},
     "heart-hospitals": {"federation.rounds": 4, "federation.epochs": 4, "privacy.epsilon": [1.0]},
-    "lora-mnist": {"federation.samples": 400, "federation.rounds": 8, "privacy.epsilon": [3.0]},
+    "lora-mnist": {"federation.samples": 200, "federation.rounds": 8, "privacy.epsilon": [3.0]},
     "mnist-best-ablation": {"federation.rounds": 30},
-    "mnist-cnn-single-epoch": {"federation.samples": 2000, "federation.rounds": 5},
+    "mnist-cnn-single-epoch": {"federation.samples": 1000, "federation.rounds": 5},
     "mnist-heterogeneous": {"federation.silos": 20, "federation.samples": 6000, "federation.rounds": 30},
     "mnist-multi-epoch": {"federation.samples": 6000, "privacy.mu": [1.0]},
     "mnist-single-epoch": {"federation.samples": 6000, "federation.rounds": [16]},

@@ -70,7 +70,7 @@ def test_mechanisms_with_state_stand(small_cell: MakeCell, trust: str, mechanism
     ("trust", "family", "dtype"),
     in_parts(
         itertools.product(TRUSTS, FAMILIES, ["float32", "float64"]),
-        long=[(trust, "integers", "float64") for trust in TRUSTS],
+        long=[*((trust, "integers", "float64") for trust in TRUSTS), ("trusted", "integers", "float32")],
     ),
 )
 def test_integers_and_hostile_queries_tell_nothing(

@@ -116,13 +116,14 @@ def lines(path: Path) -> list[str]:
     return sorted(path.read_text().splitlines())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "signals"),
     [
-        pytest.param([], [signal.SIGINT], id="here"),
-        pytest.param([], [signal.SIGKILL, signal.SIGINT], id="here, twice"),
-        pytest.param(["--workers", "1"], [signal.SIGKILL, signal.SIGINT], id="on a worker, twice"),
+        pytest.param([], [signal.SIGINT], id="here", marks=pytest.mark.long),
+        pytest.param([], [signal.SIGKILL, signal.SIGINT], id="here, twice", marks=pytest.mark.slow),
+        pytest.param(
+            ["--workers", "1"], [signal.SIGKILL, signal.SIGINT], id="on a worker, twice", marks=pytest.mark.long
+        ),
     ],
 )
 def test_a_killed_run_goes_on_in_the_middle_of_its_cells(

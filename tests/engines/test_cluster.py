@@ -42,7 +42,7 @@ def without_times(folder: Path) -> str:
     return json.dumps(results, sort_keys=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_node_that_is_lost_changes_no_result(tmp_path: Path) -> None:
     """Its groups are run again on the node that is left; all bits are those of one process."""
     pytest.importorskip("ray")

@@ -272,7 +272,7 @@ def without_times(folder: Path) -> Any:
     return json.dumps(results)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_workers_leave_the_results_of_one_process_byte_for_byte(scenario: Path, tmp_path: Path) -> None:
     """But for the seconds it took; and a line in history.jsonl for each evaluation."""
     pytest.importorskip("ray")

@@ -142,7 +142,7 @@ def test_releases_of_moments_and_counts(
     same(*deployed(tmp_path, integers(tree_of(tmp_path), trust), monkeypatch))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_statistics_under_ray_have_the_same_bits(tmp_path: Path) -> None:
     """In integers, masked; and in floating point, where the vectorized engine differs by rounding alone."""
     cell = scenario_of(integers(statistics_tree(tmp_path), "secure-aggregation"), "test").points[0].cell

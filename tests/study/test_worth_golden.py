@@ -178,7 +178,7 @@ def test_coverage_over_redrawn_federations() -> None:
     assert hit / 600 >= 0.88
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("own_cache")
 def test_labels_flipped_in_half_of_the_silos_lose_at_every_epsilon(tmp_path: Path) -> None:
     """Golden 4: 20 silos of 20, half of them flipped: released -24.5, "never".
