@@ -1,4 +1,4 @@
-"""Grids of tests in parts: the rows that `make test` takes, others that `make test-slow` and `make test-all` take.
+"""Grids of tests in parts: rows that `make test` takes, and others for `make test-slow` and `make test-long`.
 
 The mark `every(n)` (`tests/conftest.py`) thins out what is left of a grid whose rows are alike.
 """

@@ -20,7 +20,7 @@ def main() -> None:
         sys.stderr.write(f"fedpriv: {error}\n")
         sys.exit(error.exit_code)
     except OSError as error:  # a folder that cannot be written, a full disk
-        given = error.errno in _OF_A_PATH
+        given = error.filename is not None and error.errno in _OF_A_PATH
         sys.stderr.write(f"fedpriv: {_where(error)}{error.strerror or error}{_ANOTHER if given else ''}\n")
         sys.exit(InputError.exit_code if given else RunError.exit_code)
     except MemoryError:

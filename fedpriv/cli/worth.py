@@ -107,7 +107,7 @@ def _reference_lines(seeds: Sequence[References], wanted: Wanted) -> list[list[s
     best = [[silo.any_learner for silo in known.silos if silo.any_learner is not None] for known in seeds]
     if wanted.any_learner and all(best):
         lines.append(_line("each silo alone, any learner", best, seeds[0]))
-    if any(silo.majority > ONE_CLASS for silo in seeds[0].silos):
+    if any(silo.majority > ONE_CLASS for known in seeds for silo in known.silos):
         balanced = [[silo.balanced for silo in known.silos] for known in seeds]
         lines.append(_line("alone, balanced where one class has most", balanced, seeds[0]))
     return lines

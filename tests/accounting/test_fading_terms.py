@@ -10,7 +10,7 @@ from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.chain import Chain, Overlaps
 from fedpriv.accounting.curves import gaussian_from_below
 from fedpriv.accounting.fading import COARSE, FINE, Block, Grain, added, removed, replaced, replaced_law
-from fedpriv.accounting.losses import LatticeLosses
+from fedpriv.accounting.losses import LatticeLosses, Losses
 from fedpriv.accounting.walk import Lattice, Sums, arms_of
 from fedpriv.core.errors import InputError
 
@@ -114,10 +114,21 @@ def test_what_a_low_grid_leaves_out_is_in_every_bound(monkeypatch: pytest.Monkey
     assert np.all(curve(epsilons) >= gaussian_from_below(2.0)(epsilons))
 
 
-def test_what_leaves_a_lattice_counts_where_a_unit_is_added() -> None:
+def test_what_leaves_a_lattice_counts_where_a_unit_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fading, "LEFT", 1e-3)
     law = added(Block(TWO, 1, FINE))
     assert law is not None
-    assert law.infinite >= 1e-13
+    assert law.infinite >= 1e-3
+
+
+def test_what_transforms_hide_is_in_proportion_to_a_laws_mass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A law of E e^Y = 3, and of less than 1; and every law of two epochs has it."""
+    whole = fading._hidden(Losses(np.zeros(2), np.array([1.0, 2.0]), 0.0))
+    assert whole == 3.0 * fading._hidden(Losses(np.zeros(1), np.array([0.5]), 0.0)) > 0.0
+    monkeypatch.setattr(fading, "_FOURIER", 1e-3)
+    for law in (removed(Block(TWO, 2, COARSE)), added(Block(TWO, 2, COARSE))):
+        assert law is not None
+        assert law.infinite >= 1e-3
 
 
 def test_a_law_of_more_mass_than_one_is_composed_with_all_of_it() -> None:
@@ -148,7 +159,8 @@ def test_chains_of_other_lengths_than_the_run_are_refused() -> None:
         AllocatedGaussian(1.0, bins=5, overlaps=Overlaps(epoch, Chain((1.0,) * 8, (0.5,) * 7)))
 
 
-def test_the_law_under_replace_one_counts_what_transforms_hide_by_its_mass() -> None:
+def test_the_law_under_replace_one_is_one_of_two_distributions() -> None:
+    """H_ε ≥ 1 - e^ε."""
     law = replaced_law(Block(TWO, 2, COARSE))
     assert law is not None
     assert np.all(law.deltas(np.linspace(-3.0, -0.1, 20)) >= -np.expm1(np.linspace(-3.0, -0.1, 20)))
