@@ -121,7 +121,7 @@ def _relation(draw: np.random.Generator) -> Relation:
 
 def correlated(mechanism: Mechanism, groups: int, epochs: int, draw: np.random.Generator) -> Iterator[Point]:
     """What a run promises against what the columns of C move, round by round, in every group's worst direction."""
-    epoch, relation = groups * int(draw.integers(3, 9)), _relation(draw)
+    epoch, relation = groups * int(draw.integers(3, 9 if epochs < 4 else 5)), _relation(draw)
     order = Allocation(epoch * epochs, epoch, groups)
     workload = Workload(order, 1.0, np.ones(order.rounds))
     series = getattr(mechanism, "strategy")(order.rounds)  # noqa: B009 - buffers and bands alike
@@ -154,12 +154,12 @@ def banded(draw: np.random.Generator) -> Iterator[Point]:
 
 def lambda_cgd(draw: np.random.Generator) -> Iterator[Point]:
     mechanism = LambdaCgd(1.0, (float(draw.uniform(0.5, 0.98)),), (0.0,))
-    yield from correlated(mechanism, int(draw.integers(4, 13)), int(draw.integers(1, 3)), draw)
+    yield from correlated(mechanism, int(draw.integers(4, 13)), int(draw.integers(1, 5)), draw)
 
 
 def buffers(draw: np.random.Generator) -> Iterator[Point]:
     mechanism = BufferedToeplitz(1.0, (float(draw.uniform(0.8, 0.98)), 0.5), (0.6, 0.1))
-    yield from correlated(mechanism, int(draw.integers(4, 13)), int(draw.integers(1, 3)), draw)
+    yield from correlated(mechanism, int(draw.integers(4, 13)), int(draw.integers(1, 5)), draw)
 
 
 def poisson(draw: np.random.Generator) -> Iterator[Point]:

@@ -215,9 +215,8 @@ class AllocatedGaussian(Sampled):
             raise InputError(f"epochs = {self.epochs}: there are 1 to {_MOST_EPOCHS:,}")
         if not 0.0 <= self.common < 1.0:
             raise InputError(f"common = {self.common}: a share of 0 or more and below 1")
-        chains = () if self.overlaps is None else (self.overlaps.epoch, self.overlaps.pair)
-        if [len(chain.variances) for chain in chains] not in ([], [self.bins, 2 * self.bins]):
-            raise InputError(f"overlaps: chains of other than {self.bins} and {2 * self.bins} rounds")
+        if self.overlaps and [len(each.variances) for each in self.overlaps.epochs] != [self.bins] * self.epochs:
+            raise InputError(f"overlaps: other than {self.epochs} chains of {self.bins} rounds")
 
     @property
     def curve(self) -> Curve:
@@ -283,7 +282,7 @@ def _fading(mechanism: AllocatedGaussian, fineness: _Fineness) -> list[Curve]:
     """The curve under replace-one by which overlaps fade, where it is known."""
     if (overlaps := mechanism.overlaps) is None:
         return []
-    found = fading.replacing(overlaps, mechanism.noise_multiplier, mechanism.epochs, fineness.grain)
+    found = fading.replacing(overlaps, mechanism.noise_multiplier, fineness.grain)
     return [] if found is None else [found]
 
 
@@ -307,7 +306,7 @@ def directions(
     found = _lowest_of([beside(law, known) for law in removed]), _lowest_of([beside(law, known) for law in added])
     if (overlaps := mechanism.overlaps) is None:
         return found
-    faded = fading.directions(overlaps, mechanism.noise_multiplier, epochs, fineness.grain)
+    faded = fading.directions(overlaps, mechanism.noise_multiplier, fineness.grain)
     return found if faded is None else (lowest([found[0], faded[0]]), lowest([found[1], faded[1]]))
 
 

@@ -17,6 +17,16 @@ is taken. `walk` computes with it.
 of all rounds S is e^(kκξ - k²κ²/2) times the S of G', for k epochs. The chain then lies above (X - κ²)+ only.
 One buffer is a chain as it is; a slow and a fast one are nearer to a constant and a chain. Of some κ² that one
 is taken whose overlaps are least in sum.
+
+**Epochs apart.** Between rounds s before a cut and t behind it a chain has Y_st = f_s g_t, where f_s is in
+proportion to what G_s shares with the last round before the cut, and g_t to what G_t shares with the first one
+behind it. With a standard normal ξ, independent of G, let G_s + f_s ξ take the place of G_s and G_t - g_t ξ that
+of G_t. What a unit draws, π, then has N_π = ξ (Σ f_s - Σ g_t) beside G_π, and E e^(N_π - E N_π²/2) = 1 whatever G
+is: by Jensen's inequality convex functions of S, and of S and S' with -G_π and -N_π, only grow. Rounds before the
+cut and rounds behind it now have covariances of f_s g_t - f_s g_t = 0, and are independent. Either side is a
+chain again: seen from the cut, one whose first variance is larger. So a run of k epochs is k independent ones,
+which compose. Of all f and g with the same products those are taken by which Σ f = Σ g, for which N_π is 0 on
+average: only what a unit's rounds are nearer to the cut than others is given away.
 """
 
 import math
@@ -33,9 +43,10 @@ _LEAST_COLUMN, _LEAST_CLIP = 1e-6, 0.1  # of the longest, of the largest: shorte
 _NOTHING = 1e-290  # of an overlap: far below what 1e-12 in δ (`losses`) covers
 _HALVINGS = 6  # of the median overlap: so much may be known, or as much as the least one
 _PREFERRED = 0.999  # of the sum of what is laid above: where it falls below
+_ALIKE = 1.005  # of overlaps in sum: by so much epochs may grow to be one law
 _TINY = 1e-300
-MOST_ROUNDS = 400
-"""Longer chains take too long: `overlap`'s bound stands alone."""
+MOST_ROUNDS = 200
+"""Of an epoch. Longer chains take too long: `overlap`'s bound stands alone."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +70,61 @@ class Chain:
             found[: t + 1, t + 1] = found[t + 1, : t + 1] = found[: t + 1, t] * (link / self.variances[t])
         return found
 
+    @property
+    def total(self) -> float:
+        """The sum of all covariances."""
+        before, found = 0.0, 0.0
+        for variance, ratio in zip(self.variances, (0.0, *self._ratios), strict=True):
+            before *= ratio
+            found += variance + 2.0 * before
+            before += variance
+        return found
+
+    @property
+    def downwards(self) -> "Chain":
+        """The same rounds from the end with the larger variance: a sum over rounds has no order."""
+        if self.variances[0] >= self.variances[-1]:
+            return self
+        return Chain(self.variances[::-1], self.links[::-1])
+
+    def above(self, other: "Chain") -> "Chain":
+        """A chain with covariances of at least both, of the same length.
+
+        Guarantee: Y_st = a_s ρ_s ρ_(s+1) … ρ_(t-1) with ρ_t = l_t / a_t rises with all of these.
+        """
+        ratios = np.maximum(self._ratios, other._ratios)
+        variances = np.maximum(self.variances, other.variances)
+        for t, ratio in enumerate(ratios):  # so that such a vector exists
+            variances[t + 1] = max(variances[t + 1], ratio**2 * variances[t])
+        links = ratios * variances[:-1] * _MORE
+        return Chain(tuple((variances * _MORE).tolist()), tuple(links.tolist()))
+
+    @property
+    def _ratios(self) -> list[float]:
+        return [link / variance for link, variance in zip(self.links, self.variances[:-1], strict=True)]
+
+    def cut(self, rounds: int) -> tuple["Chain", "Chain"]:
+        """The first `rounds` and the others, as chains that are independent.
+
+        Guarantee: convex functions of the ratios do not fall ("Epochs apart").
+        """
+        variances, links = np.array(self.variances), np.array(self.links)
+        shared = links[rounds - 1]
+        before = np.cumprod(np.append(1.0, (links[: rounds - 1] / variances[1:rounds])[::-1]))[::-1]
+        behind = np.cumprod(np.append(1.0, links[rounds:] / variances[rounds:-1]))
+        before *= math.sqrt(shared * float(np.sum(behind)) / float(np.sum(before)))
+        behind *= shared / max(_TINY, float(before[-1]))
+        return (
+            _raised(variances[:rounds], links[: rounds - 1], before),
+            _raised(variances[rounds:], links[rounds:], behind),
+        )
+
+
+def _raised(variances: Floats, links: Floats, more: Floats) -> Chain:
+    """With `more` · `more`ᵀ added, in proportion to what rounds share with the first or last one."""
+    variances, links = (variances + more**2) * _MORE, (links + more[:-1] * more[1:]) * _MORE
+    return Chain(tuple(variances.tolist()), tuple(links.tolist()))
+
 
 def dominating(products: Floats, clips: Floats) -> Chain:
     """A chain with covariances of at least `products` · `clips` · `clips`ᵀ, all ≥ 0, `products` of shape (n, n).
@@ -75,9 +141,13 @@ def dominating(products: Floats, clips: Floats) -> Chain:
     for decay in _decays(upper):
         with np.errstate(over="ignore", invalid="ignore"):  # of a decay far too fast: infinite
             diagonal = _diagonal(logs - lag * np.log(decay), decay)
-            overlaps = float(np.sum(np.triu(diagonal * decay**lag) * np.outer(clips, clips)))
-        found.append((overlaps if math.isfinite(overlaps) else math.inf, decay, diagonal))
-    _, decay, diagonal = min(found, key=lambda each: each[0])
+            chain = _chain_of(diagonal, decay, clips)
+            overlaps = chain.total
+        found.append((overlaps if math.isfinite(overlaps) else math.inf, chain))
+    return min(found, key=lambda each: each[0])[1]
+
+
+def _chain_of(diagonal: Floats, decay: float, clips: Floats) -> Chain:
     links = diagonal[1:] * decay * clips[:-1] * clips[1:]
     return Chain(tuple((diagonal * clips**2).tolist()), tuple(links.tolist()))
 
@@ -105,12 +175,10 @@ def _decays(upper: Floats) -> list[float]:
 class Overlaps:
     """What a unit's rounds move alike, over the square of the clip: what is known, and chains above the rest."""
 
-    epoch: Chain
-    """Of one epoch."""
-    pair: Chain
-    """Of two, one after the other."""
+    epochs: tuple[Chain, ...]
+    """Of every epoch, independent of the others'; equal ones where they are alike."""
     known: float = 0.0
-    """The variance of what all rounds of the run share, and of what blocks do beside."""
+    """The variance of what all rounds of the run share."""
 
 
 def overlaps_of(products: Floats, clips: Floats, bins: int) -> Overlaps:
@@ -129,26 +197,28 @@ def overlaps_of(products: Floats, clips: Floats, bins: int) -> Overlaps:
 
 
 def _overlaps_of(moved: Floats, clips: Floats, bins: int, common: float) -> tuple[float, Overlaps]:
-    """The chains above what is left of these overlaps; and first the mean of all that epochs share."""
+    """The chains above what is left of these overlaps; and first the mean of all that rounds share."""
     epochs = len(clips) // bins
-    starts = [bins * epoch for epoch in range(epochs)]
-    rest = np.maximum(0.0, moved - common)
+    rest = dominating(np.maximum(0.0, moved - common) / np.maximum(_TINY, np.outer(clips, clips)), clips)
+    found = []
+    for _ in range(epochs - 1):
+        first, rest = rest.cut(bins)
+        found.append(first.downwards)
+    found.append(rest.downwards)
+    known = epochs**2 * common * _MORE
+    return sum(each.total for each in found) / bins**2 + known, Overlaps(_merged(found), known)
 
-    def above(starts: Sequence[int], rounds: int) -> Chain:
-        most, longest = np.zeros((rounds, rounds)), np.zeros(rounds)
-        for start in starts:
-            here = slice(start, start + rounds)
-            size = len(clips[here])
-            products = rest[here, here] / np.maximum(_TINY, np.outer(clips[here], clips[here]))
-            most[:size, :size] = np.maximum(most[:size, :size], products)
-            longest[:size] = np.maximum(longest[:size], clips[here])
-        return dominating(most, longest)
 
-    largest = rest.reshape(epochs, bins, epochs, bins).max(axis=(1, 3))
-    blocks = np.arange(epochs) // 2
-    between = float(np.sum(largest[blocks[:, None] != blocks[None, :]]))
-    known = (between + epochs**2 * common) * (1.0 + 1e-9)
-    found = Overlaps(above(starts, bins), above(starts[::2], 2 * bins), known)
-    pairs, single = divmod(epochs, 2)
-    along = pairs * np.sum(found.pair.covariances) + single * np.sum(found.epoch.covariances)
-    return float(along) / bins**2 + found.known, found
+def _merged(chains: Sequence[Chain]) -> tuple[Chain, ...]:
+    """Chains above these, as few different ones as are not much above."""
+    groups: list[tuple[Chain, float, list[int]]] = []
+    for place, chain in enumerate(chains):
+        for number, (largest, sums, places) in enumerate(groups):
+            both, together = largest.above(chain), sums + chain.total
+            if both.total * (len(places) + 1) <= _ALIKE * together:
+                groups[number] = (both, together, [*places, place])
+                break
+        else:
+            groups.append((chain, chain.total, [place]))
+    of = {place: chain for chain, _, places in groups for place in places}
+    return tuple(of[place] for place in range(len(chains)))

@@ -1,8 +1,8 @@
-"""Sums of exponentials along a chain: their laws given one round's exponent, from above in convex order.
+"""Sums of exponentials along a chain: their law, from above in convex order.
 
-S = Σ p_t w_t, w_t = e^(G_t - a_t/2), for a `Chain` G. Written outwards from one round, the start, it is G_0 =
-√a_0 z_0 and G_t = r_t G_(t-1) + τ_t z_t, so that (G_t, the sum so far) is a Markov process of two numbers, whose
-law is computed on a lattice of G and a grid of sums. An *arm* is a direction outwards from the start.
+S = Σ p_t w_t, w_t = e^(G_t - a_t/2), for a `Chain` G: G_0 = √a_0 z_0 and G_t = r_t G_(t-1) + τ_t z_t, so that
+(G_t, the sum so far) is a Markov process of two numbers, whose law is computed on a lattice of G and a grid of
+sums.
 
 **Rounding G.** In place of G a walk U on the multiples of h is taken, U_t = r_t U_(t-1) + τ_t z_t + e_t: given x
 = r_t U_(t-1) + τ_t z_t, the step e_t goes to one of the three multiples k h nearest to x, with the probabilities
@@ -20,9 +20,7 @@ F(E[S~, S'~ | z]) ≤ E F(S~, S'~) (Jensen). So
     E (S - γ)+ ≤ E (S~/(1-κ) - γ)+,   E (1 - γS)+ ≤ E (1 - γ S~/(1+κ))+,
     E (S - γS')+ ≤ E (S~/(1-κ) - γ S'~/(1+κ))+.
 
-Of a product of two arms' sums the step of the start counts in both: m(r + q) lies between m(r) m(q) and that
-times 1 + r q h²/4, by which the upper κ is larger. A τ below h is raised to it, and so is the start's √a_0, and
-variances with them: Kahane allows it.
+A τ below h is raised to it, and so is √a_0, and variances with them: Kahane allows it.
 
 **Ends of the lattice.** A walk that leaves it stops: its later w~ count as 1, in every sum. (S - γ)+ and (S -
 γS')+ fall by at most what S~ loses, since both are at most S; (1 - γS)+ is at most 1 and falls by at most the
@@ -41,8 +39,7 @@ Legendre for each of B's three pieces have one of less than 1e-12 within seven s
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
@@ -58,44 +55,16 @@ _KEPT = 32  # matrices of one lattice
 _BOUNDED = 2.25  # h² of it is the variance that Hoeffding's inequality gives a step
 
 
-@dataclass(frozen=True)
-class Arm:
-    """Rounds outwards from the start."""
-
-    ratios: Floats
-    """r_t of every round of the arm."""
-    stds: Floats
-    """τ_t; of the start itself r and τ are 0."""
-    starts: bool
-    """Whether the first round is the start itself."""
-
-
-def arms_of(chain: Chain, start: int | None) -> list[Arm]:
-    """The arms of a chain: one from round 0 (None), or from `start` backwards and from behind it forwards."""
-    variances, links = np.array(chain.variances), np.array(chain.links)
-    if start is None:
-        return [_arm(variances, links, True)]
-    back = slice(start, None, -1)
-    return [
-        _arm(variances[back], links[start - 1 :: -1] if start else links[:0], True),
-        _arm(variances[start:], links[start:], False),
-    ]
-
-
-def _arm(variances: Floats, links: Floats, starts: bool) -> Arm:
-    ratios = links / variances[:-1]
-    stds = np.sqrt(np.maximum(0.0, variances[1:] - ratios * links))
-    return Arm(np.append(0.0, ratios), np.append(0.0, stds), True) if starts else Arm(ratios, stds, False)
-
-
 class Lattice:
-    """The multiples of h on which the exponents of one or two arms walk."""
+    """The multiples of h on which a chain's exponents walk."""
 
-    def __init__(self, first: float, arms: Sequence[Arm], spacing: float, most: int) -> None:
-        """`first` is the start's variance, `spacing` h over the least τ, `most` the largest number of points."""
-        self.arms, self._start = arms, first
-        stds = np.concatenate([arm.stds[arm.stds > 0.0] for arm in arms] + [np.array([math.sqrt(first)])])
-        self.step = spacing * float(np.min(stds))
+    def __init__(self, chain: Chain, spacing: float, most: int) -> None:
+        """`spacing` is h over the least standard deviation of a step, `most` the largest number of points."""
+        variances, links = np.array(chain.variances), np.array(chain.links)
+        self.ratios = as_floats(np.append(0.0, links / variances[:-1]))
+        """r_t; of the first round 0."""
+        self._stds = np.sqrt(np.maximum(0.0, variances - self.ratios * np.append(0.0, links)))
+        self.step = spacing * float(np.min(self._stds[self._stds > 0.0]))
         low, high = self._range()
         if (high - low) / self.step > most:
             self.step = (high - low) / most
@@ -113,66 +82,57 @@ class Lattice:
         """The points."""
         return as_floats(self.step * np.array(self._places))
 
-    @property
-    def first(self) -> float:
-        """The start's variance, raised like those of steps: a law narrower than the lattice has no place on it."""
-        return max(self._start, self.step**2)
-
     def _range(self) -> tuple[float, float]:
         """From where to where a walk goes but for `LEFT`."""
-        rough = [self._variances(arm, _BOUNDED) for arm in self.arms]
-        largest, rounds = max(float(np.max(each)) for each in rough), sum(len(each) for each in rough)
-        more = sum(float(np.max(each - self.variances(arm))) for arm, each in zip(self.arms, rough, strict=True))
-        more += (len(self.arms) - 1) * largest
-        reach = math.sqrt(2.0 * largest * (math.log(2.0 * (rounds + 1) / LEFT) + more))
-        return -reach, reach + largest * len(self.arms)
+        rough = self._variances(_BOUNDED)
+        largest, more = float(np.max(rough)), float(np.max(rough - self.variances))
+        reach = math.sqrt(2.0 * largest * (math.log(2.0 * (len(rough) + 1) / LEFT) + more))
+        return -reach, reach + largest
 
-    def variances(self, arm: Arm) -> Floats:
-        """a_t of the arm's rounds."""
-        return self._variances(arm, 0.0)
+    @property
+    def variances(self) -> Floats:
+        """a_t."""
+        return self._variances(0.0)
 
-    def _variances(self, arm: Arm, of_steps: float) -> Floats:
-        found, last = [], self.first + of_steps * self.step**2
-        for place, (ratio, std) in enumerate(zip(arm.ratios, self.stds(arm), strict=True)):
-            if place or not arm.starts:
-                last = ratio**2 * last + std**2 + of_steps * self.step**2
+    def _variances(self, of_steps: float) -> Floats:
+        found, last = [], 0.0
+        for ratio, std in zip(self.ratios, self.stds, strict=True):
+            last = ratio**2 * last + std**2 + of_steps * self.step**2
             found.append(last)
         return as_floats(found)
 
-    def stds(self, arm: Arm) -> Floats:
-        return np.maximum(arm.stds, self.step)
-
-    def scales(self, arm: Arm) -> Floats:
-        """Π_j m(r_jt) of the arm's rounds."""
-        return as_floats([np.prod(1.0 + (each * self.step) ** 2 / 8.0) for each in self._reached(arm)])
+    @property
+    def stds(self) -> Floats:
+        """τ_t: a law narrower than the lattice has no place on it."""
+        return as_floats(np.maximum(self._stds, self.step))
 
     @cached_property
-    def errors(self) -> tuple[float, float]:
-        """κ below and above."""
-        least = sum(max(float(np.sum(self._errors(each))) for each in self._reached(arm)) for arm in self.arms)
-        if len(self.arms) == 1:
-            return _less_one(least), _less_one(least)
-        first, second = (max(float(each[0]) for each in self._reached(arm)) for arm in self.arms)
-        least += float(self._errors(np.array([first + second]))[0])
-        return _less_one(least), _less_one(least + first * second * self.step**2 / 4.0)
+    def scales(self) -> Floats:
+        """Π_j m(r_jt)."""
+        return as_floats([np.prod(1.0 + (each * self.step) ** 2 / 8.0) for each in self._reached])
+
+    @cached_property
+    def error(self) -> float:
+        """κ."""
+        return math.expm1(min(100.0, max(float(np.sum(self._errors(each))) for each in self._reached)))
 
     def _errors(self, ratios: Floats) -> Floats:
         size = ratios * self.step
         return as_floats(_THIRD * size**3 + _FOURTH * size**4 * np.exp(np.minimum(1.5 * size, 100.0)))
 
-    def _reached(self, arm: Arm) -> list[Floats]:
-        """Of every round of the arm the r_jt of all steps before it, the start's first."""
-        found, each = [], np.ones(1)
-        for place, ratio in enumerate(arm.ratios):
-            if place or not arm.starts:
-                each = np.append(each * ratio, 1.0)
+    @cached_property
+    def _reached(self) -> list[Floats]:
+        """Of every round the r_jt of all steps before it, the first round's first."""
+        found, each = [np.ones(1)], np.ones(1)
+        for ratio in self.ratios[1:]:
+            each = np.append(each * ratio, 1.0)
             found.append(each)
         return found
 
     @cached_property
     def prior(self) -> Floats:
-        """The law of the start's exponent."""
-        return as_floats(self.moves(0.0, math.sqrt(self.first))[0])
+        """The law of the first round's exponent."""
+        return as_floats(self._moves(0.0, float(self.stds[0]))[0])
 
     def moves(self, ratio: float, std: float) -> Floats:
         """The probability of going from any exponent (rows) to any other (columns)."""
@@ -191,11 +151,6 @@ class Lattice:
                 share = 0.75 - off**2 if piece == 0.0 else 0.5 * (1.5 - abs(off)) ** 2
                 found += (0.5 * weight * share) * np.exp(-0.5 * ((apart + off * self.step) / std) ** 2)
         return as_floats(found * (self.step / (math.sqrt(2.0 * math.pi) * std)))
-
-
-def _less_one(exponent: float) -> float:
-    """e^x - 1, of what is too large a large number."""
-    return math.expm1(min(exponent, 100.0))
 
 
 class Sums:
@@ -219,31 +174,36 @@ class Sums:
         held = np.flatnonzero(np.max(laws, axis=0) > 0.0)
         some = slice(held[0], held[-1] + 1)
         laws, aims = laws[:, some], self.points[some] + increments[:, None]
-        places = np.floor(np.arcsinh(aims / self.scale) / self.spacing).astype(np.int64) - self.first
-        np.clip(places, 0, size - 2, out=places)
-        upper = laws * np.clip((aims - self.points[places]) / self._widths[places], 0.0, 1.0)
-        beyond = np.sum(laws * np.maximum(0.0, aims - self.points[-1]), axis=1)
+        places = np.arcsinh(aims / self.scale) / self.spacing
+        places -= self.first
+        places = np.clip(places, 0.0, size - 2.0, out=places).astype(np.int64)  # which rounds down
+        beyond, high = np.zeros(len(laws)), np.flatnonzero(aims[np.argmax(increments)] > self.points[-1])
+        if len(high):
+            over = slice(high[0], None)
+            beyond = np.einsum("us,us->u", laws[:, over], np.maximum(0.0, aims[:, over] - self.points[-1]))
+        aims -= self.points[places]
+        aims /= self._widths[places]
+        upper = np.clip(aims, 0.0, 1.0, out=aims)
+        upper *= laws
         places += size * np.arange(len(laws))[:, None]
         found = np.bincount(places.ravel(), (laws - upper).ravel(), size * len(laws))
         found[1:] += np.bincount(places.ravel(), upper.ravel(), size * len(laws))[:-1]
         return as_floats(found.reshape(-1, size)), as_floats(beyond)
 
 
-def laws(
-    lattice: Lattice, arm: Arm, sums: Sums, increments: Callable[[int, Floats], Floats]
-) -> tuple[Floats, Floats]:
-    """The laws of an arm's sum, given the start's exponent: shape (exponents, sums); and the means above the grid.
+def law_of(lattice: Lattice, sums: Sums, increments: Callable[[int, Floats], Floats]) -> tuple[Floats, float]:
+    """The law of the sum on the grid, shape (sums,), and the mean that was above it.
 
     `increments` gives what round t adds where its exponents are these.
     """
     found = np.zeros((len(lattice.at), len(sums.points)))
     found[:, -sums.first] = 1.0
-    above, stds = np.zeros(len(lattice.at)), lattice.stds(arm)
+    above, stds = np.zeros(len(lattice.at)), lattice.stds
     for t in range(len(stds) - 1, -1, -1):
         found, beyond = sums.moved(found, increments(t, lattice.at))
         above = above + beyond
-        if t or not arm.starts:
-            moves = lattice.moves(float(arm.ratios[t]), float(stds[t]))
+        if t:
+            moves = lattice.moves(float(lattice.ratios[t]), float(stds[t]))
             found, above = moves @ found, moves @ above
             found[:, -sums.first] += np.maximum(0.0, 1.0 - np.sum(moves, axis=1))
-    return as_floats(found), as_floats(above)
+    return as_floats(lattice.prior @ found), float(lattice.prior @ above)

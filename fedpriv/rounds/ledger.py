@@ -240,7 +240,7 @@ class RunningSums:
         Guarantee: chains above all that two rounds of one record overlap by, whatever its group, asked of what
         `overlap` is asked of.
         """
-        if self.overlap(groups)[1] == 0.0 or 2 * bins > LONGEST_CHAIN:
+        if self.overlap(groups)[1] == 0.0 or bins > LONGEST_CHAIN:
             return None
         distance, columns = self.overlap(groups)[0], self.mechanism.columns(self.workload)
         rounds, clips = len(self.workload.clips), self.workload.clips / distance * (1.0 + _ROUNDING)

@@ -7,12 +7,12 @@ import pytest
 
 from fedpriv.accounting import fading
 from fedpriv.accounting.allocation import AllocatedGaussian
-from fedpriv.accounting.chain import Chain, dominating, overlaps_of
+from fedpriv.accounting.chain import Chain, Overlaps, dominating, overlaps_of
 from fedpriv.accounting.curves import Curve, Floats, gaussian, gaussian_from_below
 from fedpriv.accounting.fading import (
     COARSE,
     FINE,
-    Block,
+    Epoch,
     added,
     directions,
     removed,
@@ -21,7 +21,7 @@ from fedpriv.accounting.fading import (
     replacing,
 )
 from fedpriv.accounting.gaussian import Relation
-from fedpriv.accounting.walk import LEFT, Lattice, Sums, arms_of
+from fedpriv.accounting.walk import LEFT, Lattice, Sums
 from fedpriv.noise.buffered import BufferedToeplitz, LambdaCgd
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.workload import Workload
@@ -82,8 +82,8 @@ def test_few_rounds_are_the_quadrature_on_the_safe_side(rounds: int, decay: floa
     chain = chain_of(decay, rounds, first)
     exact = quadrature(chain)
     epsilons = EPSILONS[::3] * math.sqrt(first)
-    block = Block(chain, 1, FINE)
-    laws, curve = (removed(block), added(block)), replaced(block)
+    epoch = Epoch(chain, FINE)
+    laws, curve = (removed(epoch), added(epoch)), replaced(epoch)
     assert laws[0] is not None
     assert laws[1] is not None
     assert curve is not None
@@ -110,9 +110,8 @@ def test_chains_lie_above_what_they_are_asked_to_and_are_exact_where_it_is_one()
 
 def test_a_step_to_the_lattice_keeps_means_and_what_its_moments_promise() -> None:
     """Rows of a walk are probabilities, their mean is kept, and E e^(re) is m(r) (1 ± η(r)) for every start."""
-    arms = arms_of(chain_of(0.7, 4), None)
-    lattice = Lattice(1.0, arms, 0.5, 400)
-    std = float(lattice.stds(arms[0])[1])
+    lattice = Lattice(chain_of(0.7, 4), 0.5, 400)
+    std = float(lattice.stds[1])
     moves, inner = lattice.moves(0.7, std), np.abs(lattice.at) < 2.0
     assert np.allclose(moves[inner].sum(axis=1), 1.0, atol=1e-12)
     assert np.allclose(moves[inner] @ lattice.at, 0.7 * lattice.at[inner], atol=1e-12)
@@ -124,10 +123,10 @@ def test_a_step_to_the_lattice_keeps_means_and_what_its_moments_promise() -> Non
 
 
 def test_what_leaves_the_lattice_is_less_than_is_added() -> None:
-    lattice = Lattice(1.0, arms_of(chain_of(0.9, 12), None), 0.4, 80)
+    lattice = Lattice(chain_of(0.9, 12), 0.4, 80)
     tilted = lattice.prior * np.exp(lattice.at - 0.5) / (1.0 + lattice.step**2 / 8.0)
     assert 1.0 - float(np.sum(lattice.prior)) <= LEFT + 1e-15
-    assert abs(1.0 - float(np.sum(tilted))) <= LEFT + lattice.errors[0]
+    assert abs(1.0 - float(np.sum(tilted))) <= LEFT + lattice.error
 
 
 def test_a_grid_of_sums_keeps_means_and_says_what_lies_above_it() -> None:
@@ -180,7 +179,7 @@ SLOW_AND_FAST = 0.5 + 0.5 * 0.2**LAG
 def test_overlaps_of_several_epochs_all_count(moved: Floats) -> None:
     """Four epochs of one round: nothing is secret, and what overlaps adds up to ‖Σ C_t‖²."""
     overlaps = overlaps_of(moved, np.ones(4), 1)
-    found, other = directions(overlaps, 4.0, 4, COARSE), replacing(overlaps, 4.0, 4, COARSE)
+    found, other = directions(overlaps, 4.0, COARSE), replacing(overlaps, 4.0, COARSE)
     assert found is not None
     assert other is not None
     mu = math.sqrt(float(np.sum(moved))) / 4.0
@@ -189,9 +188,53 @@ def test_overlaps_of_several_epochs_all_count(moved: Floats) -> None:
     assert np.all(other(EPSILONS) >= gaussian_from_below(2.0 * mu)(EPSILONS))
 
 
-def test_overlaps_between_blocks_count_in_both_orders() -> None:
+def test_cuts_give_nothing_away_where_an_epoch_has_one_round() -> None:
+    """N_π is 0 where Σ f = Σ g of one round before and all behind: three cuts of a chain are exact."""
     overlaps = overlaps_of(0.5**LAG, np.ones(4), 1)
-    assert overlaps.known == pytest.approx(2 * (0.5 + 2 * 0.25 + 0.125))
+    assert overlaps.known == 0.0
+    assert sum(chain.total for chain in overlaps.epochs) == pytest.approx(float(np.sum(0.5**LAG)), rel=0.02)
+    found = directions(overlaps, 4.0, FINE)
+    assert found is not None
+    truth, few = gaussian(math.sqrt(float(np.sum(0.5**LAG))) / 4.0), EPSILONS[:4]
+    for curve in found:
+        assert np.all(curve(few) <= 1.03 * truth(few))
+
+
+@pytest.mark.parametrize("decay", [0.999, 0.5, 1e-3])
+def test_a_cut_only_adds_to_what_patterns_share(decay: float) -> None:
+    """The guarantee of `Chain.cut`: exponents of all patterns are those before and N_π, a Gaussian beside them."""
+    lag = np.abs(np.subtract.outer(np.arange(7), np.arange(7)))
+    for clips in (np.ones(7), np.geomspace(0.2, 1.0, 7), np.geomspace(1.0, 0.2, 7)):
+        chain = dominating(decay**lag, clips)
+        first, second = (half.covariances for half in chain.cut(3))
+        before = chain.covariances
+        f, g = before[:3, 2] / before[2, 2], before[3, 3:] / before[3, 3]
+        f *= math.sqrt(before[2, 3] * float(np.sum(g)) / float(np.sum(f)))
+        g *= before[2, 3] / f[-1]
+        assert np.allclose(np.outer(f, g), before[:3, 3:], rtol=1e-9)
+        pairs = [(s, t) for s in range(3) for t in range(3, 7)]
+        here = np.array([[before[np.ix_(p, q)].sum() for q in pairs] for p in pairs])
+        then = np.array([[first[p[0], q[0]] + second[p[1] - 3, q[1] - 3] for q in pairs] for p in pairs])
+        noise = np.array([f[s] - g[t - 3] for s, t in pairs])
+        assert np.allclose(then, here + np.outer(noise, noise), rtol=1e-8, atol=1e-12)
+        assert np.all(then >= here + np.outer(noise, noise)), "rounded up"
+
+
+def test_chains_of_epochs_that_are_alike_become_one_above_them() -> None:
+    draw = np.random.default_rng(5)
+    for _ in range(20):
+        first, second = (
+            dominating(float(d) ** LAG, np.exp(draw.uniform(-1, 1, 4))) for d in draw.uniform(0.1, 1, 2)
+        )
+        both = first.above(second).covariances
+        assert np.all(both >= np.maximum(first.covariances, second.covariances))
+        assert np.linalg.eigvalsh(both).min() >= -1e-9 * both.max()
+        assert np.allclose(np.sort(first.downwards.covariances.ravel()), np.sort(first.covariances.ravel()))
+        assert first.total == pytest.approx(float(np.sum(first.covariances)))
+    lag = np.abs(np.subtract.outer(np.arange(60), np.arange(60)))
+    overlaps = overlaps_of(0.6**lag, np.ones(60), 6)
+    assert len(overlaps.epochs) == 10
+    assert len(set(overlaps.epochs)) == 2, "the first and the last, turned around, and the others"
 
 
 def test_what_all_rounds_share_is_known_and_chains_lie_above_the_rest() -> None:
@@ -199,10 +242,11 @@ def test_what_all_rounds_share_is_known_and_chains_lie_above_the_rest() -> None:
         moved = SLOW_AND_FAST[:rounds, :rounds]
         overlaps = overlaps_of(moved, np.ones(rounds), rounds)
         assert (rounds == 2) == (overlaps.known == 0.0)  # of two rounds every law is a chain
-        assert np.all(overlaps.epoch.covariances + overlaps.known >= moved)
-        assert np.sum(overlaps.epoch.covariances + overlaps.known) <= 1.02 * np.sum(moved)
+        (epoch,) = overlaps.epochs
+        assert np.all(epoch.covariances + overlaps.known >= moved)
+        assert np.sum(epoch.covariances + overlaps.known) <= 1.02 * np.sum(moved)
     assert overlaps_of(0.9**LAG, np.ones(4), 4).known == 0.0
-    curve, whole = replacing(overlaps, 1.0, 1, FINE), replaced(Block(overlaps.epoch, 1, FINE))
+    curve, whole = replacing(overlaps, 1.0, FINE), replaced(Epoch(epoch, FINE))
     assert curve is not None
     assert whole is not None
     assert np.all(curve(EPSILONS) > 1.05 * whole(EPSILONS))
@@ -211,15 +255,15 @@ def test_what_all_rounds_share_is_known_and_chains_lie_above_the_rest() -> None:
 @pytest.mark.parametrize("decay", [0.05, 0.4])
 def test_two_epochs_of_another_unit_are_the_truth_on_the_safe_side(decay: float) -> None:
     """The guarantee of `fading` for two epochs under replace-one: one round each is a Gaussian release."""
-    law = replaced_law(Block(chain_of(decay, 2, 0.3), 2, FINE))
-    assert law is not None
-    mu, apart = math.sqrt(0.6 * (1.0 + decay)), math.sqrt(0.6 * (1.0 + 2.0 * decay))
+    curve = replacing(Overlaps(chain_of(decay, 2, 0.3).cut(1)), 1.0, FINE)
+    assert curve is not None
+    mu = math.sqrt(0.6 * (1.0 + decay))
     epsilons, other = np.array([0.0, 0.3, 1.0, 3.0, 8.0, 12.0]), np.array([-0.5, -2.0])
-    found = law.deltas(epsilons)
+    found = curve(epsilons)
     assert np.all(found >= gaussian_from_below(2.0 * mu)(epsilons))
-    assert np.all(found <= 1.1 * gaussian(2.0 * apart)(epsilons) + 3e-11)
+    assert np.all(found <= 1.02 * gaussian(2.0 * mu)(0.98 * epsilons) + 3e-11)
     mirror = -np.expm1(other) + np.exp(other) * gaussian_from_below(2.0 * mu)(-other)
-    assert np.all(law.deltas(other) >= mirror)
+    assert np.all(curve(other) >= mirror)
 
 
 def sampled(moves: Floats, draws: int, seed: int) -> tuple[Floats, Floats]:
@@ -236,7 +280,7 @@ def sampled(moves: Floats, draws: int, seed: int) -> tuple[Floats, Floats]:
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda each: each.name)
-@pytest.mark.parametrize("epochs", [2, 3])
+@pytest.mark.parametrize("epochs", [2, 3, 4])
 def test_epochs_along_one_chain_are_never_below_samples(mechanism: Mechanism, epochs: int) -> None:
     groups, bins, z = 3, 3, 1.5 * math.sqrt(epochs)
     rounds = groups * bins * epochs
@@ -249,7 +293,7 @@ def test_epochs_along_one_chain_are_never_below_samples(mechanism: Mechanism, ep
     for epoch in range(epochs):
         own = matrix[:, epoch * groups * bins : (epoch + 1) * groups * bins : groups].T / sigma
         moves = (moves[:, None] + own[None]).reshape(-1, rounds)
-    both = directions(run.overlaps, run.noise_multiplier, epochs, FINE)
+    both = directions(run.overlaps, run.noise_multiplier, FINE)
     assert both is not None
     for curve, losses in zip(both, sampled(moves, 20_000, epochs), strict=True):
         for epsilon, bound in zip(EPSILONS, curve(EPSILONS), strict=True):
@@ -257,13 +301,13 @@ def test_epochs_along_one_chain_are_never_below_samples(mechanism: Mechanism, ep
             assert bound >= gains.mean() - 4.0 * gains.std() / math.sqrt(len(gains))
 
 
-def test_an_arm_that_ends_early_counts_what_lies_beyond(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two epochs of another unit: three points above 0, and every loss beyond is infinite."""
-    block = Block(chain_of(0.05, 2, 0.3), 2, FINE)
-    whole = replaced_law(block)
+def test_a_law_that_ends_early_counts_what_lies_beyond(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under replace-one: three points above 0, and every loss beyond is infinite."""
+    epoch = Epoch(chain_of(0.05, 2, 0.3), FINE)
+    whole = replaced_law(epoch)
     monkeypatch.setattr(fading, "_MOST_KNOTS", 3)
-    short = replaced_law(block)
+    short = replaced_law(epoch)
     assert whole is not None
     assert short is not None
-    assert short.infinite > 0.2
+    assert short.infinite > 0.1
     assert np.all(short.deltas(EPSILONS) >= whole.deltas(EPSILONS) - 1e-9)

@@ -11,9 +11,9 @@ from fedpriv.accounting import fading
 from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.chain import Chain, dominating
 from fedpriv.accounting.curves import Curve, Floats, gaussian
-from fedpriv.accounting.fading import COARSE, FINE, Block
+from fedpriv.accounting.fading import COARSE, FINE, Epoch
 from fedpriv.accounting.gaussian import Relation
-from fedpriv.accounting.walk import LEFT, Lattice, arms_of
+from fedpriv.accounting.walk import LEFT, Lattice
 from fedpriv.noise.buffered import BufferedToeplitz, LambdaCgd
 from fedpriv.noise.workload import Workload
 from fedpriv.participation.secret import Allocation
@@ -69,10 +69,10 @@ class Attack:
         assert run.overlaps is not None
         if self.relation == "zero-out":
             gains: tuple[Gain, ...] = GAINS[:2]
-            chains = fading.directions(run.overlaps, run.noise_multiplier, self.epochs, grain)
+            chains = fading.directions(run.overlaps, run.noise_multiplier, grain)
         else:
             gains, chains = GAINS[2:], None
-            found = fading.replacing(run.overlaps, run.noise_multiplier, self.epochs, grain)
+            found = fading.replacing(run.overlaps, run.noise_multiplier, grain)
             chains = None if found is None else (found, found)
         largest = (1.0 if self.relation == "zero-out" else 2.0) / self.noise
         epsilons = np.array([0.0, 0.3, 1.0, 2.5, 5.0]) * min(1.5, largest)
@@ -144,19 +144,6 @@ def test_hostile_runs_are_never_below_the_truth(attack: Attack) -> None:
     never_below(attack, 3_000, COARSE)
 
 
-@pytest.mark.parametrize("decay", [0.999, 0.5, 1e-3])
-def test_what_two_epochs_share_is_never_left_out(decay: float) -> None:
-    """Of a unit that is added S_c S_d takes the place of S: e^-c_s e^-d_t is at most e^-Y_st, of every s and t."""
-    for clips in (np.ones(8), np.geomspace(0.2, 1.0, 8), np.geomspace(1.0, 0.2, 8)):
-        lag = np.abs(np.subtract.outer(np.arange(8), np.arange(8)))
-        block = Block(dominating(decay**lag, clips), 2, FINE)
-        assert block.lattice is not None
-        first, second = block.smaller(block.lattice)
-        across = block.chain.covariances[:4, 4:] * block.lattice.first / block.chain.variances[3]
-        assert np.all(np.outer(first[::-1], second) <= np.exp(-across))  # an arm goes backwards
-        assert np.max(np.outer(first[::-1], second)) >= np.exp(-3.0 * np.max(across))
-
-
 @pytest.mark.parametrize("attack", in_parts(QUICK + SLOW + LONG, long=LONG), ids=str)
 def test_hostile_and_long_runs_are_never_below_many_samples(attack: Attack) -> None:
     patterns = attack.bins**attack.epochs
@@ -193,13 +180,12 @@ def test_weights_would_find_a_bound_that_is_a_tenth_too_small() -> None:
 @pytest.mark.parametrize("grain", [FINE, COARSE])
 def test_a_start_that_is_narrower_than_the_lattice_keeps_its_mass(grain: fading.Grain) -> None:
     """It had 2e-8 of it: a unit's removal cost nothing."""
-    arms = arms_of(Chain((1e-6, 1.0, 1.0), (1e-6, 1e-3)), None)
-    lattice = Lattice(1e-6, arms, grain.spacing, grain.most)
+    lattice = Lattice(Chain((1e-6, 1.0, 1.0), (1e-6, 1e-3)), grain.spacing, grain.most)
     assert lattice.step > 1e-3
-    assert lattice.variances(arms[0])[0] == lattice.step**2
+    assert lattice.variances[0] == lattice.step**2
     assert abs(float(np.sum(lattice.prior)) - 1.0) <= LEFT
-    tilted = float(lattice.prior @ np.exp(lattice.at - 0.5 * lattice.first)) / (1.0 + lattice.step**2 / 8.0)
-    assert tilted == pytest.approx(1.0, abs=lattice.errors[0] + LEFT)
+    tilted = float(lattice.prior @ np.exp(lattice.at - 0.5 * lattice.variances[0])) / (1.0 + lattice.step**2 / 8.0)
+    assert tilted == pytest.approx(1.0, abs=lattice.error + LEFT)
 
 
 def test_a_lattice_that_nobody_has_room_for_is_refused_before_it_is_filled() -> None:
@@ -207,7 +193,7 @@ def test_a_lattice_that_nobody_has_room_for_is_refused_before_it_is_filled() -> 
     for first in (1e-12, 1e-8, 1e-6):
         for share in (1e-4, 1.0, 25.0):
             steep = Chain((share * first, share), (0.9 * share * math.sqrt(first),))
-            assert Block(steep, 1, FINE).lattice is None
+            assert Epoch(steep, FINE).lattice is None
     run, _ = Attack(cgd(0.9), 6, 1, 1, 1.0, "rising", "zero-out").run()
     assert run.epsilon_of(1e-5) > 0.0
 

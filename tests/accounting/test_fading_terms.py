@@ -9,18 +9,28 @@ from fedpriv.accounting import fading
 from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.chain import Chain, Overlaps
 from fedpriv.accounting.curves import gaussian_from_below
-from fedpriv.accounting.fading import COARSE, FINE, Block, Grain, added, removed, replaced, replaced_law
-from fedpriv.accounting.losses import LatticeLosses, Losses
-from fedpriv.accounting.walk import Lattice, Sums, arms_of
+from fedpriv.accounting.fading import (
+    COARSE,
+    FINE,
+    Epoch,
+    Grain,
+    added,
+    directions,
+    removed,
+    replaced,
+    replaced_law,
+)
+from fedpriv.accounting.losses import LatticeLosses
+from fedpriv.accounting.walk import Sums
 from fedpriv.core.errors import InputError
 
-CRUDE = Grain(1.0, 80, 0.05, 0.04, 0.4)
+CRUDE = Grain(1.0, 80, 0.05, 0.4)
 """A lattice so coarse that what a step to it gains and errs shows."""
 TWO = Chain((0.25, 0.25), (0.2,))
 
 
-def one(variance: float, grain: Grain = FINE) -> Block:
-    return Block(Chain((variance,), ()), 1, grain)
+def one(variance: float, grain: Grain = FINE) -> Epoch:
+    return Epoch(Chain((variance,), ()), grain)
 
 
 @pytest.mark.parametrize(
@@ -28,85 +38,63 @@ def one(variance: float, grain: Grain = FINE) -> Block:
 )
 def test_one_round_is_never_below_a_gaussian_release(variance: float, grain: Grain) -> None:
     """The guarantee of `fading` where the truth is known, down to δ = 1e-11: a lattice reaches far enough."""
-    block, mu = one(variance, grain), math.sqrt(variance)
+    epoch, mu = one(variance, grain), math.sqrt(variance)
     epsilons = np.linspace(-2.0 * mu, 0.5 * mu**2 + 6.0 * mu, 60)
     truth = gaussian_from_below(mu)(epsilons)
-    for law in (removed(block), added(block)):
+    for law in (removed(epoch), added(epoch)):
         assert law is not None
         assert np.all(law.deltas(epsilons) >= truth)
-    if (curve := replaced(block)) is not None:
+    if (curve := replaced(epoch)) is not None:
         mu, positive = 2.0 * mu, np.linspace(0.0, 0.5 * (2.0 * mu) ** 2 + 10.0 * mu, 30)
         assert np.all(curve(positive) >= gaussian_from_below(mu)(positive))
 
 
-@pytest.mark.parametrize(
-    ("chain", "grain"),
-    [
-        (Chain((0.00075, 0.25), (0.2 * math.sqrt(0.003) * 0.25,)), COARSE),
-        (Chain((0.00025, 0.25), (0.2 * math.sqrt(0.001) * 0.25,)), FINE),
-        (Chain((8.0, 8e-5, 0.0960392, 8.0), (0.0, 5.6e-5, 0.0)), FINE),
-    ],
-)
-def test_a_start_that_is_raised_raises_what_two_epochs_share(chain: Chain, grain: Grain) -> None:
-    """H_ε ≥ 1 - e^ε of any two distributions; and where quadrature gives .62245 at ε = 0, the bound was .62169."""
-    block = Block(chain, 2, grain)
-    assert block.lattice is not None
-    assert block.lattice.first > chain.variances[block.bins - 1]
-    law = added(block)
+def test_a_ratio_of_nothing_is_an_infinite_loss() -> None:
+    """At a variance of 4 many ratios are near 0: what the grid moves there counts where a unit is added."""
+    law = added(one(4.0, COARSE))
     assert law is not None
+    assert law.infinite > 1e-3
+    assert float(np.sum(law.masses)) + law.infinite == pytest.approx(1.0, abs=1e-9)
+
+
+def test_epochs_that_start_where_a_clip_is_small_share_what_they_do() -> None:
+    """H_ε ≥ 1 - e^ε of any two distributions; and quadrature gives .62245 at ε = 0, where a bound was .62169."""
+    chain = Chain((8.0, 8e-5, 0.0960392, 8.0), (0.0, 5.6e-5, 0.0))
+    both = directions(Overlaps(chain.cut(2)), 1.0, FINE)
+    assert both is not None
     epsilons = np.linspace(-6.0, -0.01, 40)
-    assert np.all(law.deltas(epsilons) >= -np.expm1(epsilons))
-    if block.bins == 2:
-        assert law.deltas(0.0) >= 0.62245
-    first, second = block.smaller(block.lattice)
-    across = chain.covariances[: block.bins, block.bins :] * block.lattice.first / chain.variances[block.bins - 1]
-    assert np.all(np.outer(first[::-1], second) <= np.exp(-across))
+    for curve in both:
+        assert np.all(curve(epsilons) >= -np.expm1(epsilons))
+        assert curve(np.zeros(1)) >= 0.62245
 
 
 def test_what_a_step_to_the_lattice_errs_by_is_in_every_bound() -> None:
     """(1 - κ) S ≤ E S~ ≤ (1 + κ) S: a law has the mass and the mean that S~ over 1 ∓ κ has."""
-    block = Block(TWO, 1, CRUDE)
-    assert block.lattice is not None
-    below, above = block.lattice.errors
-    assert min(below, above) > 5e-4
-    law, other = removed(block), added(block)
+    epoch = Epoch(TWO, CRUDE)
+    assert epoch.lattice is not None
+    error = epoch.lattice.error
+    assert error > 5e-4
+    law, other = removed(epoch), added(epoch)
     assert law is not None
     assert other is not None
-    mean = float(other.masses @ np.exp(-other.losses)) * (1.0 + above)
-    assert abs(mean - 1.0) <= above, "E S~"
+    mean = float(other.masses @ np.exp(-other.losses)) * (1.0 + error)
+    assert abs(mean - 1.0) <= error, "E S~"
     assert mean > 1.0 + 1e-5, "here it is above 1, so that without κ a unit that is added would be priced too low"
-    assert float(np.sum(law.masses)) + law.infinite == pytest.approx(mean / (1.0 - below), rel=1e-7)
+    assert float(np.sum(law.masses)) + law.infinite == pytest.approx(mean / (1.0 - error), rel=1e-7)
     assert float(law.masses @ np.exp(-law.losses)) == pytest.approx(1.0, abs=1e-9)
     assert float(np.sum(other.masses)) + other.infinite == pytest.approx(1.0, abs=1e-9)
-    gains, prior = fading._gains(block, block.lattice, 0), block.lattice.prior
-    assert float(prior @ gains(0.0)) == pytest.approx(mean / (1.0 - below), rel=1e-6)
-    both = mean / (1.0 - below) + 0.5 * mean / (1.0 + above)  # E (S + S'/2): nothing is cut
-    assert float(prior @ gains(-0.5)) == pytest.approx(both, rel=1e-6)
-
-
-def test_the_step_of_the_start_counts_in_both_arms() -> None:
-    """E e^((r + q) e) of one step over m(r) m(q), wherever the start is between two points."""
-    chain = Chain((0.25, 0.25), (0.24,))
-    lattice = Lattice(0.25, arms_of(chain, 0), 1.0, 200)
-    first, second = (float(lattice._reached(arm)[0][0]) for arm in lattice.arms)
-    off = np.linspace(-0.5, 0.5, 101)
-    mean = sum(
-        share * np.exp((first + second) * lattice.step * (near - off))
-        for near, share in ((-1, 0.5 * (0.5 - off) ** 2), (0, 0.75 - off**2), (1, 0.5 * (0.5 + off) ** 2))
-    )
-    scale = np.prod([1.0 + (each * lattice.step) ** 2 / 8.0 for each in (first, second)])
-    below, above = lattice.errors
-    assert np.max(mean) / scale <= 1.0 + above
-    assert np.max(mean) / scale > 1.0 + below + 0.5 * (above - below), "by what both count together"
-    assert np.min(mean) / scale >= 1.0 - below
+    sticks = fading._sticks(epoch, epoch.lattice)
+    assert sticks(0.0) == pytest.approx(mean / (1.0 - error), rel=1e-6)
+    both = mean / (1.0 - error) + 0.5 * mean / (1.0 + error)  # E (S + S'/2): nothing is cut
+    assert sticks(-0.5) == pytest.approx(both, rel=1e-6)
 
 
 def test_what_a_low_grid_leaves_out_is_in_every_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums above a grid's top count: with one at half a standard deviation nothing falls below the truth."""
     monkeypatch.setattr(fading, "_REACH", 0.5)
     monkeypatch.setattr(fading, "_TRIES", 1)
-    block, epsilons = one(1.0, COARSE), np.array([0.0, 0.5, 1.0, 1.5])
-    law, curve = removed(block), replaced(block)
+    epoch, epsilons = one(1.0, COARSE), np.array([0.0, 0.5, 1.0, 1.5])
+    law, curve = removed(epoch), replaced(epoch)
     assert law is not None
     assert curve is not None
     assert law.infinite > 0.01
@@ -116,19 +104,9 @@ def test_what_a_low_grid_leaves_out_is_in_every_bound(monkeypatch: pytest.Monkey
 
 def test_what_leaves_a_lattice_counts_where_a_unit_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fading, "LEFT", 1e-3)
-    law = added(Block(TWO, 1, FINE))
+    law = added(Epoch(TWO, FINE))
     assert law is not None
     assert law.infinite >= 1e-3
-
-
-def test_what_transforms_hide_is_in_proportion_to_a_laws_mass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A law of E e^Y = 3, and of less than 1; and every law of two epochs has it."""
-    whole = fading._hidden(Losses(np.zeros(2), np.array([1.0, 2.0]), 0.0))
-    assert whole == 3.0 * fading._hidden(Losses(np.zeros(1), np.array([0.5]), 0.0)) > 0.0
-    monkeypatch.setattr(fading, "_FOURIER", 1e-3)
-    for law in (removed(Block(TWO, 2, COARSE)), added(Block(TWO, 2, COARSE))):
-        assert law is not None
-        assert law.infinite >= 1e-3
 
 
 def test_a_law_of_more_mass_than_one_is_composed_with_all_of_it() -> None:
@@ -153,14 +131,14 @@ def test_a_grid_whose_bottom_is_one_of_its_points_moves_sums_as_any_does() -> No
 
 
 def test_chains_of_other_lengths_than_the_run_are_refused() -> None:
-    """They are of as many rounds as a unit draws among: of fewer, a price would be of another run."""
-    epoch = Chain((1.0,) * 4, (0.5,) * 3)
-    with pytest.raises(InputError, match="chains of other than 5 and 10 rounds"):
-        AllocatedGaussian(1.0, bins=5, overlaps=Overlaps(epoch, Chain((1.0,) * 8, (0.5,) * 7)))
+    """They are one an epoch, of as many rounds as a unit draws among: others would be the price of another run."""
+    for chains in ([Chain((1.0,) * 4, (0.5,) * 3)], [Chain((1.0,) * 5, (0.5,) * 4)] * 2):
+        with pytest.raises(InputError, match="other than 1 chains of 5 rounds"):
+            AllocatedGaussian(1.0, bins=5, overlaps=Overlaps(tuple(chains)))
 
 
 def test_the_law_under_replace_one_is_one_of_two_distributions() -> None:
     """H_ε ≥ 1 - e^ε."""
-    law = replaced_law(Block(TWO, 2, COARSE))
+    law = replaced_law(Epoch(TWO, COARSE))
     assert law is not None
     assert np.all(law.deltas(np.linspace(-3.0, -0.1, 20)) >= -np.expm1(np.linspace(-3.0, -0.1, 20)))
