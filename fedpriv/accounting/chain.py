@@ -38,11 +38,11 @@ import numpy as np
 from fedpriv.accounting.curves import Floats, as_floats
 
 _MORE = 1.0 + 1e-9  # of every overlap: the rounding of the products, of the powers and of their scale
-_DECAYS = 24  # that are tried
+_DECAYS, _LONG = 24, 800  # that are tried, of a chain of fewer rounds; of a longer one a third
 _LEAST_COLUMN, _LEAST_CLIP = 1e-6, 0.1  # of the longest, of the largest: shorter and smaller ones are raised
 _NOTHING = 1e-290  # of an overlap: far below what 1e-12 in δ (`losses`) covers
 _HALVINGS = 6  # of the median overlap: so much may be known, or as much as the least one
-_PREFERRED = 0.999  # of the sum of what is laid above: where it falls below
+_PREFERRED = 0.999  # of the sum of what is laid above: where it falls below; so near a chain is one itself
 _ALIKE = 1.005  # of overlaps in sum: by so much epochs may grow to be one law
 _TINY = 1e-300
 MOST_ROUNDS = 200
@@ -167,7 +167,8 @@ def _decays(upper: Floats) -> list[float]:
     ratios = sorted({min(1.0, float(after / before)) for after, before in pairs if after > _NOTHING < before})
     if not ratios:
         return [1e-3]
-    places = np.unique(np.linspace(0, len(ratios) - 1, _DECAYS).astype(int))
+    few = _DECAYS if len(first) < _LONG else _DECAYS // 3
+    places = np.unique(np.linspace(0, len(ratios) - 1, few).astype(int))
     return [ratios[place] for place in places]
 
 
@@ -188,19 +189,24 @@ def overlaps_of(products: Floats, clips: Floats, bins: int) -> Overlaps:
     """
     moved = products * np.outer(clips, clips)
     apart = moved[np.triu_indices(len(clips), 1)]
-    whole = _overlaps_of(moved, clips, bins, 0.0)
-    if not np.any(apart):
-        return whole[1]
+    whole = _above(moved, clips, 0.0)
+    if not np.any(apart) or float(np.sum(moved)) >= _PREFERRED * whole.total:
+        return _apart(whole, bins, 0.0)[1]
     tried = {float(np.min(apart)), *(float(np.median(apart)) / 2**each for each in range(1, _HALVINGS + 1))}
-    best = min((_overlaps_of(moved, clips, bins, common) for common in sorted(tried)), key=lambda each: each[0])
-    return (best if best[0] < _PREFERRED * whole[0] else whole)[1]
+    first = _apart(whole, bins, 0.0)
+    others = (_apart(_above(moved, clips, common), bins, common) for common in sorted(tried))
+    best = min(others, key=lambda each: each[0])
+    return (best if best[0] < _PREFERRED * first[0] else first)[1]
 
 
-def _overlaps_of(moved: Floats, clips: Floats, bins: int, common: float) -> tuple[float, Overlaps]:
-    """The chains above what is left of these overlaps; and first the mean of all that rounds share."""
-    epochs = len(clips) // bins
-    rest = dominating(np.maximum(0.0, moved - common) / np.maximum(_TINY, np.outer(clips, clips)), clips)
-    found = []
+def _above(moved: Floats, clips: Floats, common: float) -> Chain:
+    """A chain above what is left of these overlaps where so much is known."""
+    return dominating(np.maximum(0.0, moved - common) / np.maximum(_TINY, np.outer(clips, clips)), clips)
+
+
+def _apart(rest: Chain, bins: int, common: float) -> tuple[float, Overlaps]:
+    """The epochs of a chain apart; and first the mean of all that rounds share."""
+    epochs, found = len(rest.variances) // bins, list[Chain]()
     for _ in range(epochs - 1):
         first, rest = rest.cut(bins)
         found.append(first.downwards)

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 
@@ -48,6 +48,7 @@ class Grain:
 FINE, COARSE = Grain(0.2, 200, 0.02, 0.15), Grain(0.4, 80, 0.05, 0.4)
 
 
+@lru_cache(maxsize=4)  # asked for once for every tail of a grid that has nothing to do with it
 def directions(overlaps: Overlaps, multiplier: float, grain: Grain) -> tuple[Curve, Curve] | None:
     """The curves of a unit that is removed and of one that is added; None where they are not computed.
 
@@ -57,6 +58,7 @@ def directions(overlaps: Overlaps, multiplier: float, grain: Grain) -> tuple[Cur
     return None if found[0] is None or found[1] is None else (found[0], found[1])
 
 
+@lru_cache(maxsize=4)
 def replacing(overlaps: Overlaps, multiplier: float, grain: Grain) -> Curve | None:
     """The curve of a unit that is another one; None where it is not computed."""
     if len(overlaps.epochs) == 1 and not overlaps.known:
