@@ -2,8 +2,8 @@
 
 Of every algorithm, number of rounds and passes and budget below, clip 1, zero-out: the standard deviation in what
 is published, for steps of 1, as `fedpriv privacy compare --algorithm` has it.  lambda-CGD has the lambda of a grid
-that steps to neighbours lead to; by allocation numbers of groups that divide the rounds of a pass are tried, banded noise
-with as many bands.
+that steps to neighbours lead to; by allocation numbers of groups that divide the rounds of a pass are tried,
+banded noise with as many bands.
 
     python -m benchmarks.secret_noise        twelve minutes of one core
 """
