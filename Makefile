@@ -17,7 +17,7 @@ run: $(READY)  ## install, fetch MNIST, run the quickstart, print the table, dra
 	$(BIN)/fedpriv run scenarios/quickstart.toml --out runs/quickstart --resume
 	$(BIN)/fedpriv plot runs/quickstart
 
-test: $(READY)  ## what a change must pass: about eight minutes on two cores
+test: $(READY)  ## what a change must pass: five to eight minutes on two cores
 	$(PYTEST)
 
 test-slow: $(READY)  ## what `make test` leaves out: whole audits and grids, attacks at full strength, paper tables

@@ -208,7 +208,8 @@ def test_where_no_superlink_is_one_line_says_so(tmp_path: Path) -> None:
     for words in (["status"], ["runs"], ["stop", "7"]):
         result = CliRunner().invoke(command, ["federation", *words, "--superlink", f"unix:{tmp_path}/none.sock"])
         assert isinstance(result.exception, RunError)
-        assert str(result.exception).endswith("cannot be reached: [Errno 2] No such file or directory")
+        assert "cannot be reached: nothing listens there ([Errno 2] No such file" in str(result.exception)
+        assert str(result.exception).endswith("start `fedpriv superlink`, or give where it is by --superlink")
     for words in (["stop", "all"], ["status", "--superlink", "nonsense"]):
         assert isinstance(CliRunner().invoke(command, ["federation", *words]).exception, InputError)
 

@@ -127,4 +127,6 @@ def _reason(error: httpx.RequestError) -> str:
     text = str(error) or type(error).__name__
     if "certificate has expired" in text:
         return f"its certificate has expired; the server's owner has to make a new one ({text})"
+    if "[Errno 2]" in text or "[Errno 111]" in text:
+        return f"nothing listens there ({text}); start `fedpriv superlink`, or give where it is by --superlink"
     return text
