@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from fedpriv.accounting.gaussian import moved_by
+from fedpriv.accounting.gaussian import epsilon_of, moved_by
 from fedpriv.accounting.guarantees import Event, Guarantee, gaussian_event, repeated_event
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import whole_lines
@@ -143,6 +143,8 @@ class LedgerEntry:
             if private and not _from_all(private, self.trust, told["silos"]):
                 return False
         asked = told["scenario"]["privacy"]
+        if asked.get("shares") and not _keep_shares([stream for stream in rounds if stream.std], asked):
+            return False
         if any((stream.relation, stream.unit.name) != (asked["relation"], asked["unit"]) for stream in noisy):
             return False
         return bool(told["noise"] != "release" or told["engine"] == "deployment")
@@ -168,6 +170,24 @@ def _from_all(streams: Sequence[ReleaseStream], trust: str, silos: int) -> bool:
     if any(stream.silos.stop > silos for stream in streams):
         return False
     return sorted(silo for stream in streams for silo in stream.silos) == list(range(silos))
+
+
+def _keep_shares(streams: Sequence[ReleaseStream], asked: Mapping[str, Any]) -> bool:
+    """Whether every silo's stream promises its own share of what [privacy] asks, not another silo's."""
+    from fedpriv.scenario.sections import PrivacySection
+
+    try:
+        privacy = PrivacySection.model_validate(asked)
+        targets = [(stream.guarantee, privacy.target_of(silo)) for stream in streams for silo in stream.silos]
+    except (ValueError, IndexError):
+        return False
+    return all(
+        known is not None
+        and mu is not None
+        and known.epsilon_of(privacy.delta)
+        <= epsilon_of(mu, privacy.delta) * (_LOOSER if known.mu is None else 1.0 + 1e-8)
+        for known, mu in targets
+    )
 
 
 def _same(claimed: float | None, recomputed: float | None) -> bool:

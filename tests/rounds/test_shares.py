@@ -9,12 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from fedpriv.accounting.gaussian import mu_of
+from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import SERVER, integers_key
+from fedpriv.engines.table import engine_named
 from fedpriv.rounds.claim import claim_of, of_each_silo
+from fedpriv.rounds.entries import read_ledger
 from fedpriv.rounds.ledger import as_data, from_data
+from fedpriv.rounds.outcome import RunObserver
 from fedpriv.rounds.plan import Plan, plan_of
 from fedpriv.rounds.round import IntegerArithmetic
 from fedpriv.rounds.task import task_of_cell
@@ -24,6 +29,7 @@ from fedpriv.scenario.statistics import read_plan
 from fedpriv.silo.demo import prepare_silos
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import read_policy
+from fedpriv.study.results import RunFolder
 from fedpriv.study.statistics import Statistics
 from tests.conftest import small_tree
 from tests.data.tables import SCHEMA, rows, write_csv
@@ -198,3 +204,24 @@ MakeCell = Callable[..., Cell]
 def test_a_servers_own_noise_has_no_silos_budget(small_cell: MakeCell) -> None:
     plan = planned(small_cell(algorithm__trust="trusted"), released=True)
     assert plan.exact.claim_of(SERVER) is plan.exact.claim
+
+
+@pytest.mark.parametrize("row", ["correlated increments", "secret rounds"])
+def test_a_silo_that_released_with_anothers_budget_is_seen(tmp_path: Path, row: str) -> None:
+    """Gains: "ok" beside releases of silo 0 with silo 2's noise: the claim is of the silo protected least."""
+    privacy = {"relation": "replace-one", "epsilon": 2.0, "shares": list(SHARES)}
+    scenario, folder = scenario_of(small_tree(**{"privacy": privacy, **ROWS[row]}), "test"), tmp_path / "run"
+    results = RunFolder(folder, scenario, "vectorized", resume=False)
+    (outcome,) = engine_named("vectorized")([scenario.points[0].cell], RunObserver())
+    results.finished(0, outcome.finished)
+    assert CliRunner().invoke(app, ["privacy", "ledger", str(folder)]).exit_code == 0
+    told = json.loads((folder / "results.json").read_text())
+    for silo in (0, 1):
+        written = json.loads(json.dumps(told))
+        for cell in written["cells"]:
+            cell["releases"][silo]["std"] = cell["releases"][2]["std"]
+        (folder / "results.json").write_text(json.dumps(written))
+        shown = CliRunner().invoke(app, ["privacy", "ledger", str(folder)])
+        assert shown.exit_code == 1
+        assert "DIFFERS" in shown.stdout
+        assert not any(entry.agrees for entry in read_ledger(folder))
