@@ -81,7 +81,7 @@ def replaced(draw: np.random.Generator) -> Iterator[Point]:
     delta = AllocatedGaussian(z, rounds, 1, "replace-one").delta_of(epsilon)
 
     def excess(at: float, errors: float) -> float:
-        mean, error = replaced_by_sampling(z, rounds, at, 100_000 // rounds, seed)
+        mean, error = replaced_by_sampling(z, rounds, at, 2_000_000 // rounds, seed)
         return mean - errors * error - delta
 
     if 1e-6 <= delta <= 1e-2:
