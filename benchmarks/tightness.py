@@ -1,6 +1,6 @@
 """How far each bound of privacy is above an independent computation, and above the best bound known.
 
-    python -m benchmarks.tightness [POINTS] [NAME …]     300 points of every kind if left out: half an hour
+    python -m benchmarks.tightness [POINTS] [NAME …]     300 points of every kind if left out: an hour
 
 A ratio is of ε at one δ, or of sensitivities where there is no ε.  "smallest" is against the independent
 computation: of samples less 4 standard errors, of dp-accounting its lower end where it has one.  A ratio below 1
