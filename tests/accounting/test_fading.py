@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from fedpriv.accounting import chain as chains
 from fedpriv.accounting import fading
 from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.chain import Chain, Overlaps, dominating, overlaps_of
@@ -231,6 +232,11 @@ def test_chains_of_epochs_that_are_alike_become_one_above_them() -> None:
         assert np.linalg.eigvalsh(both).min() >= -1e-9 * both.max()
         assert np.allclose(np.sort(first.downwards.covariances.ravel()), np.sort(first.covariances.ravel()))
         assert first.total == pytest.approx(float(np.sum(first.covariances)))
+    near = [chain_of(0.6 + 1e-4 * number, 5, 1.0 + 1e-4 * number) for number in range(4)]
+    merged = chains._merged(near)
+    assert len(set(merged)) == 1
+    for own, one in zip(near, merged, strict=True):
+        assert np.all(one.covariances >= own.covariances)
     lag = np.abs(np.subtract.outer(np.arange(60), np.arange(60)))
     overlaps = overlaps_of(0.6**lag, np.ones(60), 6)
     assert len(overlaps.epochs) == 10
