@@ -118,12 +118,12 @@ class Epoch:
         """About a standard deviation of w."""
         return math.sqrt(math.expm1(min(1.0, self.largest)))
 
-    def sums(self, bottom: float, higher: float, more: float = 0.0) -> Sums:
+    def sums(self, bottom: float, higher: float, more: float = 0.0, floors: int = 0) -> Sums:
         """A grid that begins at `bottom`; its top is `higher` times, and `more`, than for sums of w."""
         share = float(np.max(np.sum(self.chain.covariances, axis=1))) / (self.largest * self.bins)
         top = math.expm1(0.5 * self.largest + _REACH * math.sqrt(self.largest)) * min(1.0, share)
         spacing = self.grain.sums * min(1.0, 5.0 / math.sqrt(self.bins))
-        return Sums(bottom, higher * (top + 5.0 * self.spread) + more, _NEAR * self.spread, spacing)
+        return Sums(bottom, higher * (top + 5.0 * self.spread) + more, _NEAR * self.spread, spacing, floors)
 
 
 def _ratios(epoch: Epoch, lattice: Lattice, higher: float) -> tuple[Floats, Floats, float]:
@@ -133,7 +133,7 @@ def _ratios(epoch: Epoch, lattice: Lattice, higher: float) -> tuple[Floats, Floa
     def increments(t: int, at: Floats) -> Floats:
         return as_floats((np.exp(at - halves[t]) / scales[t] - 1.0) / epoch.bins)
 
-    sums = epoch.sums(-1.0, higher)
+    sums = epoch.sums(-1.0, higher, floors=epoch.bins)
     masses, above = law_of(lattice, sums, increments)
     return as_floats(np.maximum(0.0, sums.points + 1.0)), masses, above
 

@@ -30,7 +30,8 @@ counts as a variance of 9h²/4 (Hoeffding).
 
 **The grid of sums.** Sums are moved to their two neighbours with their mean kept, which only raises E F for
 convex F; those above the grid come to its top, and what they lose of their mean is `excess`: F grows by at most
-that.
+that. Those below it come up to its bottom, which raises (S - γ)+ and (S - γS')+ and may lower (1 - γS)+: for that
+the least sums of k rounds, -k/T, are points of the grid, so that no sum of k + 1 rounds lies below it.
 
 **Rounding.** All masses are ≥ 0 and only added and multiplied, so that each has a relative error of less than
 1e-16 times the number of operations on its way, below 1e-10 altogether; ten points of Gauss and
@@ -156,27 +157,38 @@ class Lattice:
 class Sums:
     """A grid of sums, closer where they are near 0."""
 
-    def __init__(self, bottom: float, top: float, scale: float, spacing: float) -> None:
-        """From `bottom` < 0 to `top` > 0, `spacing` · `scale` apart near 0 and in proportion beyond `scale`."""
+    def __init__(self, bottom: float, top: float, scale: float, spacing: float, floors: int = 0) -> None:
+        """From `bottom` < 0 to `top` > 0, `spacing` · `scale` apart near 0 and in proportion beyond `scale`.
+
+        With `floors` = T the points -k/T, k = 0 … T, are among them: the least sums of k rounds of w~/T less 1/T.
+        """
         self.scale, self.spacing = scale, spacing
         self.first = math.floor(math.asinh(bottom / scale) / spacing - 1e-6)
         last = math.ceil(math.asinh(top / scale) / spacing)
         self.points = as_floats(scale * np.sinh(spacing * np.arange(self.first, last + 1)))
         self.points[0], self.points[-self.first] = bottom, 0.0
+        self.floored = floors > 0
+        if self.floored:
+            self.points = as_floats(np.union1d(self.points, -np.arange(floors + 1) / floors))
+            self.first = -int(np.searchsorted(self.points, 0.0))
         self._widths = np.maximum(np.diff(self.points), 1e-300)  # the bottom may be a point of the grid
 
     def moved(self, laws: Floats, increments: Floats) -> tuple[Floats, Floats]:
         """The laws (rows) after each has grown by its increment, and the means that were above the grid.
 
-        Guarantee: means are kept but for these, and for sums below the grid, which come up to its bottom.
+        Guarantee: means are kept but for these, and for sums below the grid, which come up to its bottom: safe for
+        functions that rise with the sum.  With floors no sum comes below the grid, so any convex function is.
         """
         size = len(self.points)
         held = np.flatnonzero(np.max(laws, axis=0) > 0.0)
         some = slice(held[0], held[-1] + 1)
         laws, aims = laws[:, some], self.points[some] + increments[:, None]
-        places = np.arcsinh(aims / self.scale) / self.spacing
-        places -= self.first
-        places = np.clip(places, 0.0, size - 2.0, out=places).astype(np.int64)  # which rounds down
+        if self.floored:
+            places = np.clip(np.searchsorted(self.points, aims, side="right") - 1, 0, size - 2)
+        else:
+            nearest = np.arcsinh(aims / self.scale) / self.spacing
+            nearest -= self.first
+            places = np.clip(nearest, 0.0, size - 2.0, out=nearest).astype(np.int64)  # which rounds down
         beyond, high = np.zeros(len(laws)), np.flatnonzero(aims[np.argmax(increments)] > self.points[-1])
         if len(high):
             over = slice(high[0], None)
