@@ -52,7 +52,7 @@ def test_one_round_is_never_below_a_gaussian_release(variance: float, grain: Gra
 @pytest.mark.parametrize("grain", [FINE, COARSE])
 @pytest.mark.parametrize("bins", [2, 3, 10])
 def test_rounds_that_move_alike_are_never_below_a_gaussian_release(bins: int, grain: Grain) -> None:
-    """Gains: .375 for .853 where a unit is added; sums of few rounds fell below the grid and came up to its bottom."""
+    """Gains: .375 for .853 where a unit is added: sums of few rounds came up to the bottom of a grid."""
     for variance in (1.0, 2.0, 6.0, 16.0, 24.0):
         chain = Chain((variance,) * bins, (variance * (1.0 - 1e-9),) * (bins - 1))
         epsilons = np.linspace(0.0, 0.5 * variance + 5.0 * math.sqrt(variance), 40)
