@@ -66,14 +66,14 @@ def test_noise_in_an_output_is_that_of_the_comparison_of_mechanisms() -> None:
     row, settings = algorithm_named("dp-ftrl"), secret_noise.ROWS["heavy ball 0.9"][1]
     own = row.settings.model_validate(settings)
     response, workload = response_and_workload(row, own, Schedule(12, 12))
-    fixed = list(secret_noise.found("lambda-cgd", "fixed", response, workload, 1.0))
+    fixed = list(secret_noise.found("lambda-cgd", "fixed", response, workload, 1, 1.0))
     for each in fixed:
         assert each.theta is not None
         mechanism = chosen_mechanism("lambda-cgd", workload, MechanismOptions(theta=(each.theta,)))
         std = compared(mechanism, response, workload).published.output
         assert std is not None
         assert each.std == pytest.approx(std / mu_of(1.0, 1e-5), rel=1e-6)
-    assert min(secret_noise.found("banded", "allocation", response, workload, 1.0)) < min(fixed)
+    assert min(secret_noise.found("banded", "allocation", response, workload, 1, 1.0)) < min(fixed)
 
 
 def test_verdicts() -> None:

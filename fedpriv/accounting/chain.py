@@ -42,8 +42,8 @@ _DECAYS, _LONG = 24, 800  # that are tried, of a chain of fewer rounds; of a lon
 _LEAST_COLUMN, _LEAST_CLIP = 1e-6, 0.1  # of the longest, of the largest: shorter and smaller ones are raised
 _NOTHING = 1e-290  # of an overlap: far below what 1e-12 in δ (`losses`) covers
 _HALVINGS = 6  # of the median overlap: so much may be known, or as much as the least one
-_PREFERRED = 0.999  # of the sum of what is laid above: where it falls below; so near a chain is one itself
-_ALIKE = 1.005  # of overlaps in sum: by so much epochs may grow to be one law
+_PREFERRED = 0.999  # of a chain's sum: a smaller one replaces it, and a chain that overlaps have so nearly stays
+_ALIKE = 1.005  # of their overlaps in sum: epochs that grow by no more share one law
 _TINY = 1e-300
 MOST_ROUNDS = 200
 """Of an epoch. Longer chains take too long: `overlap`'s bound stands alone."""

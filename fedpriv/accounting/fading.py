@@ -48,7 +48,7 @@ class Grain:
 FINE, COARSE = Grain(0.2, 200, 0.02, 0.15), Grain(0.4, 80, 0.05, 0.4)
 
 
-@lru_cache(maxsize=4)  # asked for once for every tail of a grid that has nothing to do with it
+@lru_cache(maxsize=4)  # a price asks twice, for grids with different tails
 def directions(overlaps: Overlaps, multiplier: float, grain: Grain) -> tuple[Curve, Curve] | None:
     """The curves of a unit that is removed and of one that is added; None where they are not computed.
 

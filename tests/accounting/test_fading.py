@@ -21,7 +21,7 @@ from fedpriv.accounting.fading import (
     replaced_law,
     replacing,
 )
-from fedpriv.accounting.gaussian import Relation
+from fedpriv.accounting.gaussian import Relation, mu_of
 from fedpriv.accounting.walk import LEFT, Lattice, Sums
 from fedpriv.noise.buffered import BufferedToeplitz, LambdaCgd
 from fedpriv.noise.mechanism import Mechanism
@@ -165,6 +165,21 @@ def test_it_is_smaller_than_by_the_two_nearest_rounds(mechanism: Mechanism) -> N
     assert run.overlaps is not None
     before = AllocatedGaussian(run.noise_multiplier, run.bins, run.epochs, run.relation, run.common)
     assert run.epsilon_of(1e-3) < 0.9 * before.epsilon_of(1e-3)
+
+
+def test_chains_lie_above_every_group_and_a_calibration_meets_its_target() -> None:
+    """A group whose clips are larger than those of group 0 counts, and so does what rounds overlap by."""
+    order = Allocation(24, 12, 3)
+    clips = np.where(np.arange(24) % 3 == 1, 1.0, 0.4)
+    sums = RunningSums(MECHANISMS[0], Workload(order, 1.0, clips), "zero-out")
+    overlaps, kappa = sums.fading(3, 4), sums.overlap(3)[0]
+    assert overlaps is not None
+    inner = sums.mechanism.columns(sums.workload).inner
+    own = sum(float(np.sum(inner(np.arange(first, first + 12, 3)))) for first in (1, 13)) / kappa**2
+    shared = 2 * 16 * overlaps.known / 4  # of 4 x 4 rounds in each of two epochs, over the square of these
+    assert sum(chain.total for chain in overlaps.epochs) + shared >= own
+    asked = kappa / order.charged(sums, mu_of(1.0, 1e-3), 1e-3)
+    assert 0.97 < order.guarantee(sums, asked).epsilon_of(1e-3) <= 1.0
 
 
 def test_a_drawn_partition_has_no_chain() -> None:

@@ -113,6 +113,20 @@ def test_what_a_low_grid_leaves_out_is_in_every_bound(monkeypatch: pytest.Monkey
     assert law.infinite > 0.01
     assert np.all(law.deltas(epsilons) >= gaussian_from_below(1.0)(epsilons))
     assert np.all(curve(epsilons) >= gaussian_from_below(2.0)(epsilons))
+    alike = removed(Epoch(Chain((1.0, 1.0), (1.0 - 1e-9,)), COARSE))  # a walk carries it on from round to round
+    assert alike is not None
+    mass = float(np.sum(alike.masses)) + alike.infinite
+    assert mass >= 1.0 - 1e-6, "the mean of S"
+
+
+def test_between_two_knots_a_curve_is_the_chord_in_gamma() -> None:
+    """A hockey stick is convex in e^ε, and may lie above the chord in ε."""
+    epoch = one(1.0, COARSE)
+    curve, step = replaced(epoch), COARSE.knots * epoch.spread
+    assert curve is not None
+    low, high = curve(np.array([2.0 * step, 3.0 * step]))
+    share = math.expm1(0.5 * step) / math.expm1(step)
+    assert curve(np.array([2.5 * step]))[0] == pytest.approx(low + share * (high - low), rel=1e-9)
 
 
 def test_what_leaves_a_lattice_counts_where_a_unit_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
