@@ -24,6 +24,7 @@ WEIGHTS = SCENARIOS.parent / "examples" / "lora"
 SMALLER: dict[str, dict[str, Any]] = {
     "clients": {"federation.rounds": 10},
     "cnn-epochs": {"federation.samples": 600, "federation.rounds": 6, "privacy.epsilon": [3.0]},
+    "complexity-outside": {"federation.samples": [4096, 8192], "federation.rounds": [4, 16]},
     "complexity-table": {"federation.samples": [1024, 4096], "federation.rounds": [4, 16]},
     "containers": {"federation.rounds": 4},
     "deployment": {"federation.samples": 6000, "federation.rounds": 8},
@@ -40,12 +41,13 @@ SMALLER: dict[str, dict[str, Any]] = {
     "mnist-trusted": {"federation.silos": [100]},
     "mnist-untrusted-best": {"federation.rounds": 30, "privacy.mu": [4.0]},
     "mnist-untrusted": {"federation.silos": [100]},
-    "momentum-as-printed": {"federation.samples": 200, "federation.rounds": 400},
+    "momentum-as-printed": {"federation.rounds": 1500, "privacy.epsilon": [4.0]},
     "nonconvex-momentum": {"federation.samples": 4000, "federation.epochs": 2, "privacy.epsilon": [4.0]},
     "nonsmooth-goldstein": {"federation.rounds": [500], "privacy.mu": [4.0]},
     "sentences": {"federation.samples": 800, "federation.rounds": 12, "privacy.epsilon": [3.0]},
     "single-epoch-theorem": {"federation.samples": [256, 529]},
     "tighter": {"data.name": ["mnist"], "label.budget": ["epsilon 1.13"]},
+    "tighter-240": {"data.name": ["mnist"], "label.budget": ["epsilon 1.13"]},
     "tighter-clients": {"data.name": ["mnist"], "federation.rounds": 10},
 }
 

@@ -23,7 +23,7 @@ from fedpriv.participation.orders import Schedule
 from fedpriv.rounds.fitted import response_and_workload
 from fedpriv.rounds.setting import Setting
 
-_ONE_PASS = ((60, 1, 1.1318), (60, 1, 4.3772), (240, 1, 1.1318))
+_ONE_PASS = ((60, 1, 1.1318), (60, 1, 4.3772), (240, 1, 1.1318), (240, 1, 4.3772))
 """Rounds, passes and ε."""
 _FOUR_PASSES = ((240, 4, 1.1318), (240, 4, 4.3772))
 ROWS = {

@@ -34,7 +34,7 @@ from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.noise.workload import Workload
 from fedpriv.participation.orders import Separated
-from fedpriv.participation.secret import Allocation
+from fedpriv.participation.secret import Allocation, Poisson
 from fedpriv.rounds.ledger import RunningSums
 from tests.accounting.ratios import replaced_by_sampling
 from tests.accounting.test_selection import density
@@ -119,17 +119,27 @@ def _relation(draw: np.random.Generator) -> Relation:
     return "replace-one" if draw.random() < 0.5 else "zero-out"
 
 
+def _strategy(mechanism: Mechanism, rounds: int) -> Floats:
+    """C, (rounds, rounds)."""
+    series = getattr(mechanism, "strategy")(rounds)  # noqa: B009 - buffers and bands alike
+    lag = np.subtract.outer(np.arange(rounds), np.arange(rounds))
+    return np.where(lag >= 0, series[np.clip(lag, 0, len(series) - 1)] * (lag < len(series)), 0.0)
+
+
+def _promised(mechanism: Mechanism, order: Allocation | Poisson, relation: Relation, sigma: float) -> Sampled:
+    workload = Workload(order, 1.0, np.ones(order.rounds))
+    run = order.guarantee(RunningSums(mechanism, workload, relation), sigma)
+    assert isinstance(run, Sampled)
+    return run
+
+
 def correlated(mechanism: Mechanism, groups: int, epochs: int, draw: np.random.Generator) -> Iterator[Point]:
     """What a run promises against what the columns of C move, round by round, in every group's worst direction."""
     epoch, relation = groups * int(draw.integers(3, 9 if epochs < 4 else 5)), _relation(draw)
     order = Allocation(epoch * epochs, epoch, groups)
-    workload = Workload(order, 1.0, np.ones(order.rounds))
-    series = getattr(mechanism, "strategy")(order.rounds)  # noqa: B009 - buffers and bands alike
-    lag = np.subtract.outer(np.arange(order.rounds), np.arange(order.rounds))
-    matrix = np.where(lag >= 0, series[np.clip(lag, 0, len(series) - 1)] * (lag < len(series)), 0.0)
+    matrix = _strategy(mechanism, order.rounds)
     sigma = math.sqrt(epochs) * float(np.exp(draw.uniform(-0.2, 0.7))) * float(np.linalg.norm(matrix[:, 0]))
-    run = order.guarantee(RunningSums(mechanism, workload, relation), sigma)
-    assert isinstance(run, AllocatedGaussian)
+    run = _promised(mechanism, order, relation, sigma)
     moves = np.zeros((1, order.rounds))
     for start in range(0, order.rounds, epoch):
         own = matrix[:, start : start + epoch : groups].T / sigma
@@ -160,6 +170,30 @@ def lambda_cgd(draw: np.random.Generator) -> Iterator[Point]:
 def buffers(draw: np.random.Generator) -> Iterator[Point]:
     mechanism = BufferedToeplitz(1.0, (float(draw.uniform(0.8, 0.98)), 0.5), (0.6, 0.1))
     yield from correlated(mechanism, int(draw.integers(4, 13)), int(draw.integers(1, 5)), draw)
+
+
+def banded_poisson(draw: np.random.Generator) -> Iterator[Point]:
+    """A coin for each of the first group's rounds: what C's columns move then, and no two of them overlap."""
+    bands, relation = int(draw.integers(1, 9)), _relation(draw)
+    passes, epoch = int(draw.integers(1, 4)), bands * int(draw.integers(3, 25))
+    order, mechanism = Poisson(epoch * passes, epoch, bands), BandedSquareRoot(1.0, bands)
+    columns = _strategy(mechanism, order.rounds)[:, ::bands]
+    sigma = math.sqrt(passes) * float(np.exp(draw.uniform(-0.7, 0.7))) * float(np.linalg.norm(columns[:, 0]))
+    moves = np.sqrt(np.diag(columns.T @ columns)) / sigma
+    assert np.allclose(columns.T @ columns, np.diag((moves * sigma) ** 2))
+    still, coins = (draw.standard_normal((_DRAWS, len(moves))), draw.random((_DRAWS, len(moves))))
+    moved = still + moves * (coins < order.rate)
+
+    def log_ratio(at: Floats) -> Floats:
+        """ln of the density with the record over that without it, of every round together."""
+        drawn = at * moves - 0.5 * moves**2
+        return np.asarray(np.logaddexp(math.log(order.rate) + drawn, math.log1p(-order.rate)).sum(1))
+
+    run = _promised(mechanism, order, relation, sigma)
+    if relation == "replace-one":
+        yield from compared(run, [log_ratio(moved) - log_ratio(-moved)])
+    else:
+        yield from compared(run, [log_ratio(moved), -log_ratio(still)])
 
 
 def poisson(draw: np.random.Generator) -> Iterator[Point]:
@@ -260,6 +294,7 @@ KINDS: dict[str, Callable[[np.random.Generator], Iterator[Point]]] = {
     "balanced, k of T rounds": balanced,
     "groups under Poisson": groups_of_poisson,
     "allocation, replace-one": replaced,
+    "under Poisson, banded noise": banded_poisson,  # names in order seed the draws: a new one is the last
 }
 
 

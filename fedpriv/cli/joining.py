@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -165,10 +166,7 @@ def _notes(found: Joining) -> list[str]:
             f"Personal models: λ by {how}, one standard error towards alone. Personal gains have no break-even."
         )
     if found.shares:
-        parts = ", ".join(
-            f"{name} {share:g}" for name, share in zip(found.published.names, found.shares, strict=True)
-        )
-        notes.append(f"ε is the whole budget, of which each silo's records spend a share: {parts}.")
+        notes.append(shares_note(found.shares))
     if any(trust_named(trust).masked for trust in found.trusts):
         silos = found.silos
         more = (silos / (silos - 1)) ** 0.5 if silos > 1 else 1.0
@@ -184,6 +182,12 @@ def _notes(found: Joining) -> list[str]:
         "ε of different trust settings is against different adversaries. A silo that joins has spent its "
         "records' ε.",
     ]
+
+
+def shares_note(shares: Mapping[str, float]) -> str:
+    """What ε means where each silo's records spend a share of it; `shares` by silo's name."""
+    parts = ", ".join(f"{name} {share:g}" for name, share in shares.items())
+    return f"ε is the whole budget, of which each silo's records spend a share: {parts}."
 
 
 def _tree(found: Joining) -> dict[str, Any]:

@@ -170,6 +170,10 @@ def convert(
         float | None, typer.Option(help="Noise std over clip, of records that --sampling draws in secret.")
     ] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="T, with --multiplier.")] = None,
+    together: Annotated[
+        list[int] | None,
+        typer.Option(min=2, help="Also ε of so many records (users, clients) of one person together. Repeatable."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Turn one guarantee into all others: give exactly one of --mu, --zcdp, or --epsilon with --delta.
@@ -184,11 +188,16 @@ def convert(
         fedpriv privacy convert --epsilon 2 --delta 1e-6
 
         fedpriv privacy convert --sampling allocation --rounds 60 --multiplier 0.9205 --relation zero-out
+
+        fedpriv privacy convert --sampling poisson --rounds 60 --multiplier 2 --relation zero-out --together 3
     """
     from fedpriv.accounting.guarantees import GaussianDP
 
     guarantee = GaussianDP(target.in_mu) if multiplier is None else guarantee_of(order, multiplier, rounds)
-    show(order.claim(guarantee).conversions(target.at), as_json)
+    facts = order.claim(guarantee).conversions(target.at)
+    for size in together or []:
+        facts[f"epsilon_of_{size}_{order.unit}s_together"] = guarantee.epsilon_of_group(size, target.at)
+    show(facts, as_json)
 
 
 @app.command()

@@ -157,7 +157,7 @@ def _text(name: str, value: Any, *, asked: bool = False) -> str:
     """A figure in six digits; `asked` says that a theorem asks for it, and a run does not have it yet."""
     if not isinstance(value, float):
         return "-" if value is None else str(value)
-    if name in ("epsilon", "epsilon of it"):
+    if name.startswith("epsilon"):
         return epsilon_figure(value, 6)
     if name == "delta":
         return delta_figure(value)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedpriv.cli.joining import print_joining
+from fedpriv.cli.joining import print_joining, shares_note
 from fedpriv.cli.shown import print_table
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import scenario_file
@@ -158,7 +158,8 @@ def _print_run(rows: Sequence[Row], wanted: Wanted) -> None:
             ]
         )
     print_table(table)
-    sys.stdout.writelines([*_notes(known), *_verdict(rows)])
+    shares = [shares_note(row.shares) + "\n" for row in rows if row.shares]
+    sys.stdout.writelines([*_notes(known), *dict.fromkeys(shares), *_verdict(rows)])
 
 
 def _verdict(rows: Sequence[Row]) -> list[str]:

@@ -142,6 +142,8 @@ class AcceleratedParameters:
     printed_epsilon: float
     """ε at δ that noise of `printed_sigma` really has, in the exact count of nodes."""
     theorem: str
+    corollary: str
+    """Whose noise `printed_sigma` is."""
     conditions: tuple[Condition, ...]
     assumption: str
     """A condition that no number can show."""
@@ -195,7 +197,7 @@ def realizable(problem: Problem, radius: float) -> AcceleratedParameters:
         batch=n**0.75 / factor,
         beta=beta,
         clip=factor * problem.lipschitz,
-        printed=1.0,
+        printed=("Corollary 9", 1.0),
         conditions=(Condition("M ≤ β", problem.smoothness, beta),),
         assumption="the unconstrained minimizer lies in the ball",
     )
@@ -227,7 +229,7 @@ def non_realizable(problem: Problem, radius: float) -> AcceleratedParameters:
         batch=batch,
         beta=beta,
         clip=(8.0 * relative + 4.0) * problem.lipschitz,
-        printed=2.0 * math.sqrt(2.0),
+        printed=("Corollary 13", 2.0 * math.sqrt(2.0)),
         conditions=(
             Condition("B ≤ √n", batch, math.sqrt(n)),
             Condition("2 M T ≤ β", 2.0 * problem.smoothness * rounds, beta),
@@ -263,16 +265,17 @@ def _calibrated(
     batch: float,
     beta: float,
     clip: float,
-    printed: float,
+    printed: tuple[str, float],
     conditions: tuple[Condition, ...],
     assumption: str,
 ) -> AcceleratedParameters:
-    """A theorem's numbers, its noise, `printed` times Corollary 9's, and the conditions that both have."""
+    """A theorem's numbers, its corollary's noise in units of Corollary 9's, and the conditions that both have."""
     n, epsilon, delta = problem.records, problem.epsilon, problem.delta
     assert epsilon is not None  # `_epsilon` refuses
     log = math.log2(max(rounds, 1.0))
     moved = moved_by(problem.relation, 1.0 / batch, clip * math.sqrt(math.floor(log) + 1))
-    printed_sigma = printed * clip / batch * math.sqrt(log * math.log(2.5 / delta)) / epsilon
+    corollary, factor = printed
+    printed_sigma = factor * clip / batch * math.sqrt(log * math.log(2.5 / delta)) / epsilon
     return AcceleratedParameters(
         problem,
         radius,
@@ -284,6 +287,7 @@ def _calibrated(
         printed_sigma=printed_sigma,
         printed_epsilon=gdp.epsilon_of(moved / printed_sigma, delta),
         theorem=theorem,
+        corollary=corollary,
         conditions=(
             Condition("p ≤ ε² n²", problem.dimension, (epsilon * n) ** 2),
             Condition("δ ≤ 1/n", delta, 1.0 / n),
@@ -351,8 +355,8 @@ def _prescription(name: str, problem: Problem, radius: float) -> Prescription:
         "batch": asked.batch,
         "clip": asked.clip,
         "noise std": asked.sigma,
-        "noise std as printed": asked.printed_sigma,
-        "epsilon of it": asked.printed_epsilon,
+        f"noise std of {asked.corollary}": asked.printed_sigma,
+        f"epsilon of {asked.corollary}": asked.printed_epsilon,
         "beta": asked.beta,
         "radius": radius,
         **({"excess risk": risk} if math.isfinite(risk) else {}),

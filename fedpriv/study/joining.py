@@ -33,7 +33,16 @@ from fedpriv.scenario.schema import Cell
 from fedpriv.study.alone import Floats, score_of
 from fedpriv.study.break_even import BreakEven, break_even
 from fedpriv.study.references import key_of, read_kept, write_kept
-from fedpriv.study.worth import Bench, bench_of, digest_of_silos, pooled, references, seen_of, with_data
+from fedpriv.study.worth import (
+    Bench,
+    bench_of,
+    digest_of_silos,
+    pooled,
+    references,
+    seen_of,
+    shares_of,
+    with_data,
+)
 
 GRID = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 _SPARED = 0.2
@@ -99,8 +108,8 @@ class Joining:
     monotone: bool
     published: Split
     splits: tuple[Split, ...]
-    shares: tuple[float, ...] = ()
-    """Of ε, by silo; empty where all have the same budget."""
+    shares: Mapping[str, float]
+    """`shares_of` the scenario."""
 
     def shown(self) -> tuple[Split, ...]:
         """The splits that means are taken over: the drawn ones, or the published one where none is drawn."""
@@ -152,7 +161,7 @@ def joining(question: Question, say: Say = lambda _: None) -> Joining:
         choice,
         found[0],
         tuple(found[1:]),
-        cell.privacy.shares or (),
+        shares_of(cell),
     )
 
 

@@ -123,6 +123,12 @@ def _names(cell: Cell, silos: int) -> Sequence[str]:
     return schema.sites if schema is not None and by_site else [f"silo {silo}" for silo in range(silos)]
 
 
+def shares_of(cell: Cell) -> Mapping[str, float]:
+    """The share of the target that each silo's records spend, by the silo's name; empty where all spend it whole."""
+    shares = cell.privacy.shares or ()
+    return dict(zip(_names(cell, len(shares)), shares, strict=True)) if shares else {}
+
+
 def _tests(cell: Cell, task: Task, shares: Sequence[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
     """The numbers of each silo's test records among `task.tests`: its site's, of its label shares, or all."""
     labels = task.tests.labels.numpy()
@@ -351,6 +357,8 @@ class Row:
     seeds: tuple[int, ...]
     references: tuple[References, ...]
     gains: tuple[Gains, ...]
+    shares: Mapping[str, float]
+    """`shares_of` the point."""
 
     @property
     def gain(self) -> float:
@@ -412,12 +420,13 @@ def rows_of(
             released = np.load(folder / record["model"], allow_pickle=False).astype(np.float64)
             say(f"model {place + 1} of {len(cells)}")
             found[place] = bench.known, _gains_on(bench, cell, released, own=own)
-    by_point: dict[str, list[tuple[Mapping[str, Any], int, References, Gains]]] = {}
-    for record, one in zip(results.cells, found, strict=True):
+    by_point: dict[str, list[tuple[Mapping[str, Any], int, References, Gains, Cell]]] = {}
+    for record, one, cell in zip(results.cells, found, cells, strict=True):
         assert one is not None
-        by_point.setdefault(json.dumps(record["point"]), []).append((record["point"], record["seed"], *one))
+        at = by_point.setdefault(json.dumps(record["point"]), [])
+        at.append((record["point"], record["seed"], *one, cell))
     rows = []
     for column in by_point.values():
-        points, seeds, known_of, gains_at = zip(*column, strict=True)
-        rows.append(Row(points[0], seeds, known_of, gains_at))
+        points, seeds, known_of, gains_at, cells_at = zip(*column, strict=True)
+        rows.append(Row(points[0], seeds, known_of, gains_at, shares_of(cells_at[0])))
     return rows

@@ -320,6 +320,18 @@ def test_convert_says_what_a_lifetime_budget_is_charged(line: str, at_6: float, 
         assert value * 0.998 < found[f"mu_with_slack_{slack}"] < value * 1.01
 
 
+def test_convert_says_what_several_records_of_one_person_have_together() -> None:
+    """k·μ in a public order; by coins no more than as if everybody knew the rounds, and more than one record has."""
+    found = asked("convert --mu 1 --together 2 --together 5")
+    for size in (2, 5):
+        assert found[f"epsilon_of_{size}_records_together"] == pytest.approx(gdp.epsilon_of(float(size), 1e-5))
+    line = "convert --sampling poisson --rounds 20 --multiplier 2 --relation zero-out --unit user --together 3"
+    found = asked(line)
+    one, three = found["epsilon_at_most"], found["epsilon_of_3_users_together"]
+    assert 3.0 * one < three < gdp.epsilon_of(3.0 * math.sqrt(20) / 2.0, 1e-5)
+    assert "ε of 3 users together" in ask(line)
+
+
 @pytest.mark.slow
 def test_compare_lists_groups_with_the_worst_errors_of_the_table() -> None:
     """Prefix sums of one pass, T = 60: 7.13, 5.32 and 5.33 for 1, 6 and 12 bands at ε = 1.13."""

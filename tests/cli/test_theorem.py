@@ -65,9 +65,12 @@ def test_both_theorems_stand_beside_the_numbers_of_the_run(scenario: Path) -> No
     problem = problem_of(cell, objective)
     assert (problem.records, problem.epsilon) == (6000, point["problem"]["epsilon"])
     formulas = realizable(problem, 3.0), non_realizable(problem, 3.0)
-    for theorem, formula in zip(point["theorems"], formulas, strict=True):
+    corollaries = "Corollary 9", "Corollary 13"
+    for theorem, formula, corollary in zip(point["theorems"], formulas, corollaries, strict=True):
         assert theorem["numbers"]["beta"] == formula.beta
         assert theorem["numbers"]["noise std"] == formula.sigma
+        assert theorem["numbers"][f"noise std of {corollary}"] == formula.printed_sigma
+        assert theorem["numbers"][f"epsilon of {corollary}"] == formula.printed_epsilon
         assert [condition["holds"] for condition in theorem["conditions"]] == [
             condition.holds for condition in formula.conditions
         ]

@@ -11,8 +11,11 @@ import pytest
 
 from benchmarks.risk_slope import exponents
 from fedpriv.core.errors import InputError
+from fedpriv.papers.choquette_choo import AcceleratedSettings
 from fedpriv.rounds.ledger import ReleaseStream
 from fedpriv.rounds.outcome import Finished
+from fedpriv.rounds.plan import excess_risk_bound, plan_of
+from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import Scenario, load_scenario, scenario_of
 from fedpriv.show.growth import fit, needed
 from fedpriv.show.table import render
@@ -107,6 +110,25 @@ def test_theory_stands_beside_its_own_setting_only() -> None:
     assert not theory("model.ball=0.5", "algorithm.radius=0.5")
     assert not theory("model.ball=[0.5, 2.0]")
     assert not theory("privacy.mode=none")
+
+
+@pytest.mark.parametrize(("beta", "factor", "known"), [("M (T+1)/2", 0.5, True), ("2 M T", 2.0, True), ("1", 0.0, False)])
+def test_the_betas_of_the_outer_minimizer_are_what_they_are_called(beta: str, factor: float, known: bool) -> None:
+    """M is the model's own, and a bound of the risk is known from M (T+1)/2 on."""
+    path = Path(__file__).parents[2] / "scenarios" / "complexity-outside.toml"
+    few = ("federation.samples=[4096]", f'label.beta=["{beta}"]', "seeds=1")
+    points = load_scenario(path, few).points
+    assert len(points) == 17
+    objective = task_of_cell(points[0].cell).objective
+    for cell in (point.cell for point in points):
+        rounds, own = cell.schedule.rounds, cell.algorithm.settings
+        assert isinstance(own, AcceleratedSettings)
+        asked = factor * objective.smoothness * (rounds + 1 if beta == "M (T+1)/2" else rounds)
+        assert own.beta is not None
+        assert own.beta == 1.0 or asked < own.beta < 1.001 * asked
+        bound = excess_risk_bound(cell, plan_of(cell, objective))
+        assert bound is not None
+        assert math.isfinite(bound.value) == known
 
 
 def test_what_no_number_of_rounds_reaches_is_said(folder: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.budget import ApproximateGDP, LifetimeBudget
-from fedpriv.accounting.gaussian import mu_of
+from fedpriv.accounting.gaussian import delta_of, mu_of
 from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.figures import upper_figure
@@ -28,6 +28,7 @@ from fedpriv.silo.guards import begin_ledgers, status_lines
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import read_policy
 from fedpriv.silo.silo import Silo
+from tests.accounting.ratios import replaced_by_sampling
 from tests.conftest import small_tree
 from tests.silo.guarded import write_silo
 
@@ -77,6 +78,28 @@ def test_a_sampled_run_is_charged_what_its_curve_certifies(tmp_path: Path, sampl
     assert charge.slack == SLACK
     assert exact.mu <= charge.mu < 1.01 * exact.mu  # a little of the slack is for rounds that draw very many
     assert charge.mu > 1.1 * mu_of(1.0, 1e-5)  # the μ with the same ε: as a lifetime budget it would be a lie
+
+
+def test_a_replaced_record_is_charged_no_less_than_its_two_runs_differ(tmp_path: Path) -> None:
+    """Guarantee: the price (μ, 1e-8) under replace-one lies above samples of the pair of runs, record and replacement.
+
+    And below twice the price of a record that is zeroed out, which a chain through the run without it would ask for.
+    """
+    asked = scenario(epsilon=2.0).replace("zero-out", "replace-one")
+    path = policy_of(tmp_path, relation="replace-one", budget=9.0)
+    guard = open_guard(read_policy(path))
+    guard.answer("run", asked, 1, QUERY)
+    (charge,) = SiloLedger(read_policy(path).ledger).charges()
+    plan = guard._admission.admit(guard._admission.canonical(asked)).plan
+    guarantee = plan.stream_of(0, ROUNDS).guarantee
+    assert isinstance(guarantee, AllocatedGaussian)
+    assert guarantee.relation == "replace-one"
+    z = float(plan.noise.std_of(0)) * 2.0  # a record moves the mean of two by clip / 2, its replacement the other way
+    for epsilon in (0.1, 0.5, 1.0, 2.0, 4.0):
+        mean, error = replaced_by_sampling(z, ROUNDS, epsilon, 400_000, seed=5)
+        assert mean - 4.0 * error <= delta_of(charge.mu, epsilon) + SLACK, epsilon
+    removed = AllocatedGaussian(z, ROUNDS, 1, "zero-out").charge(SLACK)
+    assert removed.mu < charge.mu < 0.95 * 2.0 * removed.mu
 
 
 def test_without_slack_a_sampled_run_is_refused_with_the_reason(tmp_path: Path) -> None:

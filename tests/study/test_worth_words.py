@@ -27,7 +27,7 @@ GRID = np.array([0.1, 1.0, 30.0])
 
 def row_of(*gains: float, mu: float = 1.0) -> Row:
     found = tuple(Gains((0.5,), (0.5,), (gain,), (0.5,)) for gain in gains)
-    return Row({"privacy.mu": mu}, tuple(range(len(gains))), (), found)
+    return Row({"privacy.mu": mu}, tuple(range(len(gains))), (), found, {})
 
 
 def test_joining_is_not_told_apart_only_where_the_interval_covers_zero() -> None:
@@ -81,6 +81,19 @@ def test_budgets_of_their_own_are_named_silo_by_silo(tmp_path: Path) -> None:
     said = CliRunner().invoke(app, [*words, "--set", shares]).output
     assert "ε is the whole budget, of which each silo's records spend a share: s0 1, s1 0.5, s2 0.02." in said
     assert "of which each silo's" not in CliRunner().invoke(app, words).output
+    fedpriv.run(path, set={"privacy.shares": [[1.0, 0.5, 0.02]], "seeds": 2}, out=tmp_path / "run")
+    said = CliRunner().invoke(app, ["worth", str(tmp_path / "run")]).output
+    assert said.count("of which each silo's records spend a share: s0 1, s1 0.5, s2 0.02.\n") == 1
+
+
+@pytest.mark.slow
+def test_budgets_are_named_of_all_silos_where_sixteen_are_drawn(tmp_path: Path) -> None:
+    path = written(tmp_path, federation_of(flipped("many-budgets", 18, 10, 0.0), 18, 10))
+    shares = f"privacy.shares=[[{', '.join(['1.0'] * 17)}, 0.25]]"
+    words = ["worth", str(path), "--epsilon", "1", "--trust", "untrusted", "--splits", "0", "--set", shares]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert "s16 1, s17 0.25." in done.output
 
 
 @pytest.mark.slow
