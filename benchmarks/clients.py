@@ -29,7 +29,7 @@ _TURNS = 1
 _HERE = Path(__file__).parent
 _PFL = _HERE.parent / ".venv-pfl" / "bin" / "python"
 _DATA = "benchmark-clients"
-_ROUNDS = {"mlp": 20, "cnn": 6}
+_ROUNDS = {"mlp": 20, "cnn": 3}
 _OF_PEERS = {"flower": {"mlp": 2, "cnn": 2}, "pfl": {"mlp": 6, "cnn": 3}}
 _FLOWER = "Flower 1.41, Ray engine"
 

@@ -21,7 +21,7 @@ from fedpriv.loss.module import ModuleObjective
 from fedpriv.loss.objective import Batch, Objective, Query, Records
 from fedpriv.loss.softmax import SoftmaxRegression
 
-_TURNS = {64: 2, 250: 1}
+_TURNS = {64: 1, 250: 1}
 """How often the contenders take turns, for each size of a batch; the second shows how they grow with it."""
 _BESIDE = 64
 """The size for which fedpriv's other ways are shown: torch.func takes minutes."""

@@ -27,7 +27,8 @@ from fedpriv.scenario.schema import Cell
 _TURNS = 2
 _RAY = "Flower 1.41, Ray engine"
 _PFL, _IN_PROCESS = "pfl 0.6.0", "fedpriv, in process"
-_ONCE = {_RAY, _PFL, _IN_PROCESS}
+_OPACUS = {"hooks": "Opacus 1.6.0, hooks", "ghost": "Opacus 1.6.0, ghost norms"}
+_ONCE = {_RAY, _PFL, _IN_PROCESS, *_OPACUS.values()}
 """Measured in the first turn alone: they take long, and differ from others by more than turns do."""
 _SILOS, _PLACES = 100, 600  # one pass over MNIST
 _ROOT = Path(__file__).resolve().parents[1]
@@ -91,8 +92,7 @@ def contenders() -> list[Contender]:
         Contender(_IN_PROCESS, on("inprocess", {noise: cell(noise, 1, 60) for noise in _TRUST})),
         Contender(_RAY, on("ray", {noise: cell(noise, 1, 8) for noise in _TRUST})),
         Contender(_PFL, peer("pfl", "pfl_rounds.py", {"central": "central", "local": "local"}, "20")),
-        Contender("Opacus 1.6.0, hooks", opacus("hooks")),
-        Contender("Opacus 1.6.0, ghost norms", opacus("ghost")),
+        *(Contender(name, opacus(mode)) for mode, name in _OPACUS.items()),
         Contender("floor: draws and products", {noise: partial(_floor, noise) for noise in _TRUST}),
     ]
 

@@ -18,7 +18,8 @@ from benchmarks.differences import differences
 from benchmarks.differences import interval as students_interval
 from benchmarks.refining import fresh_seeds, neighbours
 from benchmarks.statistics_beside import lines_of
-from benchmarks.tightness import KINDS, row
+from benchmarks.tightness import KINDS, by_orders, row
+from fedpriv.accounting import renyi
 from fedpriv.accounting.gaussian import mu_of
 from fedpriv.core.errors import RunError
 from fedpriv.core.random import KeyedNormal
@@ -220,6 +221,23 @@ def test_a_plan_is_shown_beside_what_its_table_has(tmp_path: Path) -> None:
 def test_a_bound_that_is_exact_has_the_ratio_one(name: str) -> None:
     cells = [cell.strip() for cell in row(name, 6).split("|")]
     assert cells[1:7] == [name, "6", "1.0000", "1.0000", "1.0000", "1.0000"]
+
+
+def test_rival_bounds_by_orders_are_those_of_a_gaussian_where_the_loss_is_one() -> None:
+    """Moments of samples miss tails, so that the rival looks a little better than it is."""
+    losses = np.random.default_rng(0).normal(0.5, 1.0, 400_000)
+    for delta in (1e-2, 1e-3):
+        known = renyi.epsilon_of(1.0, delta)
+        assert 0.98 * known < by_orders([losses, losses - 1.0], delta) < 1.005 * known
+
+
+@pytest.mark.slow
+def test_banded_noise_under_poisson_is_not_below_its_samples() -> None:
+    draw = np.random.default_rng(3)
+    found = [point for _ in range(6) for point in KINDS["under Poisson, banded noise"](draw)]
+    assert len(found) > 6
+    for ours, least, middle, _ in found:
+        assert least <= ours <= 1.05 * middle
 
 
 @pytest.mark.slow

@@ -101,7 +101,12 @@ def show(facts: dict[str, Any], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(facts))
         return
-    print_table([(_LABELS.get(name, name.replace("_", " ").replace("epsilon", "ε")), _text(name, value)) for name, value in facts.items()])
+    print_table(
+        [
+            (_LABELS.get(name, name.replace("_", " ").replace("epsilon", "ε")), _text(name, value))
+            for name, value in facts.items()
+        ]
+    )
     said = [name for name in facts if name.startswith("epsilon") and name not in ("epsilon_rdp", "epsilon_paper")]
     epsilons = [value for name in said if isinstance(value := facts[name], float)]
     for line in caveats(max(epsilons, default=0.0), facts.get("delta", 0.0)):

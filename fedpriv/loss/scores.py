@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -74,18 +75,26 @@ def auc(outputs: Tensor, labels: Tensor) -> Tensor:
 
 def _auc(scores: Tensor, positive: Tensor) -> Tensor:
     """The Mann-Whitney statistic of scores (..., n) by the mean ranks of positive ones."""
-    ordered = scores.sort(dim=-1).values.contiguous()
-    own = scores[..., positive].sort(dim=-1).values.contiguous()  # in order each is found near the one before
+    ordered, own = _sorted(scores), _sorted(scores[..., positive])  # in order each is found near the one before
     below, upto = (torch.searchsorted(ordered, own, right=right).double() for right in (False, True))
     count = own.shape[-1]
     wins = ((below + upto + 1.0) / 2.0).sum(-1) - count * (count + 1) / 2.0
     return (wins / (count * (len(positive) - count))).to(scores.dtype)
 
 
+def _sorted(scores: Tensor) -> Tensor:
+    """Along the last axis; numpy sorts without an index beside each value, an eighth of the time."""
+    if scores.device.type != "cpu":
+        return scores.sort(dim=-1).values.contiguous()
+    return torch.from_numpy(np.sort(scores.detach().numpy(), axis=-1))
+
+
 def balanced_accuracy(outputs: Tensor, labels: Tensor) -> Tensor:
     """The mean, over the classes that occur, of the share of their records that are predicted right."""
     right = (logits_of(outputs).max(-1).indices == labels).to(outputs.dtype)
-    return torch.stack([right[..., labels == each].mean(-1) for each in torch.unique(labels)]).mean(0)
+    counts = torch.bincount(labels)
+    sums = right.new_zeros(*right.shape[:-1], len(counts)).index_add_(-1, labels, right)
+    return (sums / counts)[..., counts > 0].mean(-1)
 
 
 def calibration_error(outputs: Tensor, labels: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ import os
 import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -105,11 +106,21 @@ def _source(name: str) -> str | None:
         return digest.hexdigest()
     try:
         with open(os.open(name, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            facts = os.fstat(file.fileno())
+            if not stat.S_ISREG(facts.st_mode):
                 return None
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            return _digest_of(
+                name, (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+            )
     except OSError:
         return None
+
+
+@lru_cache(maxsize=16)  # every seed of a sweep asks, in a table and in what is printed
+def _digest_of(name: str, facts: tuple[int, ...]) -> str:
+    """SHA-256 of a file, read once as long as `facts`, which change with it, are the same."""
+    with open(os.open(name, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def folder_of(kind: str) -> Path:

@@ -124,7 +124,7 @@ def _names(cell: Cell, silos: int) -> Sequence[str]:
 
 
 def shares_of(cell: Cell) -> Mapping[str, float]:
-    """The share of the target that each silo's records spend, by the silo's name; empty where all spend it whole."""
+    """The share of the target that each silo's records spend, by silo's name; empty where all spend it whole."""
     shares = cell.privacy.shares or ()
     return dict(zip(_names(cell, len(shares)), shares, strict=True)) if shares else {}
 

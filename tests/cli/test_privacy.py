@@ -321,7 +321,7 @@ def test_convert_says_what_a_lifetime_budget_is_charged(line: str, at_6: float, 
 
 
 def test_convert_says_what_several_records_of_one_person_have_together() -> None:
-    """k·μ in a public order; by coins no more than as if everybody knew the rounds, and more than one record has."""
+    """k·μ in a public order; by coins no more than if everybody knew the rounds, and more than one record has."""
     found = asked("convert --mu 1 --together 2 --together 5")
     for size in (2, 5):
         assert found[f"epsilon_of_{size}_records_together"] == pytest.approx(gdp.epsilon_of(float(size), 1e-5))

@@ -112,7 +112,9 @@ def test_theory_stands_beside_its_own_setting_only() -> None:
     assert not theory("privacy.mode=none")
 
 
-@pytest.mark.parametrize(("beta", "factor", "known"), [("M (T+1)/2", 0.5, True), ("2 M T", 2.0, True), ("1", 0.0, False)])
+@pytest.mark.parametrize(
+    ("beta", "factor", "known"), [("M (T+1)/2", 0.5, True), ("2 M T", 2.0, True), ("1", 0.0, False)]
+)
 def test_the_betas_of_the_outer_minimizer_are_what_they_are_called(beta: str, factor: float, known: bool) -> None:
     """M is the model's own, and a bound of the risk is known from M (T+1)/2 on."""
     path = Path(__file__).parents[2] / "scenarios" / "complexity-outside.toml"

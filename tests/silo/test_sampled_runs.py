@@ -81,9 +81,9 @@ def test_a_sampled_run_is_charged_what_its_curve_certifies(tmp_path: Path, sampl
 
 
 def test_a_replaced_record_is_charged_no_less_than_its_two_runs_differ(tmp_path: Path) -> None:
-    """Guarantee: the price (μ, 1e-8) under replace-one lies above samples of the pair of runs, record and replacement.
+    """Guarantee: the price (μ, 1e-8) under replace-one lies above samples of the two runs.
 
-    And below twice the price of a record that is zeroed out, which a chain through the run without it would ask for.
+    And below twice the price of a record that is zeroed out: what a chain through the run without it asks for.
     """
     asked = scenario(epsilon=2.0).replace("zero-out", "replace-one")
     path = policy_of(tmp_path, relation="replace-one", budget=9.0)
@@ -94,7 +94,9 @@ def test_a_replaced_record_is_charged_no_less_than_its_two_runs_differ(tmp_path:
     guarantee = plan.stream_of(0, ROUNDS).guarantee
     assert isinstance(guarantee, AllocatedGaussian)
     assert guarantee.relation == "replace-one"
-    z = float(plan.noise.std_of(0)) * 2.0  # a record moves the mean of two by clip / 2, its replacement the other way
+    z = (
+        float(plan.noise.std_of(0)) * 2.0
+    )  # a record moves the mean of two by clip / 2, its replacement the other way
     for epsilon in (0.1, 0.5, 1.0, 2.0, 4.0):
         mean, error = replaced_by_sampling(z, ROUNDS, epsilon, 400_000, seed=5)
         assert mean - 4.0 * error <= delta_of(charge.mu, epsilon) + SLACK, epsilon
