@@ -5,7 +5,7 @@ is published, for steps of 1, as `fedpriv privacy compare --algorithm` has it.  
 that steps to neighbours lead to; by allocation numbers of groups that divide the rounds of a pass are tried,
 banded noise with as many bands.
 
-    python -m benchmarks.secret_noise        twelve minutes of one core
+    python -m benchmarks.secret_noise        fourteen minutes of one core
 """
 
 import math
