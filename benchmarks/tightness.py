@@ -13,13 +13,14 @@ import itertools
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Self
 
 import numpy as np
 from dp_accounting.pld import privacy_loss_distribution as their
 from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.special import ndtr
+from scipy.special import logsumexp, ndtr
 from scipy.stats import binom
 
 from fedpriv.accounting.allocation import AllocatedGaussian
@@ -47,7 +48,7 @@ Point = tuple[float, float, float, float]
 
 _ERRORS = 4.0
 _RARE, _COMMON = (1e-3, 1e-5, 1e-6), (1e-1, 3e-2, 1e-2, 3e-3)
-_DRAWS = 60_000
+_DRAWS, _TOLD = 60_000, 0.95
 _ORDERS = (*np.linspace(1.05, 4.0, 40).tolist(), *np.linspace(4.2, 40.0, 120).tolist())
 
 
@@ -56,43 +57,61 @@ def _solved(excess: Callable[[float], float], most: float) -> float:
     return 0.0 if excess(0.0) <= 0.0 else float(brentq(excess, 0.0, most, xtol=1e-4))
 
 
-def of_losses(laws: list[Floats], delta: float) -> tuple[float, float]:
-    """The ε of samples of privacy losses at `delta`, less their errors and as it is: the larger of both orders."""
+class Law(NamedTuple):
+    """Samples of privacy losses, each with its weight."""
 
-    def gain(law: Floats, epsilon: float, errors: float) -> float:
-        values = np.maximum(0.0, -np.expm1(epsilon - law))
-        return float(values.mean() - errors * values.std() / math.sqrt(len(law)))
+    losses: Floats
+    weights: Floats
 
-    least, middle = (
-        max(_solved(lambda e, law=law, n=n: gain(law, e, n) - delta, float(law.max()) + 1.0) for law in laws)
-        for n in (_ERRORS, 0.0)
-    )
+    @classmethod
+    def of(cls, losses: Floats) -> Self:
+        return cls(losses, np.ones_like(losses))
+
+    def gain(self, epsilon: float, errors: float = 0.0) -> float:
+        """δ at ε, less so many of its standard errors."""
+        values = self.weights * np.maximum(0.0, -np.expm1(epsilon - self.losses))
+        return float(values.mean() - errors * values.std() / math.sqrt(len(values)))
+
+    def epsilon(self, delta: float, errors: float = 0.0) -> float:
+        return _solved(lambda at: self.gain(at, errors) - delta, float(self.losses.max()) + 1.0)
+
+
+def of_losses(laws: list[Law], delta: float) -> tuple[float, float]:
+    """The ε of samples at `delta`, less their errors and as it is: the larger of both directions."""
+    least, middle = (max(law.epsilon(delta, errors) for law in laws) for errors in (_ERRORS, 0.0))
     return least, middle
 
 
-def by_orders(laws: list[Floats], delta: float) -> float:
+def by_orders(laws: list[Law], delta: float) -> float:
     """The ε that Rényi orders would give at best: moments of samples of losses, which miss tails, at 160 orders.
 
     Canonne, Kamath & Steinke 2020, Proposition 12; the larger of both directions.
     """
 
-    def at(law: Floats, order: float) -> float:
-        lifted = (order - 1.0) * law
+    def at(law: Law, order: float) -> float:
+        lifted = (order - 1.0) * law.losses
         most = float(lifted.max())
-        moment = most + math.log(np.mean(np.exp(lifted - most)))
+        moment = most + math.log(np.mean(law.weights * np.exp(lifted - most)))
         return (moment - math.log(delta * order)) / (order - 1.0) + math.log1p(-1.0 / order)
 
     return max(min(at(law, order) for order in _ORDERS) for law in laws)
 
 
 def compared(
-    run: Sampled, laws: list[Floats], others: Callable[[list[Floats], float], float] | None = None
+    run: Sampled,
+    laws: list[Law],
+    others: Callable[[list[Law], float], float] | None = None,
+    deltas: Sequence[float] = _COMMON,
 ) -> Iterator[Point]:
-    """`others` is the best bound of others; the truth counts as such if left out."""
-    for delta in _COMMON:
+    """`others` is the best bound of others, as far as samples show it: no less than the truth.
+
+    Points whose samples tell ε to no better than a twentieth are left out.
+    """
+    for delta in deltas:
         least, middle = of_losses(laws, delta)
-        if least > 0.05:  # below, a difference of nothing is a large ratio
-            yield run.epsilon_of(delta), least, middle, middle if others is None else others(laws, delta)
+        if least > max(0.05, _TOLD * middle):  # below, a difference of nothing, or an error, is a large ratio
+            best = middle if others is None else max(middle, others(laws, delta))
+            yield run.epsilon_of(delta), least, middle, best
 
 
 def replaced(draw: np.random.Generator) -> Iterator[Point]:
@@ -132,7 +151,7 @@ def balanced(draw: np.random.Generator) -> Iterator[Point]:
         laws = [log_mean(moved / z - half) - log_mean(-moved / z - half)]
     else:
         laws = [log_mean(moved / z - half), -log_mean(still / z - half)]
-    yield from compared(AllocatedGaussian(z, rounds // times, times, relation), laws)
+    yield from compared(AllocatedGaussian(z, rounds // times, times, relation), list(map(Law.of, laws)))
 
 
 def _relation(draw: np.random.Generator) -> Relation:
@@ -158,29 +177,37 @@ def correlated(
     groups: int,
     epochs: int,
     draw: np.random.Generator,
-    others: Callable[[list[Floats], float], float] | None = None,
+    others: Callable[[list[Law], float], float] | None = None,
 ) -> Iterator[Point]:
-    """What a run promises against what the columns of C move, round by round, in every group's worst direction."""
+    """What a run promises against what the columns of C move, round by round, in every group's worst direction.
+
+    Half of the samples of the larger direction are drawn from moves twice as long, for small δ.
+    """
     epoch, relation = groups * int(draw.integers(3, 9 if epochs < 4 else 5)), _relation(draw)
     order = Allocation(epoch * epochs, epoch, groups)
     matrix = _strategy(mechanism, order.rounds)
-    sigma = math.sqrt(epochs) * float(np.exp(draw.uniform(-0.2, 0.7))) * float(np.linalg.norm(matrix[:, 0]))
+    sigma = math.sqrt(epochs) * float(np.exp(draw.uniform(-0.45, 0.7))) * float(np.linalg.norm(matrix[:, 0]))
     run = _promised(mechanism, order, relation, sigma)
     moves = np.zeros((1, order.rounds))
     for start in range(0, order.rounds, epoch):
         own = matrix[:, start : start + epoch : groups].T / sigma
         moves = (moves[:, None] + own[None]).reshape(-1, order.rounds)
     still = draw.standard_normal((_DRAWS // 2, order.rounds))
-    moved = still + moves[draw.integers(len(moves), size=len(still))]
+    longer = 1.0 + (np.arange(len(still)) % 2)
+    moved = still + longer[:, None] * moves[draw.integers(len(moves), size=len(still))]
     halves = 0.5 * np.sum(moves**2, axis=1)
 
-    def log_mean(at: Floats) -> Floats:
-        return np.asarray(np.logaddexp.reduce(at @ moves.T - halves, axis=1) - math.log(len(moves)))
+    def log_mean(at: Floats, times: float = 1.0) -> Floats:
+        """ln of the mean density of moves so many times as long, over that of none."""
+        return np.asarray(logsumexp(times * (at @ moves.T) - times**2 * halves, axis=1) - math.log(len(moves)))
 
+    seen = log_mean(moved)
+    weights = 2.0 / (1.0 + np.exp(np.minimum(log_mean(moved, 2.0) - seen, 700.0)))
     if relation == "replace-one":
-        yield from compared(run, [log_mean(moved) - log_mean(-moved)], others)
+        laws = [Law(seen - log_mean(-moved), weights)]
     else:
-        yield from compared(run, [log_mean(moved), -log_mean(still)], others)
+        laws = [Law(seen, weights), Law.of(-log_mean(still))]
+    yield from compared(run, laws, others, (*_COMMON, *_RARE))
 
 
 def banded(draw: np.random.Generator) -> Iterator[Point]:
@@ -216,10 +243,10 @@ def banded_poisson(draw: np.random.Generator) -> Iterator[Point]:
         return np.asarray(np.logaddexp(math.log(order.rate) + drawn, math.log1p(-order.rate)).sum(1))
 
     run = _promised(mechanism, order, relation, sigma)
-    if relation == "replace-one":
-        yield from compared(run, [log_ratio(moved) - log_ratio(-moved)])
-    else:
-        yield from compared(run, [log_ratio(moved), -log_ratio(still)])
+    laws = [log_ratio(moved) - log_ratio(-moved)]
+    if relation == "zero-out":
+        laws = [log_ratio(moved), -log_ratio(still)]
+    yield from compared(run, list(map(Law.of, laws)))
 
 
 def poisson(draw: np.random.Generator) -> Iterator[Point]:

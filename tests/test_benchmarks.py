@@ -18,7 +18,7 @@ from benchmarks.differences import differences
 from benchmarks.differences import interval as students_interval
 from benchmarks.refining import fresh_seeds, neighbours
 from benchmarks.statistics_beside import lines_of
-from benchmarks.tightness import KINDS, by_orders, row
+from benchmarks.tightness import KINDS, Law, by_orders, row
 from fedpriv.accounting import renyi
 from fedpriv.accounting.gaussian import mu_of
 from fedpriv.core.errors import RunError
@@ -228,7 +228,7 @@ def test_rival_bounds_by_orders_are_those_of_a_gaussian_where_the_loss_is_one() 
     losses = np.random.default_rng(0).normal(0.5, 1.0, 400_000)
     for delta in (1e-2, 1e-3):
         known = renyi.epsilon_of(1.0, delta)
-        assert 0.98 * known < by_orders([losses, losses - 1.0], delta) < 1.005 * known
+        assert 0.98 * known < by_orders([Law.of(losses), Law.of(losses - 1.0)], delta) < 1.005 * known
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ laws are composed. What all rounds share is a Gaussian release beside them.
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
@@ -118,24 +118,24 @@ class Epoch:
         """About a standard deviation of w."""
         return math.sqrt(math.expm1(min(1.0, self.largest)))
 
-    def sums(self, bottom: float, higher: float, more: float = 0.0, floors: int = 0) -> Sums:
+    def sums(self, bottom: float, higher: float, more: float = 0.0, *, least: bool = False) -> Sums:
         """A grid that begins at `bottom`; its top is `higher` times, and `more`, than for sums of w."""
         share = float(np.max(np.sum(self.chain.covariances, axis=1))) / (self.largest * self.bins)
         top = math.expm1(0.5 * self.largest + _REACH * math.sqrt(self.largest)) * min(1.0, share)
         spacing = self.grain.sums * min(1.0, 5.0 / math.sqrt(self.bins))
-        return Sums(bottom, higher * (top + 5.0 * self.spread) + more, _NEAR * self.spread, spacing, floors)
+        top = higher * (top + 5.0 * self.spread) + more
+        return Sums(bottom, top, _NEAR * self.spread, spacing, least=least)
 
 
-def _ratios(epoch: Epoch, lattice: Lattice, higher: float) -> tuple[Floats, Floats, float]:
-    """Values of S~, ascending, their masses, and the mean that was above the grid."""
+def _ratios(epoch: Epoch, lattice: Lattice, grids: Sequence[Sums]) -> tuple[Floats, Floats, float]:
+    """Values of S~, ascending, their masses, and the mean that was above the grids."""
     halves, scales = 0.5 * lattice.variances, lattice.scales
 
     def increments(t: int, at: Floats) -> Floats:
         return as_floats((np.exp(at - halves[t]) / scales[t] - 1.0) / epoch.bins)
 
-    sums = epoch.sums(-1.0, higher, floors=epoch.bins)
-    masses, above = law_of(lattice, sums, increments)
-    return as_floats(np.maximum(0.0, sums.points + 1.0)), masses, above
+    masses, above = law_of(lattice, grids, increments)
+    return as_floats(np.maximum(0.0, grids[-1].points + 1.0)), masses, above
 
 
 def removed(epoch: Epoch) -> Losses | None:
@@ -144,7 +144,7 @@ def removed(epoch: Epoch) -> Losses | None:
         return None
     shrink, higher = 1.0 - lattice.error, 1.0
     for _ in range(_TRIES):
-        values, masses, above = _ratios(epoch, lattice, higher)
+        values, masses, above = _ratios(epoch, lattice, [epoch.sums(-1.0, higher)] * (epoch.bins + 1))
         if above <= _BEYOND:
             break
         higher *= _HIGHER
@@ -157,7 +157,8 @@ def added(epoch: Epoch) -> Losses | None:
     """The law of -ln S under Q, from above; None where it is not computed."""
     if (lattice := epoch.lattice) is None:
         return None
-    values, masses, _ = _ratios(epoch, lattice, 1.0)
+    grids = [epoch.sums(-max(1, k) / epoch.bins, 1.0, least=True) for k in range(epoch.bins + 1)]
+    values, masses, _ = _ratios(epoch, lattice, grids)
     some = values > 0.0
     left = max(0.0, 1.0 - float(np.sum(lattice.prior))) + LEFT + float(np.sum(masses[~some]))
     losses = math.log1p(lattice.error) - np.log(values[some])
@@ -217,7 +218,7 @@ def _sticks(epoch: Epoch, lattice: Lattice) -> Callable[[float], float]:
             return as_floats((both / scales[t] - (up - less)) / epoch.bins)
 
         sums = epoch.sums(-4.0 * (1.0 + gamma) * reach, 1.0, gamma * reach)
-        masses, above = law_of(lattice, sums, increments)
+        masses, above = law_of(lattice, [sums] * (epoch.bins + 1), increments)
         mean = (float(masses @ np.maximum(0.0, sums.points + (up - less))) + above) * (1.0 + 1e-9)
         return mean + _BEYOND + LEFT * up
 

@@ -31,19 +31,22 @@ counts as a variance of 9h²/4 (Hoeffding).
 **The grid of sums.** Sums are moved to their two neighbours with their mean kept, which only raises E F for
 convex F; those above the grid come to its top, and what they lose of their mean is `excess`: F grows by at most
 that. Those below it come up to its bottom, which raises (S - γ)+ and (S - γS')+ and may lower (1 - γS)+: for that
-the least sums of k rounds, -k/T, are points of the grid, so that no sum of k + 1 rounds lies below it.
+every number of rounds has a grid of its own, whose bottom is the least sum of so many, -k/T, and no sum lies below.
+There S is nearly 0, and large ε ask for ratios of it: points come closer to the bottom in proportion.
 
 **Rounding.** All masses are ≥ 0 and only added and multiplied, so that each has a relative error of less than
 1e-16 times the number of operations on its way, below 1e-10 altogether; ten points of Gauss and
-Legendre for each of B's three pieces have one of less than 1e-12 within seven standard deviations, as τ ≥ h.
+Legendre for each of B's three pieces have one of less than 1e-12 within seven standard deviations, as τ ≥ h. A
+sum's distance from the least one, e^-14 of it or more, is known to 2e-16 of it: to 3e-10 in proportion.
 `losses` raises every δ by a relative 1e-9.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedpriv.accounting.chain import Chain
 from fedpriv.accounting.curves import Floats, as_floats
@@ -53,6 +56,7 @@ LEFT = 1e-13
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(10)
 _THIRD, _FOURTH = 0.0081, 0.0235  # of η
 _KEPT = 32  # matrices of one lattice
+_NEAREST, _COARSER = 14.0, 4.0  # of a least sum: e^-14 of it, by steps so many times coarser than near 0
 _BOUNDED = 2.25  # h² of it is the variance that Hoeffding's inequality gives a step
 
 
@@ -155,46 +159,54 @@ class Lattice:
 
 
 class Sums:
-    """A grid of sums, closer where they are near 0."""
+    """A grid of sums, closer where they are near 0, and near the least sum where that is asked for."""
 
-    def __init__(self, bottom: float, top: float, scale: float, spacing: float, floors: int = 0) -> None:
+    def __init__(self, bottom: float, top: float, scale: float, spacing: float, *, least: bool = False) -> None:
         """From `bottom` < 0 to `top` > 0, `spacing` · `scale` apart near 0 and in proportion beyond `scale`.
 
-        With `floors` = T the points -k/T, k = 0 … T, are among them: the least sums of k rounds of w~/T less 1/T.
+        `least` says that no sum is below `bottom`: points come closer to it in proportion, down to e^-`_NEAREST`.
         """
         self.scale, self.spacing = scale, spacing
-        self.first = math.floor(math.asinh(bottom / scale) / spacing - 1e-6)
+        first = math.floor(math.asinh(bottom / scale) / spacing - 1e-6)
         last = math.ceil(math.asinh(top / scale) / spacing)
-        self.points = as_floats(scale * np.sinh(spacing * np.arange(self.first, last + 1)))
-        self.points[0], self.points[-self.first] = bottom, 0.0
-        self.floored = floors > 0
-        if self.floored:
-            self.points = as_floats(np.union1d(self.points, -np.arange(floors + 1) / floors))
-            self.first = -int(np.searchsorted(self.points, 0.0))
+        points = scale * np.sinh(spacing * np.arange(first, last + 1))
+        points[0], points[-first] = bottom, 0.0
+        self._steps = None if least else first
+        if least:
+            count = math.ceil(_NEAREST / (_COARSER * spacing))
+            near = bottom - bottom * np.exp(-_COARSER * spacing * np.arange(count + 1))
+            points = np.union1d(points, near[1:])
+        self.points = as_floats(points)
+        self.zero = int(np.searchsorted(self.points, 0.0))
+        """The place of 0."""
         self._widths = np.maximum(np.diff(self.points), 1e-300)  # the bottom may be a point of the grid
 
-    def moved(self, laws: Floats, increments: Floats) -> tuple[Floats, Floats]:
-        """The laws (rows) after each has grown by its increment, and the means that were above the grid.
+    def _places(self, aims: Floats) -> NDArray[np.int64]:
+        """The points below; the bottom and the last but one for those outside."""
+        most = len(self.points) - 2
+        if self._steps is None:
+            return np.clip(np.searchsorted(self.points, aims, side="right") - 1, 0, most)
+        nearest = np.arcsinh(aims / self.scale) / self.spacing
+        nearest -= self._steps
+        return np.clip(nearest, 0.0, float(most), out=nearest).astype(np.int64)  # which rounds down
+
+    def moved(self, laws: Floats, increments: Floats, onto: "Sums") -> tuple[Floats, Floats]:
+        """The laws (rows) on another grid after each has grown by its increment, and the means that were above it.
 
         Guarantee: means are kept but for these, and for sums below the grid, which come up to its bottom: safe for
-        functions that rise with the sum.  With floors no sum comes below the grid, so any convex function is.
+        functions that rise with the sum.  Where no sum is below the bottom, any convex function is.
         """
-        size = len(self.points)
+        size = len(onto.points)
         held = np.flatnonzero(np.max(laws, axis=0) > 0.0)
         some = slice(held[0], held[-1] + 1)
         laws, aims = laws[:, some], self.points[some] + increments[:, None]
-        if self.floored:
-            places = np.clip(np.searchsorted(self.points, aims, side="right") - 1, 0, size - 2)
-        else:
-            nearest = np.arcsinh(aims / self.scale) / self.spacing
-            nearest -= self.first
-            places = np.clip(nearest, 0.0, size - 2.0, out=nearest).astype(np.int64)  # which rounds down
-        beyond, high = np.zeros(len(laws)), np.flatnonzero(aims[np.argmax(increments)] > self.points[-1])
+        places = onto._places(aims)
+        beyond, high = np.zeros(len(laws)), np.flatnonzero(aims[np.argmax(increments)] > onto.points[-1])
         if len(high):
             over = slice(high[0], None)
-            beyond = np.einsum("us,us->u", laws[:, over], np.maximum(0.0, aims[:, over] - self.points[-1]))
-        aims -= self.points[places]
-        aims /= self._widths[places]
+            beyond = np.einsum("us,us->u", laws[:, over], np.maximum(0.0, aims[:, over] - onto.points[-1]))
+        aims -= onto.points[places]
+        aims /= onto._widths[places]
         upper = np.clip(aims, 0.0, 1.0, out=aims)
         upper *= laws
         places += size * np.arange(len(laws))[:, None]
@@ -203,19 +215,21 @@ class Sums:
         return as_floats(found.reshape(-1, size)), as_floats(beyond)
 
 
-def law_of(lattice: Lattice, sums: Sums, increments: Callable[[int, Floats], Floats]) -> tuple[Floats, float]:
-    """The law of the sum on the grid, shape (sums,), and the mean that was above it.
+def law_of(
+    lattice: Lattice, grids: Sequence[Sums], increments: Callable[[int, Floats], Floats]
+) -> tuple[Floats, float]:
+    """The law of the sum on the last of the `grids`, one for each number of rounds from 0; the mean above them.
 
     `increments` gives what round t adds where its exponents are these.
     """
-    found = np.zeros((len(lattice.at), len(sums.points)))
-    found[:, -sums.first] = 1.0
+    found = np.zeros((len(lattice.at), len(grids[0].points)))
+    found[:, grids[0].zero] = 1.0
     above, stds = np.zeros(len(lattice.at)), lattice.stds
-    for t in range(len(stds) - 1, -1, -1):
-        found, beyond = sums.moved(found, increments(t, lattice.at))
+    for t, grid, sums in zip(range(len(stds) - 1, -1, -1), grids, grids[1:], strict=False):
+        found, beyond = grid.moved(found, increments(t, lattice.at), sums)
         above = above + beyond
         if t:
             moves = lattice.moves(float(lattice.ratios[t]), float(stds[t]))
             found, above = moves @ found, moves @ above
-            found[:, -sums.first] += np.maximum(0.0, 1.0 - np.sum(moves, axis=1))
+            found[:, sums.zero] += np.maximum(0.0, 1.0 - np.sum(moves, axis=1))
     return as_floats(lattice.prior @ found), float(lattice.prior @ above)

@@ -133,8 +133,8 @@ def test_what_leaves_the_lattice_is_less_than_is_added() -> None:
 def test_a_grid_of_sums_keeps_means_and_says_what_lies_above_it() -> None:
     sums = Sums(-1.0, 3.0, 0.1, 0.05)
     law = np.zeros((2, len(sums.points)))
-    law[:, -sums.first] = 1.0
-    moved, above = sums.moved(law, np.array([0.234, 7.0]))
+    law[:, sums.zero] = 1.0
+    moved, above = sums.moved(law, np.array([0.234, 7.0]), sums)
     assert np.allclose(moved @ sums.points + above, [0.234, 7.0], atol=1e-12)
     assert above[0] == 0.0
     assert above[1] > 3.0
@@ -145,8 +145,8 @@ def test_a_mass_far_below_every_delta_is_kept_where_a_sum_is_large() -> None:
     """At a variance of 25 sums reach 1e21: a mass of 1e-31 there is a hundred times what is added to every δ."""
     sums = Sums(-1.0, 1e21, 1.0, 0.05)
     law = np.zeros((1, len(sums.points)))
-    law[0, -sums.first], law[0, -2] = 1.0, 1e-31
-    moved, above = sums.moved(law, np.array([0.0]))
+    law[0, sums.zero], law[0, -2] = 1.0, 1e-31
+    moved, above = sums.moved(law, np.array([0.0]), sums)
     assert float(moved[0] @ sums.points) + above[0] == pytest.approx(1e-31 * sums.points[-2])
 
 

@@ -95,6 +95,21 @@ def never_below(attack: Attack, draws: int, grain: fading.Grain) -> None:
         assert np.all(found >= means - 4.5 * errors), (gain, epsilons, found, means, errors)
 
 
+@pytest.mark.parametrize(("decay", "bins", "groups", "noise"), [(0.98, 12, 5, 0.62), (0.99, 8, 30, 0.8)])
+def test_both_directions_stay_near_the_truth_at_little_noise(
+    decay: float, bins: int, groups: int, noise: float
+) -> None:
+    """A small δ of a unit that is added asks for ratios far below 1, where a grid of sums may be too coarse."""
+    attack = Attack(cgd(decay), bins, groups, 1, noise, "equal", "zero-out")
+    found = list(attack.compared(20_000, FINE))[1:4:2]  # the chains' bounds, the first group
+    assert [gain for gain, *_ in found] == ["removed", "added"]
+    for gain, bound, epsilons, means, errors in found:
+        seen = (means > 1e-7) & (errors < 0.1 * means)
+        assert np.count_nonzero(seen) >= 4
+        assert np.all(bound(epsilons[seen]) <= 1.6 * means[seen]), gain
+        assert np.all(bound(epsilons) >= means - 4.5 * errors), gain
+
+
 BUFFERS = BufferedToeplitz(1.0, (0.999, 0.8, 0.3), (0.95, 0.5, 0.05))
 ONE_BUFFER = BufferedToeplitz(1.0, (0.95,), (0.4,))
 TWO_BUFFERS = BufferedToeplitz(1.0, (0.97, 0.5), (0.6, 0.1))

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fedpriv.accounting import fading
+from fedpriv.accounting import fading, walk
 from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.chain import Chain, Overlaps
 from fedpriv.accounting.curves import gaussian_from_below
@@ -62,8 +62,9 @@ def test_rounds_that_move_alike_are_never_below_a_gaussian_release(bins: int, gr
                 assert np.all(law.deltas(epsilons) >= truth), variance
 
 
-def test_a_ratio_of_nothing_is_an_infinite_loss() -> None:
-    """At a variance of 4 many ratios are near 0: what the grid moves there counts where a unit is added."""
+def test_a_ratio_of_nothing_is_an_infinite_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a variance of 4 many ratios are near 0: what a coarse grid moves there counts where a unit is added."""
+    monkeypatch.setattr(walk, "_NEAREST", 1.0)
     law = added(one(4.0, COARSE))
     assert law is not None
     assert law.infinite > 1e-3
@@ -150,8 +151,8 @@ def test_a_grid_whose_bottom_is_one_of_its_points_moves_sums_as_any_does() -> No
     for place in range(1, 40):
         sums = Sums(-0.3 * math.sinh(0.05 * place), 2.0, 0.3, 0.05)
         laws = np.zeros((1, len(sums.points)))
-        laws[0, -sums.first] = 1.0
-        found, beyond = sums.moved(laws, np.array([float(sums.points[0])]))
+        laws[0, sums.zero] = 1.0
+        found, beyond = sums.moved(laws, np.array([float(sums.points[0])]), sums)
         assert np.all(np.isfinite(found))
         assert float((found @ sums.points)[0]) == pytest.approx(float(sums.points[0]), rel=1e-6)
         assert beyond[0] == 0.0
