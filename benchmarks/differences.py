@@ -1,9 +1,11 @@
 """How far one row of a run is ahead of another, seed by seed, with 95 % intervals: seeds share their noise.
 
-python -m benchmarks.differences RUN_DIR ROW ROW [METRIC]
+    python -m benchmarks.differences RUN_DIR ROW ROW [METRIC]
+    python -m benchmarks.differences RUN_DIR RUN_DIR [METRIC]
 
 Rows are values of a swept key, such as "dp-ftrl, fitted" or [1.0, 0.5]; the second is subtracted from the first.
-METRIC is one of results.json that is a share of records, test_accuracy if left out.
+Of two runs every point of the first is compared with the second, which has one point.  METRIC is one of
+results.json that is a share of records, test_accuracy if left out.
 """
 
 import json
@@ -53,14 +55,43 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def main(folder: Path, first: str, second: str, metric: str = "test_accuracy") -> None:
-    cells = json.loads((folder / "results.json").read_text(encoding="utf-8"))["cells"]
-    print(f"{first} less {second}, points of {metric}")
-    for point, values in differences(cells, first, second, metric).items():
+def between(
+    cells: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]], metric: str = "test_accuracy"
+) -> dict[str, list[float]]:
+    """By point: `metric` of the cells of a run less that of the cell of another run with the same seed.
+
+    ValueError if the other run has several points.
+    """
+    known = {cell["seed"]: cell[metric] for cell in others}
+    if len(known) < len(others):
+        raise ValueError("the second run has several points; name one of one point")
+    found: dict[str, list[float]] = {}
+    for cell in cells:
+        if cell["seed"] in known:
+            point = json.dumps(cell["point"], sort_keys=True)
+            found.setdefault(point, []).append(cell[metric] - known[cell["seed"]])
+    return found
+
+
+def main(folder: str, second: str, *others: str) -> None:
+    cells = _cells(folder)
+    if (Path(second) / "results.json").exists():
+        (metric,) = others or ("test_accuracy",)
+        title, found = f"{folder} less {second}", between(cells, _cells(second), metric)
+    else:
+        row, metric = (*others, "test_accuracy")[:2]
+        title, found = f"{second} less {row}", differences(cells, second, row, metric)
+    print(f"{title}, points of {metric.removeprefix('test_')}")
+    for point, values in found.items():
         mean, half = interval([100 * value for value in values])
         where = ", ".join(f"{key.partition('.')[2]} {value}" for key, value in json.loads(point).items())
         print(f"{where}: {mean:+.2f} ± {half:.2f} ({len(values)} seeds)")
 
 
+def _cells(folder: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((Path(folder) / "results.json").read_text(encoding="utf-8"))["cells"]
+    return found
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])
+    main(*sys.argv[1:])

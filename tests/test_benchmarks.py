@@ -15,7 +15,9 @@ from benchmarks import secret_noise
 from benchmarks.clock import Clock
 from benchmarks.compare import interval, verdict
 from benchmarks.differences import differences
+from benchmarks.differences import between, differences
 from benchmarks.differences import interval as students_interval
+from benchmarks.goldstein import promised
 from benchmarks.refining import fresh_seeds, neighbours
 from benchmarks.statistics_beside import lines_of
 from benchmarks.tightness import KINDS, Law, by_orders, row
@@ -29,7 +31,7 @@ from fedpriv.noise.registry import MechanismOptions, chosen_mechanism
 from fedpriv.papers.table import algorithm_named
 from fedpriv.participation.orders import Schedule
 from fedpriv.rounds.fitted import response_and_workload
-from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.load import load_scenario, resolve_cell
 from fedpriv.scenario.statistics import read_plan
 from tests.conftest import small_tree
 from tests.data.tables import rows, write_csv
@@ -221,6 +223,35 @@ def test_a_plan_is_shown_beside_what_its_table_has(tmp_path: Path) -> None:
 def test_a_bound_that_is_exact_has_the_ratio_one(name: str) -> None:
     cells = [cell.strip() for cell in row(name, 6).split("|")]
     assert cells[1:7] == [name, "6", "1.0000", "1.0000", "1.0000", "1.0000"]
+
+
+def test_differences_are_of_the_same_seeds_of_rows_and_of_runs() -> None:
+    """Rows may be lists, as shares are; another run is compared seed by seed with every point."""
+    shares = [[1.0, 0.5], [1.0, 1.0]]
+    cells = [
+        {"point": {"privacy.shares": row}, "seed": seed, "test_accuracy": 0.5 + 0.1 * place + 0.01 * seed * place}
+        for place, row in enumerate(shares)
+        for seed in (0, 1, 2)
+    ]
+    assert differences(cells, "[1.0, 1.0]", "[1.0, 0.5]") == {"{}": pytest.approx([0.1, 0.11, 0.12])}
+    found = between(cells, [{"seed": seed, "test_accuracy": 0.4} for seed in (1, 2)])
+    assert list(found.values()) == [pytest.approx([0.1, 0.1]), pytest.approx([0.21, 0.22])]
+    with pytest.raises(ValueError, match="several points"):
+        between(cells, cells)
+
+
+def test_the_theorems_exponent_stands_where_its_setting_holds() -> None:
+    """A loss with a Lipschitz constant everywhere, and no noise."""
+    path = Path(__file__).parents[1] / "scenarios" / "nonsmooth-goldstein.toml"
+    few = ("seeds=1", "federation.rounds=[500]", 'algorithm.name=["goldstein-erm"]')
+    told = {
+        (point.swept["model.name"], point.swept["privacy.mu"]): promised(point.cell)
+        for point in load_scenario(path, few).points
+    }
+    held = ("amplitude-phase-retrieval", 1000.0)
+    assert told.pop(held) == "-1/3"
+    assert len(told) == 3
+    assert not any(told.values())
 
 
 def test_rival_bounds_by_orders_are_those_of_a_gaussian_where_the_loss_is_one() -> None:

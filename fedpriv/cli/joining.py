@@ -222,4 +222,5 @@ def _tree(found: Joining) -> dict[str, Any]:
         "monotone": found.monotone,
         "trusts": trusts,
         "silos": found.silos,
+        "shares": dict(found.shares),
     }

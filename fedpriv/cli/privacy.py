@@ -22,7 +22,7 @@ from fedpriv.cli.options import (
     grouped,
     validated,
 )
-from fedpriv.cli.shown import cost_facts, guarantee_of, print_table, setting_facts, show
+from fedpriv.cli.shown import TOGETHER, cost_facts, guarantee_of, print_table, setting_facts, show
 from fedpriv.cli.theorem import samples, theorem
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.figures import lower_figure, upper_figure
@@ -172,7 +172,7 @@ def convert(
     rounds: Annotated[int | None, typer.Option(min=1, help="T, with --multiplier.")] = None,
     together: Annotated[
         list[int] | None,
-        typer.Option(min=2, help="Also ε of so many records (users, clients) of one person together. Repeatable."),
+        typer.Option(min=2, help="Also ε of so many records together, for instance one person's. Repeatable."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -196,7 +196,7 @@ def convert(
     guarantee = GaussianDP(target.in_mu) if multiplier is None else guarantee_of(order, multiplier, rounds)
     facts = order.claim(guarantee).conversions(target.at)
     for size in together or []:
-        facts[f"epsilon_of_{size}_{order.unit}s_together"] = guarantee.epsilon_of_group(size, target.at)
+        facts[f"epsilon_of_{size}_{order.unit}s{TOGETHER}"] = guarantee.epsilon_of_group(size, target.at)
     show(facts, as_json)
 
 

@@ -97,6 +97,10 @@ _LABELS = {
 }
 
 
+TOGETHER = "_together"
+"""How the name of a figure of several units ends: no caveat of one unit's ε is about it."""
+
+
 def show(facts: dict[str, Any], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(facts))
@@ -107,7 +111,10 @@ def show(facts: dict[str, Any], as_json: bool) -> None:
             for name, value in facts.items()
         ]
     )
-    said = [name for name in facts if name.startswith("epsilon") and name not in ("epsilon_rdp", "epsilon_paper")]
+    others = ("epsilon_rdp", "epsilon_paper")
+    said = [
+        name for name in facts if name.startswith("epsilon") and name not in others and not name.endswith(TOGETHER)
+    ]
     epsilons = [value for name in said if isinstance(value := facts[name], float)]
     for line in caveats(max(epsilons, default=0.0), facts.get("delta", 0.0)):
         typer.echo(line)

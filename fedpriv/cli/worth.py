@@ -129,6 +129,7 @@ def _row_data(row: Row) -> dict[str, object]:
         "gain": row.gain,
         "standard_error": row.standard_error,
         "by_silo": row.by_silo,
+        "shares": dict(row.shares),
         "references": [dataclasses.asdict(known) for known in row.references],
         "gains": [dataclasses.asdict(gains) for gains in row.gains],
     }
@@ -158,8 +159,7 @@ def _print_run(rows: Sequence[Row], wanted: Wanted) -> None:
             ]
         )
     print_table(table)
-    shares = [shares_note(row.shares) + "\n" for row in rows if row.shares]
-    sys.stdout.writelines([*_notes(known), *dict.fromkeys(shares), *_verdict(rows)])
+    sys.stdout.writelines([*_notes(known), *_budgets(rows), *_verdict(rows)])
 
 
 def _verdict(rows: Sequence[Row]) -> list[str]:
@@ -175,7 +175,7 @@ def _verdict(rows: Sequence[Row]) -> list[str]:
             kind = one if len(row.seeds) < 2 else same
         else:
             kind = gains if interval[0] > 0.0 else loses if interval[1] < 0.0 else unclear
-        told[kind].append(", ".join(f"{key} = {value}" for key, value in row.point.items()) or "this setting")
+        told[kind].append(_point(row))
     said = [f"On these records {kind}: {'; '.join(there)}.\n" for kind, there in told.items() if there]
     if all(row.interval is None for row in rows):
         return said
@@ -184,6 +184,21 @@ def _verdict(rows: Sequence[Row]) -> list[str]:
         "Told by the 95 % interval of Student's t over seeds. The s.e. is over seeds (noise and partition); other "
         "records of the same silos would add to it.\n",
     ]
+
+
+def _budgets(rows: Sequence[Row]) -> list[str]:
+    """A sentence on budgets of the silos' own; at which points, where they are swept."""
+    told: dict[str, list[str]] = {}
+    for row in rows:
+        if any(share < 1.0 for share in row.shares.values()):
+            told.setdefault(shares_note(row.shares), []).append(_point(row))
+    if len(told) == 1:
+        return [f"{note}\n" for note in told]
+    return [f"At {'; '.join(there)}: {note}\n" for note, there in told.items()]
+
+
+def _point(row: Row) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in row.point.items()) or "this setting"
 
 
 def _notes(known: References) -> list[str]:

@@ -105,22 +105,25 @@ def _source(name: str) -> str | None:
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
     try:
-        with open(os.open(name, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            facts = os.fstat(file.fileno())
-            if not stat.S_ISREG(facts.st_mode):
-                return None
-            return _digest_of(
-                name, (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
-            )
+        return _digest_of(name, _facts(os.stat(name)))
     except OSError:
         return None
 
 
 @lru_cache(maxsize=16)  # every seed of a sweep asks, in a table and in what is printed
-def _digest_of(name: str, facts: tuple[int, ...]) -> str:
-    """SHA-256 of a file, read once as long as `facts`, which change with it, are the same."""
+def _digest_of(name: str, facts: tuple[int, ...]) -> str | None:
+    """SHA-256 of a file, read once as long as `facts`, which change with it, are the same; None of what is no file."""
     with open(os.open(name, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            return None
+        if _facts(found) != facts:
+            raise OSError(f"{name}: another file since it was looked at")
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _facts(of: os.stat_result) -> tuple[int, ...]:
+    return of.st_dev, of.st_ino, of.st_size, of.st_mtime_ns, of.st_ctime_ns
 
 
 def folder_of(kind: str) -> Path:

@@ -1,5 +1,7 @@
 """Words of `fedpriv worth`: what one seed, one split or equal seeds do not tell; the fit of many records."""
 
+import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from typer.testing import CliRunner
 import fedpriv
 from fedpriv.cli.app import app
 from fedpriv.cli.joining import print_joining
-from fedpriv.cli.worth import _verdict
+from fedpriv.cli.worth import _budgets, _verdict
 from fedpriv.data.schema import TableSchema
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.show.charts import Chart
@@ -59,6 +61,19 @@ def test_no_standard_error_is_printed_as_zero(error: float | None, words: str) -
     assert error_words(error, 1) == words
 
 
+def test_budgets_are_told_where_they_are_swept_and_not_where_all_are_whole() -> None:
+    rows = [
+        dataclasses.replace(row_of(0.02, mu=mu), shares=shares)
+        for mu, shares in ((1.0, {"a": 1.0, "b": 0.5}), (2.0, {"a": 1.0, "b": 0.1}), (4.0, {"a": 1.0, "b": 1.0}))
+    ]
+    assert _budgets(rows) == [
+        "At privacy.mu = 1.0: ε is the whole budget, of which each silo's records spend a share: a 1, b 0.5.\n",
+        "At privacy.mu = 2.0: ε is the whole budget, of which each silo's records spend a share: a 1, b 0.1.\n",
+    ]
+    assert _budgets(rows[:1])[0].startswith("ε is the whole budget")
+    assert _budgets(rows[2:]) == []
+
+
 def test_never_is_said_only_where_the_interval_has_no_crossing() -> None:
     draw = np.random.default_rng(0)
     gains = -0.01 + 0.03 * draw.standard_normal((1, 10, 1)) + np.zeros((3, 10, 2))
@@ -84,6 +99,8 @@ def test_budgets_of_their_own_are_named_silo_by_silo(tmp_path: Path) -> None:
     fedpriv.run(path, set={"privacy.shares": [[1.0, 0.5, 0.02]], "seeds": 2}, out=tmp_path / "run")
     said = CliRunner().invoke(app, ["worth", str(tmp_path / "run")]).output
     assert said.count("of which each silo's records spend a share: s0 1, s1 0.5, s2 0.02.\n") == 1
+    rows = json.loads(CliRunner().invoke(app, ["worth", str(tmp_path / "run"), "--json"]).stdout)["rows"]
+    assert [row["shares"] for row in rows] == [{"s0": 1.0, "s1": 0.5, "s2": 0.02}]
 
 
 @pytest.mark.slow
