@@ -14,7 +14,6 @@ from benchmarks import __main__ as bench
 from benchmarks import secret_noise
 from benchmarks.clock import Clock
 from benchmarks.compare import interval, verdict
-from benchmarks.differences import differences
 from benchmarks.differences import between, differences
 from benchmarks.differences import interval as students_interval
 from benchmarks.goldstein import promised

@@ -31,7 +31,7 @@ counts as a variance of 9h²/4 (Hoeffding).
 **The grid of sums.** Sums are moved to their two neighbours with their mean kept, which only raises E F for
 convex F; those above the grid come to its top, and what they lose of their mean is `excess`: F grows by at most
 that. Those below it come up to its bottom, which raises (S - γ)+ and (S - γS')+ and may lower (1 - γS)+: for that
-every number of rounds has a grid of its own, whose bottom is the least sum of so many, -k/T, and no sum lies below.
+every number of rounds k has a grid of its own, whose bottom is their least sum, -k/T, and no sum lies below.
 There S is nearly 0, and large ε ask for ratios of it: points come closer to the bottom in proportion.
 
 **Rounding.** All masses are ≥ 0 and only added and multiplied, so that each has a relative error of less than

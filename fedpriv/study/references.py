@@ -112,7 +112,7 @@ def _source(name: str) -> str | None:
 
 @lru_cache(maxsize=16)  # every seed of a sweep asks, in a table and in what is printed
 def _digest_of(name: str, facts: tuple[int, ...]) -> str | None:
-    """SHA-256 of a file, read once as long as `facts`, which change with it, are the same; None of what is no file."""
+    """SHA-256 of a file, read once as long as `facts`, which change with it, are the same; None of no file."""
     with open(os.open(name, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
