@@ -138,12 +138,11 @@ class AcceleratedParameters:
     clip: float
     sigma: float
     printed_sigma: float
-    """The paper's: clip √(log2 T ln(2.5/δ)) / (ε B) by Corollary 9, which is too small; 2√2 times that by 13."""
+    """`corollary`'s: clip √(log2 T ln(2.5/δ)) / (ε B) by 9, which is too small; 2√2 times that by 13."""
     printed_epsilon: float
     """ε at δ that noise of `printed_sigma` really has, in the exact count of nodes."""
     theorem: str
     corollary: str
-    """Whose noise `printed_sigma` is."""
     conditions: tuple[Condition, ...]
     assumption: str
     """A condition that no number can show."""
@@ -274,8 +273,7 @@ def _calibrated(
     assert epsilon is not None  # `_epsilon` refuses
     log = math.log2(max(rounds, 1.0))
     moved = moved_by(problem.relation, 1.0 / batch, clip * math.sqrt(math.floor(log) + 1))
-    corollary, factor = printed
-    printed_sigma = factor * clip / batch * math.sqrt(log * math.log(2.5 / delta)) / epsilon
+    printed_sigma = printed[1] * clip / batch * math.sqrt(log * math.log(2.5 / delta)) / epsilon
     return AcceleratedParameters(
         problem,
         radius,
@@ -287,7 +285,7 @@ def _calibrated(
         printed_sigma=printed_sigma,
         printed_epsilon=gdp.epsilon_of(moved / printed_sigma, delta),
         theorem=theorem,
-        corollary=corollary,
+        corollary=printed[0],
         conditions=(
             Condition("p ≤ ε² n²", problem.dimension, (epsilon * n) ** 2),
             Condition("δ ≤ 1/n", delta, 1.0 / n),
@@ -348,8 +346,7 @@ _THEOREMS = {"theorem-realizable": realizable, "theorem-non-realizable": non_rea
 @refused_in_words
 def _prescription(name: str, problem: Problem, radius: float) -> Prescription:
     asked = _THEOREMS[name](problem, radius)
-    known = asked.refusal is None and radius <= problem.convex_within
-    risk = asked.excess_risk() if known else math.inf
+    risk = asked.excess_risk() if asked.refusal is None and radius <= problem.convex_within else math.inf
     numbers = {
         "rounds": asked.rounds,
         "batch": asked.batch,
