@@ -181,7 +181,7 @@ def _log_delta(mu: float, epsilon: float) -> float:
     mills_a, mills_b = _mills(a), _mills(b)
     difference = mills_a - mills_b + _ROUNDING * (mills_a + mills_b)
     slopes = 2.0 - a * mills_a - b * mills_b + _ROUNDING * (2.0 + abs(a) * mills_a + b * mills_b)
-    log_difference = math.log(min(difference, 0.5 * mu * slopes))
+    log_difference = math.log(max(math.ulp(0.0), min(difference, 0.5 * mu * slopes)))
     hidden = _ROUNDING * (1.0 + abs(a) * b + abs(log_difference))
     return -0.5 * a * a - _LOG_SQRT_2PI + log_difference + hidden
 

@@ -77,7 +77,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of t
 Delta = Annotated[
     float | None, typer.Option(help="δ, to be given with --epsilon; at which ε is printed.  [default: 1e-5]")
 ]
-Rounds = Annotated[int, typer.Option(min=1, help="T, how many noisy running sums are released.")]
+Rounds = Annotated[int, typer.Option(min=1, max=10**7, help="T, how many noisy running sums are released.")]
 MechanismName = Annotated[str, typer.Option("--mechanism", help="Such as independent, tree or banded.")]
 Options = Annotated[
     list[str] | None,

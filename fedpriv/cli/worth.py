@@ -94,6 +94,10 @@ def _of_run(given: Path, overrides: Sequence[str], wanted: Wanted) -> None:
 def _fill(cells: Sequence[Cell], wanted: Wanted) -> None:
     """Fit each silo alone for every seed and model of the cells, so that tables have the row."""
     once = {key_of(cell): cell for cell in cells}
+    if wanted.as_json:
+        found = {cell.seed: references(cell, any_model=wanted.any_learner, say=_say) for cell in once.values()}
+        _print_json({"alone": [{"seed": seed, **dataclasses.asdict(known)} for seed, known in found.items()]})
+        return
     for cell in once.values():
         known = references(cell, any_model=wanted.any_learner, say=_say)
         print_table([[f"seed {cell.seed}", known.metric, "spread over silos", "silos"], _alone_line([known])])

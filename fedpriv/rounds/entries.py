@@ -97,7 +97,12 @@ class LedgerEntry:
         mine = _same(self.claimed_mu, mu) and _bounds(self.claimed_epsilon, epsilon, mu is not None)
         try:
             return mine and self._evaluates_as_told() and self._shows_the_same() and self._are_of_the_run()
-        except KeyError:
+        except (
+            KeyError,
+            TypeError,
+            AttributeError,
+            ValueError,
+        ):  # whoever wrote it, it is no record of these streams
             return False
 
     def _evaluates_as_told(self) -> bool:
@@ -237,7 +242,7 @@ def read_ledger(folder: Path) -> list[LedgerEntry]:
         return [entry_of(cell) for _, cell in sorted(cells.items())]
     except FileNotFoundError:
         raise InputError(f"{folder}: no results.json there; give a folder that `fedpriv run` wrote") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"{path}: not a ledger of fedpriv ({type(error).__name__}: {error})") from None
 
 

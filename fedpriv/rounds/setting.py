@@ -197,7 +197,10 @@ class Setting:
 
     def _multiplier(self, mechanism: Mechanism, std: float) -> float:
         """How many distances, as they are released, `std` is: noise is proportional to their number."""
-        return check_positive("std", std) / float(self._noise(self._distance(mechanism), 1.0).sources[0].std)
+        found = check_positive("std", std) / float(self._noise(self._distance(mechanism), 1.0).sources[0].std)
+        if found < 1e-300:
+            raise InputError("std: next to the clip it is no noise at all; give a larger one")
+        return found
 
     def _sums(self, mechanism: Mechanism) -> RunningSums:
         return RunningSums(mechanism, self.workload, relation_named(self.relation))

@@ -326,7 +326,11 @@ def _measured(task: PublicTask, cell: Cell) -> Objective:
         model = cell.model
         check_scores(run.metrics, task.test.labels, silos, regression=model.regression, survival=model.survival)
         objective = Scored(objective, run.metrics, silos, task.unit)
-    return objective if run.goldstein_radius is None else Measured(objective, run.goldstein_radius)
+    if run.goldstein_radius is None:
+        return objective
+    if task.labels or cell.model.survival:
+        raise InputError("run.goldstein_radius: is of records with one label each; leave it out")
+    return Measured(objective, run.goldstein_radius)
 
 
 def check_records(cell: Cell) -> None:

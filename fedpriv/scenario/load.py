@@ -15,6 +15,7 @@ Rules apply in the order of the file, after the sweep and before overrides of si
 import copy
 import dataclasses
 import itertools
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -222,6 +223,11 @@ def scenario_of(tree: Mapping[str, Any], source: str, overrides: Iterable[str] =
         overrides, {key: unique(values) if isinstance(values, list) else values for key, values in sweep.items()}
     )
     axes = dict(given.axes)
+    labels = {key: value for key, value in given.fixed.items() if key.startswith("label.")}
+    for key, values in (labels | axes).items():
+        given_values = values if isinstance(values, list) else [values]
+        if any(isinstance(value, float) and not math.isfinite(value) for value in given_values):
+            raise InputError(f"{source}: {key}: swept values and labels are finite numbers, texts or lists")
     for key, value in given.fixed.items():
         assign(base, key, value)
     if published is not None and not {published.table.rows, published.table.columns} <= axes.keys():

@@ -145,13 +145,13 @@ def alone(objective: Objective, held: Held, seed: int) -> tuple[Floats, float]:
 def chosen_penalty(objective: Objective, held: Held, seed: int) -> float:
     """κ of the least mean loss on held-out folds, stratified by label, units whole; the largest of equals.
 
-    The largest of all where a class has fewer than five records, or there is one class; of hazards, where there
-    are fewer than five units.
+    The largest of all where a class has fewer than five records, or there is one class; of hazards, and
+    wherever folds would be empty, where there are fewer than five units.
     """
     labels = held.train.labels
-    few = not labels.is_floating_point() and int(torch.bincount(labels)[labels].min()) < _ENOUGH
-    if isinstance(objective, LinearHazards):
-        few = len(np.unique(held.units)) < _ENOUGH
+    few = len(np.unique(held.units)) < _ENOUGH
+    if not few and not labels.is_floating_point() and not isinstance(objective, LinearHazards):
+        few = int(torch.bincount(labels)[labels].min()) < _ENOUGH
     if few or (_one_class(held.train) and not isinstance(objective, LinearHazards)):
         return PENALTIES[0]
     folds = folds_of(held, seed)
@@ -239,7 +239,7 @@ def personal(
     on folds, which it has seen, and that favours large λ.
     """
     spared = seen is not None and int((~seen).sum()) >= _SPARE and bool(seen.any())
-    if len(held.train.labels) < 2:
+    if len(np.unique(held.units)) < 2:  # nothing to hold out
         return Personal(alone(objective, held, seed)[0], 0.0, "folds")
     tested = [~seen] if spared and seen is not None else _tested(held, seed)
     losses = np.concatenate([_held_out(objective, held, released, kappa, out) for out in tested], axis=1)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import FedprivError, InputError
@@ -27,7 +28,7 @@ from fedpriv.engines.table import engine_named
 from fedpriv.loss.objective import Records
 from fedpriv.noise.trust import CURATOR
 from fedpriv.rounds.outcome import RunObserver
-from fedpriv.rounds.task import check_records
+from fedpriv.rounds.task import check_records, spread
 from fedpriv.scenario.load import TARGETS, Scenario, load_scenario, resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.study.alone import Floats, score_of
@@ -208,13 +209,16 @@ def _split(question: Question, trusts: Sequence[str], number: int | None, choice
     seeds = grids[trusts[0]].seeds
     check_records(first)
     heads = {seed: _seeded(first, seed) for seed in seeds}
-    by_site = first.data.partition == "site"  # seeds draw noise alone
     benches: dict[int, Bench] = {}
     for seed in seeds:
-        if by_site and benches:
+        if benches and _deal_alike(heads[seed], heads[seeds[0]]):  # seeds draw noise alone
             benches[seed] = benches[seeds[0]]
         else:
             benches[seed] = bench_of(heads[seed], references(heads[seed], say=say))
+    if len({len(bench.silos) for bench in benches.values()}) > 1:
+        raise InputError(
+            "worth: seeds leave different numbers of silos with records; give --seeds 1, or larger silos"
+        )
     records = _of_records(benches, seeds)
     cells = {
         trust: {
@@ -316,6 +320,11 @@ def _chosen(
             seeds = {seed for _, seed, _ in cells[trust]}
             taken[trust][epsilon] = {seed: (best, seed, setting) for seed in sorted(seeds)}
     return taken
+
+
+def _deal_alike(one: Cell, other: Cell) -> bool:
+    """Whether two seeds give every silo the same records: sites of which all are read."""
+    return all(torch.equal(mine, its) for mine, its in zip(spread(one), spread(other), strict=True))
 
 
 def _on_spared(bench: Bench, cell: Cell, model: Floats) -> float:

@@ -221,6 +221,28 @@ def _with_journal(cells: list[Mapping[str, Any]], journal: Path) -> list[Mapping
     return [found[place] for place in sorted(found)]
 
 
+_OF_RUN: Mapping[str, type] = {
+    "scenario": dict, "engine": str, "complete": bool, "axes": dict, "seeds": list, "cells": list,
+    "versions": dict, "date": str,
+}  # fmt: skip
+_OF_CELL: Mapping[str, type] = {
+    "cell": int, "point": dict, "seed": int, "scenario": dict, "trust": str, "releases": list, "rounds": int,
+    "silos": int, "dimension": int, "engine": str, "noise": str,
+}  # fmt: skip
+_SECTIONS: Mapping[str, type] = {
+    "name": str, **dict.fromkeys(("data", "model", "federation", "algorithm", "privacy", "run"), dict),
+}  # fmt: skip
+
+
+def _checked(found: Any, kinds: Mapping[str, type], what: str) -> None:
+    """TypeError where a field of results.json is missing, or is not of its kind."""
+    if not isinstance(found, dict):
+        raise TypeError(f"{what} is {type(found).__name__}, not an object")
+    for name, kind in kinds.items():
+        if not isinstance(found.get(name), kind):
+            raise TypeError(f"{what}: {name} is missing, or no {kind.__name__}")
+
+
 def read_results(folder: Path) -> Results:
     """Read RUN_DIR/results.json; InputError if it is not one."""
     path = folder / "results.json"
@@ -228,6 +250,13 @@ def read_results(folder: Path) -> Results:
         tree = json.loads(path.read_text(encoding="utf-8"))
         if tree["format"] != FORMAT:
             raise InputError(f"{path}: format {tree['format']}, this version of fedpriv reads format {FORMAT}")
+        _checked(tree, _OF_RUN, "the run")
+        for axis, values in tree["axes"].items():
+            _checked({axis: values}, {axis: list}, "axes")
+        cells = _with_journal(tree["cells"], folder / _JOURNAL)
+        for place, cell in enumerate(cells):
+            _checked(cell, _OF_CELL, f"cell {place}")
+            _checked(cell["scenario"], _SECTIONS, f"the scenario of cell {place}")
         return Results(
             name=tree["scenario"]["name"],
             title=tree["scenario"]["title"],
@@ -236,7 +265,7 @@ def read_results(folder: Path) -> Results:
             axes=tree["axes"],
             seeds=tree["seeds"],
             published=Published.from_data(tree["published"]) if tree["published"] else None,
-            cells=_with_journal(tree["cells"], folder / _JOURNAL),
+            cells=cells,
             scaling=Growth.model_validate(tree["scaling"]) if tree["scaling"] else None,
             tuned=Tuned.model_validate(tree["tuned"]) if tree.get("tuned") else None,
             versions=tree["versions"],
@@ -246,7 +275,7 @@ def read_results(folder: Path) -> Results:
         )
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{folder}: no results.json there; give a folder that `fedpriv run` wrote") from None
-    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"{path}: not a results file of fedpriv ({type(error).__name__}: {error})") from None
 
 

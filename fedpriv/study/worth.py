@@ -92,7 +92,7 @@ class Gains:
 
 
 def held_of(cell: Cell, most: int = MOST_SILOS) -> tuple[int, list[Held]]:
-    """(number of silos, the records of at most `most` of them, of those that have test records).
+    """(number of silos, the records of at most `most` of them, of those that have records of both kinds).
 
     InputError for units that are clients: one client's records are too few to train on.
     """
@@ -102,9 +102,13 @@ def held_of(cell: Cell, most: int = MOST_SILOS) -> tuple[int, list[Held]]:
     if task.labels:
         raise InputError(f"{called(cell.data.name)}: has labels of shape {task.labels} a record; worth is of one")
     tests = _tests(cell, task, [share.numpy() for share in shares])
-    usable = [silo for silo in range(len(shares)) if len(tests[silo])]
+    usable = [
+        silo for silo in range(len(shares)) if len(tests[silo]) and len(_trained(task, shares[silo])[0].labels)
+    ]
     if not usable:
-        raise InputError(f"worth: no silo of {cell.data.name} has test records to be judged on")
+        raise InputError(
+            f"worth: no silo of {cell.data.name} has records to train on and test records to be judged on"
+        )
     if len(usable) > most:
         drawn = public_generator(cell.seed, "silos alone").permutation(len(usable))[:most]
         usable = sorted(usable[place] for place in drawn)

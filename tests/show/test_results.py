@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import fedpriv
 from fedpriv.core.errors import InputError
 from fedpriv.rounds.outcome import Finished
 from fedpriv.scenario.load import Scenario, scenario_of
@@ -184,3 +185,31 @@ def test_a_group_that_is_not_wholly_written_is_computed_again(tmp_path: Path) ->
     assert again.missing == [0, 1]
     assert [line["cell"] for line in read_history(tmp_path)] == [2, 3]
     assert [cell["cell"] for cell in read_results(tmp_path).cells] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("axes",), 3),
+        (("versions",), "a"),
+        (("cells", 0), 1),
+        (("cells", 0, "point"), []),
+        (("cells", 0, "releases"), None),
+        (("cells", 0, "scenario"), {}),
+        (("cells", 0, "scenario", "privacy"), "mu"),
+        (("published",), 7),
+    ],
+)
+def test_results_that_somebody_damaged_are_refused_in_one_line(
+    tmp_path: Path, place: tuple[Any, ...], value: Any
+) -> None:
+    tree = {**small_tree(), "name": "damaged"}
+    fedpriv.run(tree, out=tmp_path)
+    found = json.loads((tmp_path / "results.json").read_text())
+    at = found
+    for step in place[:-1]:
+        at = at[step]
+    at[place[-1]] = value
+    (tmp_path / "results.json").write_text(json.dumps(found))
+    with pytest.raises(InputError, match="not a results file of fedpriv"):
+        read_results(tmp_path)

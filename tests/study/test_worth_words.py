@@ -22,7 +22,7 @@ from fedpriv.study.break_even import break_even, error_words, verdict
 from fedpriv.study.joining import Question, joining
 from fedpriv.study.worth import Gains, Row, bench_of, gains_of, held_of, linear_objective, pooled, references
 from tests.study.test_break_even import federation_of, flipped, written
-from tests.study.test_worth import cell_on, own_cache
+from tests.study.test_worth import added, cell_on, own_cache
 
 GRID = np.array([0.1, 1.0, 30.0])
 
@@ -263,3 +263,13 @@ def test_a_split_of_persons_keeps_all_records_of_a_person_on_one_side(tmp_path: 
 
 
 __all__ = ["own_cache"]
+
+
+def test_one_units_records_are_never_held_out_from_themselves(own_cache: Path) -> None:
+    """One unit's records cannot be held out from themselves: the silo stays alone."""
+    cell = cell_on(added("few-units", 3, 10, 1.0), 3, 10)
+    held = held_of(cell)[1]
+    one = dataclasses.replace(held[0], units=np.zeros(len(held[0].train.labels), np.int64))
+    objective = linear_objective(cell)
+    released = np.ones(objective.dimension)
+    assert fits.personal(objective, one, released, 0, 1.0).pull == 0.0
