@@ -78,8 +78,7 @@ def project_to_ball(point: Tensor, radius: Scalar) -> Tensor:
     )  # radius / 0 is inf, clamped to 1: 0 stays 0
 
 
-Positive = Annotated[float, Field(gt=0, le=3e38, allow_inf_nan=False)]
-"""A number above 0 that a float32 holds."""
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 

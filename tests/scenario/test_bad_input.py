@@ -221,12 +221,12 @@ def test_more_records_than_there_are_is_refused_with_the_product() -> None:
     check_records(resolve_cell(small_tree(federation__silos=100, federation__rounds=60), "test"))  # exactly all
 
 
-@pytest.mark.parametrize("assignment", ["label.x=nan", "seed=[nan]", "label.x=[1.0, inf]", "algorithm.step=1e308"])
+@pytest.mark.parametrize("assignment", ["label.x=nan", "seed=[nan]", "label.x=[1.0, inf]"])
 def test_numbers_that_no_result_can_hold_are_refused(assignment: str, tmp_path: Path) -> None:
     path = tmp_path / "small.toml"
     path.write_text(
         'name = "small"\n[data]\nname = "synthetic"\n[federation]\nsilos = 2\nrounds = 2\n[algorithm]\n'
         'name = "dp-sgd"\ntrust = "trusted"\nclip = 1.0\nstep = 0.1\n[privacy]\nrelation = "zero-out"\nmu = 1.0\n'
     )
-    with pytest.raises(InputError, match=r"finite numbers|at most 3e\+38"):
+    with pytest.raises(InputError, match="finite numbers"):
         load_scenario(path, [assignment])
