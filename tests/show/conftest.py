@@ -60,6 +60,9 @@ def released_at(mu: float) -> dict[str, Any]:
     return {**STREAM, "std": 4.0 * STREAM["std"] / mu}
 
 
+SECTIONS = {"name": "t", **{each: {} for each in ("data", "model", "federation", "algorithm", "privacy", "run")}}
+
+
 def _cell(place: int, point: Mapping[str, Any], seed: int, measured: tuple[float, float]) -> dict[str, Any]:
     mu = point.get("privacy.rho", 4.0)
     return {
@@ -87,7 +90,8 @@ def _cell(place: int, point: Mapping[str, Any], seed: int, measured: tuple[float
         "fraction_clipped": 0.0125,
         "wall_seconds": 1.25,
         "engine": "vectorized",
-        "scenario": {},
+        "dimension": 7_850,
+        "scenario": SECTIONS,
     }
 
 
