@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import typer
@@ -19,11 +19,10 @@ from fedpriv.data.inspect import Persons, describe, left_out, persons_of, see
 from fedpriv.data.partition import roster
 from fedpriv.data.schema import TableSchema
 from fedpriv.data.tables import check_persons, schema_toml
-from fedpriv.rounds.task import task_of_schema
-from fedpriv.scenario.load import resolve_cell
-from fedpriv.silo.demo import allowance_of, policy_text
-from fedpriv.silo.policy import keep_to_owner
-from fedpriv.study.advise import Advice, Facts, advice_of
+
+# Modules that need torch are imported where files are written: a first look at a table does not wait for them.
+if TYPE_CHECKING:
+    from fedpriv.study.advise import Advice
 
 _FEW = 10
 """Training records of a silo, below which it is warned of."""
@@ -100,6 +99,8 @@ def inspect_table(path: Path, roles: Roles, out: Path | None) -> None:
         )
     if out is None:
         return
+    from fedpriv.silo.policy import keep_to_owner
+
     files = _files(path, schema, sizes, unit)
     if present := [name for name in files if (out / name).exists()]:
         raise InputError(f"{out / present[0]} exists; give another --out")
@@ -160,6 +161,10 @@ def _warn(encoded: Rows, schema: TableSchema, sizes: Sequence[int], noun: str) -
 
 def _files(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dict[str, Any]) -> dict[str, str]:
     """Write the text of every file, by name; `unit` has the keys of [privacy] for persons with several records."""
+    from fedpriv.rounds.task import task_of_schema
+    from fedpriv.scenario.load import resolve_cell
+    from fedpriv.silo.demo import allowance_of, policy_text
+
     advice = _advice(path, schema, sizes, unit)
     confirmed = schema.model_copy(update={"public": True})
     data = {**advice.tree["data"], "table": confirmed.model_dump(exclude_none=True)}
@@ -178,8 +183,10 @@ def _files(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dict[str
     return files
 
 
-def _advice(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dict[str, Any]) -> Advice:
+def _advice(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dict[str, Any]) -> "Advice":
     """What `fedpriv advise` says of a table with this description and so many records a silo."""
+    from fedpriv.study.advise import Facts, advice_of
+
     keys = {"unit": unit["unit"], "records_of_person": unit["records"]} if unit else {}
     facts = Facts(tuple(sizes), schema.width, schema.class_count, _EPSILON, feature_norm=schema.norm, **keys)
     spread = {"name": str(path), "partition": "site" if schema.site is not None else "iid"}

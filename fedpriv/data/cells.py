@@ -24,9 +24,9 @@ MISSING = ("", "?", "na", "n/a", "nan", "null")
 """What stands for a missing value, in any spelling of capitals, unless a vocabulary has the word."""
 _LONGEST = 80
 _ODD = np.uint64(0x9E3779B97F4A7C15)
-_BLOCK = 1 << 21
+_BLOCK = 1 << 23
 """Bytes of a .csv file that are read at a time."""
-_BLOCKS = 4
+_BLOCKS = 8
 """Blocks of a column whose texts are compared at a time with those before them."""
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from scipy.optimize import minimize, minimize_scalar
 
 from fedpriv.noise import series
 from fedpriv.noise.fitting.cost import NoiseCost, delayed, dot, ratio
@@ -159,6 +158,8 @@ def fit_lambda(cost: NoiseCost) -> Fit:
     grid = np.linspace(math.log(0.05 / workload.rounds), math.log(0.95), _GRID)
     best = int(np.argmin([loss(log_gap) for log_gap in grid]))
     bounds = grid[max(0, best - 1)], grid[min(_GRID - 1, best + 1)]
+    from scipy.optimize import minimize_scalar  # slow to import: only fits pay for it
+
     found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-9})
     return Fit((-largest * math.expm1(found.x),), (0.0,), float(found.fun))
 
@@ -177,6 +178,8 @@ def fit_roots(loss: RootLoss, count: int, last_free: bool, around: series.Roots)
         value, gradient = loss.at(roots if last_free else np.concatenate([roots, [0.0]]))
         later = np.cumsum((gradient[: len(roots)] * roots)[::-1])[::-1]
         return value, -(1.0 - shrink) * later
+
+    from scipy.optimize import minimize
 
     def descended(start: Floats, tolerance: float) -> tuple[float, Floats]:
         result = minimize(
