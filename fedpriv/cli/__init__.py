@@ -1,6 +1,8 @@
 """The command line: `fedpriv COMMAND`, exit code 0 for done, 1 for a run that failed, 2 for bad input."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from errno import EACCES, EEXIST, EISDIR, ENOENT, ENOTDIR, EPERM, EROFS
 
 from fedpriv.cli.app import app
@@ -15,7 +17,8 @@ _ANOTHER = "; give another path, which this user may write and read"
 def main() -> None:
     """Run the `fedpriv` script."""
     try:
-        app()
+        with _as_python_says():
+            app()
     except FedprivError as error:
         sys.stderr.write(f"fedpriv: {error}\n")
         sys.exit(error.exit_code)
@@ -32,6 +35,20 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("fedpriv: stopped\n")
         sys.exit(INTERRUPTED)
+
+
+@contextmanager
+def _as_python_says() -> Iterator[None]:
+    """Raise what torch calls a RuntimeError as Python's own OverflowError and MemoryError."""
+    try:
+        yield
+    except RuntimeError as error:
+        said = str(error)
+        if "without overflow" in said:
+            raise OverflowError(said) from None
+        if "allocate memory" in said:
+            raise MemoryError(said) from None
+        raise
 
 
 def _where(error: OSError) -> str:

@@ -5,7 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import fedpriv.cli as cli
 from tests.cli.command import fedpriv
 
 SMALL = ["--set", "data.name=synthetic", "--set", "federation.rounds=4", "--set", "federation.silos=3",
@@ -53,6 +55,27 @@ def test_a_garbage_line_of_the_history_is_named(run: Path, arguments: list[str])
     assert code == 2
     assert f"history.jsonl, line {lines + 1}: not an evaluation" in text
     assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "part"),
+    [("algorithm.step=1e308", "is too large to compute with"), ("algorithm.step=1e38", "loss is not finite")],
+)
+def test_a_step_that_no_float_holds_is_one_line(
+    key: str, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, text = said("run", "quickstart", *SMALL, "--set", key)
+    assert code in (1, 2)
+    assert part in text
+    assert text.count("\n") == 1
+
+
+def test_memory_that_torch_does_not_get_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "app", lambda: torch.empty(2**60, dtype=torch.uint8))
+    code, text = said()
+    assert code == 1
+    assert text.startswith("fedpriv: out of memory")
 
 
 def test_a_run_that_could_not_start_does_not_block_the_corrected_one(run: Path) -> None:
