@@ -285,6 +285,8 @@ def from_data(data: Mapping[str, Any]) -> ReleaseStream:
     """The inverse of `as_data`; InputError for what cannot be accounted for."""
     if not 0.0 <= data["std"] < math.inf:
         raise InputError(f"ledger: noise of standard deviation {data['std']} is none that a run can have")
+    if not isinstance(data["owner"], str):
+        raise InputError(f"ledger: owner = {data['owner']!r}: expected the name of one")
     return ReleaseStream(
         owner=data["owner"],
         mechanism=mechanism_from(data["mechanism"]),

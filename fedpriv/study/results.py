@@ -17,7 +17,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.files import append_line, whole_lines, write_json, write_text, write_vector
@@ -26,8 +28,11 @@ from fedpriv.rounds.entries import differing_words, entry_of
 from fedpriv.rounds.fitted import Fitted
 from fedpriv.rounds.outcome import Finished, RunObserver
 from fedpriv.scenario.load import Scenario, resolve_cell
+from fedpriv.scenario.messages import validated
 from fedpriv.scenario.published import Growth, Published, Tuned
 from fedpriv.study.stored import (
+    CellRecord,
+    Named,
     check_axes,
     check_cell,
     checkpoints_of,
@@ -221,26 +226,38 @@ def _with_journal(cells: list[Mapping[str, Any]], journal: Path) -> list[Mapping
     return [found[place] for place in sorted(found)]
 
 
-_OF_RUN: Mapping[str, type] = {
-    "scenario": dict, "engine": str, "complete": bool, "axes": dict, "seeds": list, "cells": list,
-    "versions": dict, "date": str,
-}  # fmt: skip
-_OF_CELL: Mapping[str, type] = {
-    "cell": int, "point": dict, "seed": int, "scenario": dict, "trust": str, "releases": list, "rounds": int,
-    "silos": int, "dimension": int, "engine": str, "noise": str,
-}  # fmt: skip
-_SECTIONS: Mapping[str, type] = {
-    "name": str, **dict.fromkeys(("data", "model", "federation", "algorithm", "privacy", "run"), dict),
-}  # fmt: skip
+class _Printed(BaseModel):
+    """Where a paper's values stand; its table is checked when it is read."""
+
+    row_values: list[Any]
+    column_values: list[Any]
+    withheld: list[str] = []
 
 
-def _checked(found: Any, kinds: Mapping[str, type], what: str) -> None:
-    """TypeError where a field of results.json is missing, or is not of its kind."""
-    if not isinstance(found, dict):
-        raise TypeError(f"{what} is {type(found).__name__}, not an object")
-    for name, kind in kinds.items():
-        if not isinstance(found.get(name), kind):
-            raise TypeError(f"{what}: {name} is missing, or no {kind.__name__}")
+class _Stored(BaseModel):
+    """What every reader of a results.json relies on; `Results` has the rest of it, too."""
+
+    model_config = ConfigDict(strict=True)
+
+    scenario: Named
+    engine: str
+    complete: bool
+    axes: dict[str, list[Any]]
+    seeds: list[int]
+    added_seeds: list[list[int]] = []
+    versions: dict[str, str]
+    rerun: str | None
+    date: str
+    published: _Printed | None
+    cells: list[CellRecord]
+
+    @model_validator(mode="after")
+    def _of_the_sweep(self) -> Self:
+        """Every cell says where it stands in the sweep."""
+        for cell in self.cells:
+            if unsaid := self.axes.keys() - cell.point.keys():
+                raise ValueError(f"the point of cell {cell.cell} does not say {', '.join(sorted(unsaid))}")
+        return self
 
 
 def read_results(folder: Path) -> Results:
@@ -250,13 +267,8 @@ def read_results(folder: Path) -> Results:
         tree = json.loads(path.read_text(encoding="utf-8"))
         if tree["format"] != FORMAT:
             raise InputError(f"{path}: format {tree['format']}, this version of fedpriv reads format {FORMAT}")
-        _checked(tree, _OF_RUN, "the run")
-        for axis, values in tree["axes"].items():
-            _checked({axis: values}, {axis: list}, "axes")
         cells = _with_journal(tree["cells"], folder / _JOURNAL)
-        for place, cell in enumerate(cells):
-            _checked(cell, _OF_CELL, f"cell {place}")
-            _checked(cell["scenario"], _SECTIONS, f"the scenario of cell {place}")
+        validated(_Stored, {**tree, "cells": cells}, f"{path}: not a results file of fedpriv")
         return Results(
             name=tree["scenario"]["name"],
             title=tree["scenario"]["title"],

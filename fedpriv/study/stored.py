@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from fedpriv.accounting.gaussian import epsilon_of
 from fedpriv.core.errors import InputError, printable
@@ -67,6 +69,65 @@ def _target(cell: Cell) -> str:
     given = "" if asked.epsilon is not None else f", what mu = {upper_figure(target, 6)} gives"
     epsilon = upper_figure(epsilon_of(target, asked.delta), 6)
     return f"epsilon = {epsilon} at delta = {delta_figure(asked.delta)}{given}"
+
+
+class Named(BaseModel):
+    """A section with a name, whatever else it has."""
+
+    name: str
+
+
+class _Spread(Named):
+    partition: str
+
+
+class _OfCell(Named):
+    """The scenario of a cell, by what is shown of it; `resolve_cell` reads all of it."""
+
+    data: _Spread
+    model: Named
+    algorithm: Named
+    federation: dict[str, Any]
+    privacy: dict[str, Any]
+    run: dict[str, Any]
+
+
+class CellRecord(BaseModel):
+    """The fields of `record_of` that readers rely on; those with a default are absent in older files."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    cell: int
+    point: dict[str, Any]
+    seed: int
+    trust: str
+    noise: str
+    releases: list[dict[str, Any]]
+    evaluation: dict[str, Any] | None = None
+    silos: int
+    clients: int = 0
+    rounds: int
+    records: int = 0
+    unread: int = 0
+    smallest_silo: int = 0
+    batch: int = 0
+    dimension: int
+    gradient_evaluations: int
+    bytes_sent: int
+    fraction_clipped: float | None
+    missed: dict[str, list[int]] = {}
+    wall_seconds: float
+    engine: str
+    scenario: _OfCell
+    model: str
+
+    @model_validator(mode="after")
+    def _measured(self) -> Self:
+        """Metrics are numbers."""
+        for name, value in (self.model_extra or {}).items():
+            if name.startswith("test_") and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise ValueError(f"{name} = {value!r}: expected a number")
+        return self
 
 
 def record_of(place: int, point: Point, finished: Finished, engine: str) -> dict[str, Any]:

@@ -60,7 +60,10 @@ def released_at(mu: float) -> dict[str, Any]:
     return {**STREAM, "std": 4.0 * STREAM["std"] / mu}
 
 
-SECTIONS = {"name": "t", **{each: {} for each in ("data", "model", "federation", "algorithm", "privacy", "run")}}
+SECTIONS = {
+    **{"name": "t", "federation": {}, "privacy": {}, "run": {}},
+    **{"data": {"name": "d", "partition": "iid"}, "model": {"name": "m"}, "algorithm": {"name": "dp-sgd"}},
+}
 
 
 def _cell(place: int, point: Mapping[str, Any], seed: int, measured: tuple[float, float]) -> dict[str, Any]:
@@ -91,6 +94,7 @@ def _cell(place: int, point: Mapping[str, Any], seed: int, measured: tuple[float
         "wall_seconds": 1.25,
         "engine": "vectorized",
         "dimension": 7_850,
+        "model": "models/0000.npy",
         "scenario": SECTIONS,
     }
 

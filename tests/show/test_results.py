@@ -197,7 +197,15 @@ def test_a_group_that_is_not_wholly_written_is_computed_again(tmp_path: Path) ->
         (("cells", 0, "releases"), None),
         (("cells", 0, "scenario"), {}),
         (("cells", 0, "scenario", "privacy"), "mu"),
+        (("cells", 0, "scenario", "data"), {"name": "synthetic"}),
+        (("cells", 0, "model"), None),
+        (("cells", 0, "wall_seconds"), None),
+        (("cells", 0, "fraction_clipped"), {}),
+        (("cells", 0, "test_loss"), "low"),
+        (("cells", 0, "unread"), "x"),
+        (("axes",), {"privacy.rho": [1.0]}),
         (("published",), 7),
+        (("published",), {"row_values": [], "column_values": [], "withheld": [1]}),
     ],
 )
 def test_results_that_somebody_damaged_are_refused_in_one_line(
