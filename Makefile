@@ -66,10 +66,10 @@ dist: $(READY)  ## the wheel, in dist/
 bench: $(READY)  ## speed, against Flower's Ray engine and against the limit
 	$(BIN)/python -m benchmarks
 
-BASE := $(shell git describe --tags --abbrev=0 2>/dev/null)
+# The last release: its tag or, in a clone without tags, the commit that gave it its version.
+BASE = $(shell git describe --tags --abbrev=0 2>/dev/null || git log -1 --format=%h -G'^version = ' -- pyproject.toml)
 PAIRS := 10
 compare: $(READY)  ## this commit beside the last release, or beside BASE=COMMIT, in turns: ratios of PAIRS=10 pairs
-	@test -n "$(BASE)" || { echo "make compare: no release has a tag here; say make compare BASE=COMMIT"; exit 1; }
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.compare $(BASE) HEAD --pairs $(PAIRS)
 
 bench-gpu: $(READY)  ## rounds per second on this machine's GPU, beside Opacus and pfl (make bench-peers)

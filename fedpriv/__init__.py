@@ -23,6 +23,7 @@ Each is imported when it is first asked for, so that `fedpriv privacy` does not 
 """
 
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from fedpriv.rounds.outcome import RunObserver
     from fedpriv.study.advise import advise
 
-__version__ = "0.2.0"
+    __version__: str
 
 # server/ and clients/ lie beside this folder in a checkout and in Flower's bundle, and inside of it in a wheel.
 if not Path(__path__[0], "server").exists():
@@ -93,6 +94,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("fedpriv")
     if name not in _HOMES:
         raise AttributeError(f"module 'fedpriv' has no attribute {name!r}")
     home, called = _HOMES[name]
