@@ -29,7 +29,7 @@ from fedpriv.rounds.task import task_of_cell
 _ROOT = Path(__file__).resolve().parents[1]
 _SIZES = ((0, 240), (1_258, 6), (12_579, 4))
 """Width of a perceptron's layer, 0 for softmax regression; T, a multiple of the rounds drawn ahead."""
-_TURNS = 1
+_TURNS = 3
 
 
 def turn(arithmetic: str, hidden: int, rounds: int) -> dict[str, float]:
