@@ -27,14 +27,19 @@ from scipy.special import erfcx, ndtr
 
 from fedpriv.core.errors import InputError
 
+_TOO_LARGE = "privacy: what is asked for is too large for floating point"
+
 
 def largest_safe(safe: Callable[[float], bool], low: float) -> float:
     """The largest float > 0 found for which `safe` holds, given that it holds at `low` > 0 and fails far above.
 
-    The value returned always satisfies `safe`, whatever rounding does to its monotonicity.
+    The value returned always satisfies `safe`, whatever rounding does to its monotonicity.  InputError where it
+    holds at the largest float.
     """
     high = 2.0 * low
     while safe(high):
+        if not math.isfinite(high):
+            raise InputError(_TOO_LARGE)
         low, high = high, 2.0 * high
     while low < (middle := _between(low, high)) < high:
         low, high = (middle, high) if safe(middle) else (low, middle)
@@ -45,12 +50,15 @@ def smallest_safe(safe: Callable[[float], bool], high: float, tolerance: float =
     """The smallest float > 0 found for which `safe` holds, given that it holds somewhere above `high` > 0.
 
     The value returned always satisfies `safe`; it is 0 where `safe` holds there.  It is larger than a value for
-    which `safe` does not hold by a relative `tolerance` at most; 0 means neighbouring floats.
+    which `safe` does not hold by a relative `tolerance` at most; 0 means neighbouring floats.  InputError where it
+    does not hold at the largest float.
     """
     if safe(0.0):
         return 0.0
     low = 0.0
     while not safe(high):
+        if not math.isfinite(high):
+            raise InputError(_TOO_LARGE)
         low, high = high, 2.0 * high
     return smallest_between(safe, low, high, tolerance)
 

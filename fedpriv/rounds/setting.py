@@ -67,6 +67,7 @@ def cost_of(mechanism: Mechanism, workload: Workload, sensitivity: Sensitivity, 
     )
 
 
+_LEAST = 1e-100  # of a clip, whose squares are added up
 _MOST_COMPARED = 8  # numbers of groups, each of which has to be calibrated
 
 
@@ -99,7 +100,10 @@ class Setting:
     groups: int = 1
 
     def __post_init__(self) -> None:
-        check_positive("clip", self.clip)
+        if not _LEAST <= check_positive("clip", self.clip) <= 1.0 / _LEAST:
+            raise InputError(
+                f"clip = {self.clip:g}: squares of it do not fit floating point; give it in another unit"
+            )
         if self.max_participations is not None and self.epochs != 1:
             raise InputError(
                 f"epochs = {self.epochs} and max_participations = {self.max_participations}: give only one of them"

@@ -85,6 +85,11 @@ def test_a_bad_file_is_one_line_and_nothing_is_written(folder: Path, addition: s
         (["data", "fetch", "mnits"], ["'mnits'", "did you mean 'mnist'?"]),
         (["data", "fetch", "weather"], ["'weather': data that can be fetched are mnist, fashion-mnist"]),
         (["data", "fetch", "synthetic"], ["there is nothing to fetch"]),
+        (["privacy", "convert", "--epsilon", "1e308", "--delta", "1e-5"], ["too large for floating point"]),
+        (
+            ["privacy", "compare", "--rounds", "1", "--mu", "1", "--clip", "1e-300"],
+            ["clip = 1e-300", "another unit"],
+        ),
         (["privacy", "convert", "--epsilon", "-1"], ["epsilon = -1.0", "0 or more"]),
         (["run", "small.toml", "--set", "algorithm.trst=trusted"], ["trst: unknown key; did you mean 'trust'?"]),
         (["run", "small.toml", "--set", "algorithm.zzz=1"], ["known keys here: name, trust"]),
