@@ -159,7 +159,7 @@ def features_of(
         part = rows[first : first + _TOGETHER]
         written = features[first : first + _TOGETHER]
         for codes, values, span in maps:
-            found = values[codes[part]]
+            found = values.take(codes.take(part))
             if values.dtype == np.float64:
                 written[:, span.start] = found
             else:

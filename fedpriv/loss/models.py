@@ -123,7 +123,8 @@ def features_and_bias(images: NDArray[Any], dtype: torch.dtype, settings: Softma
     for start in range(0, max(1, len(images)), max(1, at_once)):
         values = _features(images[start : start + at_once], dtype, settings)
         if whole is None:  # formed once: copies of a million clients' records would not fit
-            whole = torch.ones(len(images), values.shape[1] + 1, dtype=dtype)
+            whole = torch.empty(len(images), values.shape[1] + 1, dtype=dtype)
+            whole[:, -1] = 1.0
         whole[start : start + len(values), :-1] = values
     assert whole is not None
     return whole
