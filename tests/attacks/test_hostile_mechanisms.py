@@ -100,7 +100,9 @@ WRONG_IN_FLOATS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.every(3)
 @pytest.mark.parametrize("name", WRONG_IN_FLOATS)
 @pytest.mark.parametrize("passes", [1, 2])
-def test_a_class_that_is_wrong_about_its_noise_is_refused_before_round_1(name: str, passes: int) -> None:
+def test_a_class_that_is_wrong_about_its_noise_is_refused_before_round_1(
+    name: str, passes: int, tmp_path: Path
+) -> None:
     members, words = WRONG_IN_FLOATS[name]
     mechanism = wrong(**members)
     with pytest.raises(InputError, match=words):
@@ -111,7 +113,7 @@ def test_a_class_that_is_wrong_about_its_noise_is_refused_before_round_1(name: s
         federation={"silos": 3, "rounds": 8, "epochs": passes},
     )
     with pytest.raises(InputError, match=words):
-        fedpriv.run(tree)
+        fedpriv.run(tree, out=tmp_path)
 
 
 WRONG_INTEGERS: dict[str, tuple[Any, str]] = {
@@ -203,7 +205,7 @@ def test_numbers_that_a_strategys_proof_does_not_cover_make_no_strategy(strategy
         strategy()
 
 
-def test_runs_that_are_too_long_to_be_measured_and_secret_ones_are_refused() -> None:
+def test_runs_that_are_too_long_to_be_measured_and_secret_ones_are_refused(tmp_path: Path) -> None:
     for refused in (check_noise, integer_form):
         with pytest.raises(InputError, match="for at most 2000 rounds; here are 2001"):
             refused(wrong(), workload_of(2001, 1.0))
@@ -216,7 +218,7 @@ def test_runs_that_are_too_long_to_be_measured_and_secret_ones_are_refused() -> 
     with pytest.raises(
         InputError, match="secret participation is accounted for with fedpriv's own mechanisms only"
     ):
-        fedpriv.run(tree)
+        fedpriv.run(tree, out=tmp_path)
 
 
 # A guard
