@@ -158,13 +158,14 @@ def test_two_epochs_agree_with_sampling() -> None:
 @pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(z=st.floats(0.3, 5.0), bins=st.integers(1, 300), epsilon=st.floats(0.0, 10.0))
-@example(z=0.3125, bins=72, epsilon=3.0)
+@example(z=0.3125, bins=90, epsilon=3.0)
+@example(z=0.6, bins=300, epsilon=3.0)
 def test_secrecy_never_costs_and_replace_one_never_costs_less(z: float, bins: int, epsilon: float) -> None:
-    """Up to 2 % where noise is small: there zero-out's bound can be looser (.634 and .632 for .176 and .285)."""
+    """For any δ that may be asked for: above .4 zero-out's bound can be looser (z = .3, 300 bins: .54 and .43)."""
     zero_out = AllocatedGaussian(z, bins).delta_of(epsilon)
     assert zero_out <= gdp.delta_of(1.0 / z, epsilon) * (1 + 1e-9) + 1e-20
     replace_one = AllocatedGaussian(z, bins, relation="replace-one").delta_of(epsilon)
-    assert zero_out <= replace_one * (1.02 if z < 0.5 else 1 + 1e-9)
+    assert replace_one > 0.3 or zero_out <= replace_one * (1 + 1e-9)
     assert replace_one <= gdp.delta_of(2.0 / z, epsilon) * (1 + 1e-9) + 1e-20
 
 
