@@ -56,7 +56,7 @@ def test_the_reference_lists_every_key_of_every_section(hooks: Any) -> None:
     assert rows(text, "[data.table]") == list(TableSchema.model_fields)
     assert rows(text, "[data.table.columns.NAME]") == list(Column.model_fields)
     silos = next(line for line in text.splitlines() if line.startswith("| `silos`"))
-    assert "a whole number at least 1 | **must be given** |" in silos
+    assert "a whole number at least 1, at most 1e+07 | **must be given** |" in silos
     delta = next(line for line in text.splitlines() if line.startswith("| `delta`"))
     assert "a number above 0, below 1 | `1e-05` |" in delta
 

@@ -224,7 +224,7 @@ def ridge_statistics(
 
 
 class PerceptronSettings(ModuleSettings):
-    hidden: Annotated[int, Field(ge=1)] = Field(64, description="width of the hidden layer")
+    hidden: Annotated[int, Field(ge=1, le=10_000_000)] = Field(64, description="width of the hidden layer")
 
 
 def perceptron(

@@ -46,7 +46,7 @@ class FederationSection(Section):
     reads a cohort of them, and `rounds` says how many there are.
     """
 
-    silos: Count = Field(
+    silos: Annotated[Count, Field(le=10_000_000)] = Field(
         description="number of silos M; all answer, unless they drop out; 1 pool where there are clients"
     )
     clients: Count | None = Field(

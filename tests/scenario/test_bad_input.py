@@ -26,6 +26,7 @@ BAD_KEYS: list[tuple[dict[str, Any], list[str]]] = [
     ({"federation__silos": 3.0}, ["federation.silos = 3.0: expected a whole number"]),
     ({"federation__silos": True}, ["federation.silos = True: expected a whole number"]),
     ({"federation__silos": 0}, ["federation.silos = 0: expected a number of at least 1"]),
+    ({"federation__silos": 2**31}, ["federation.silos = 2147483648: expected a number of at most 1e+07"]),
     *[
         (
             {"model": {"name": "softmax-regression", "feature_norm": norm}},
