@@ -28,7 +28,8 @@ from fedpriv.scenario.schema import Cell
 _ROOT = Path(__file__).resolve().parents[1]
 _INTERVAL = 1e-3
 
-PARTS: Mapping[str, str] = {
+_PARTS: Mapping[str, str] = {
+    "flwr/": "Flower's ClientApp and messages",
     "fedpriv/loss/scores.py": "evaluations",
     "fedpriv/loss/softmax.py": "scores, softmax, residuals",
     "fedpriv/loss/clipping.py": "norms, bounds and factors of the clip",
@@ -43,7 +44,6 @@ PARTS: Mapping[str, str] = {
     "fedpriv/papers/": "server: step, projection, average",
     "server/": "server: mean, next query, journal",
     "clients/": "Flower's ClientApp and messages",
-    "flwr/": "Flower's ClientApp and messages",
     "fedpriv/engines/": "engine: loop, records of a round",
 }
 """Files, or folders, by the part of a round that they compute; the first that fits counts."""
@@ -57,7 +57,7 @@ def part_of(frame: FrameType | None) -> str:
         if name in ("_evaluate", "measured"):
             return "evaluations"
         if found == "the rest":
-            found = next((part for place, part in PARTS.items() if f"/{place}" in file), found)
+            found = next((part for place, part in _PARTS.items() if f"/{place}" in file), found)
         frame = frame.f_back
     return found
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import fedpriv
-from fedpriv.cli.watch import Watched, watching
+from fedpriv.cli.run import Watched, watching
 from fedpriv.show.page import write_report
 from fedpriv.show.statement import StoredAudit, check_audited, store_audit, stored_audit
 from tests.conftest import small_tree

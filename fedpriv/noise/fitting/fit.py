@@ -144,6 +144,8 @@ def fit_lambda(cost: NoiseCost) -> Fit:
 
     Its noise on row r is (R A)_r + (decay - λ) · (delayed sum), so that ‖R B‖² is a quadratic in λ.
     """
+    from scipy.optimize import minimize_scalar  # slow to import: only fits pay for it
+
     workload, largest = cost.workload, _largest(cost.workload)
     fresh, past = cost.rows[:, ::-1], delayed(cost.rows[:, ::-1], workload.decay)
     own, mixed, carried = dot(fresh, fresh), dot(fresh, past), dot(past, past)
@@ -158,8 +160,6 @@ def fit_lambda(cost: NoiseCost) -> Fit:
     grid = np.linspace(math.log(0.05 / workload.rounds), math.log(0.95), _GRID)
     best = int(np.argmin([loss(log_gap) for log_gap in grid]))
     bounds = grid[max(0, best - 1)], grid[min(_GRID - 1, best + 1)]
-    from scipy.optimize import minimize_scalar  # slow to import: only fits pay for it
-
     found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-9})
     return Fit((-largest * math.expm1(found.x),), (0.0,), float(found.fun))
 
@@ -170,6 +170,8 @@ def fit_roots(loss: RootLoss, count: int, last_free: bool, around: series.Roots)
     It starts from log-spaced distances to `decay`, and from the single root `around` with pairs that nearly
     cancel. Pairs that do cancel in the end are left out, so that the fit may have fewer.
     """
+    from scipy.optimize import minimize
+
     largest = _largest(loss.workload)
 
     def of_numbers(numbers: Floats) -> tuple[float, Floats]:
@@ -178,8 +180,6 @@ def fit_roots(loss: RootLoss, count: int, last_free: bool, around: series.Roots)
         value, gradient = loss.at(roots if last_free else np.concatenate([roots, [0.0]]))
         later = np.cumsum((gradient[: len(roots)] * roots)[::-1])[::-1]
         return value, -(1.0 - shrink) * later
-
-    from scipy.optimize import minimize
 
     def descended(start: Floats, tolerance: float) -> tuple[float, Floats]:
         result = minimize(
