@@ -83,8 +83,8 @@ def furthest(cell: Cell, plan: Plan, seed: int) -> _Pair:
         raw[:, axis.column] = draw.choice(kinds, len(raw))
         raw[: len(kinds), axis.column] = kinds[: len(raw)]
     records = ModelInputs.of(cell).records(raw, np.zeros(len(raw), np.int64))
-    batch, places = Batch(records, torch.ones(len(raw)).double()), torch.arange(len(raw))
-    found = plan.objective.per_record(Query((plan.objective.initial(),)), batch, places, UNCLIPPED).double()
+    batch, rows = Batch(records, torch.ones(len(raw)).double()), torch.arange(len(raw))
+    found = plan.objective.per_record(Query((plan.objective.initial(),)), batch, rows, UNCLIPPED).double()
     if plan.relation == "zero-out":
         one = int(found.norm(dim=1).argmax())
         return _Pair(raw[[one, one]], (True, False), torch.stack([found[one], 0.0 * found[one]]))

@@ -58,6 +58,11 @@ class Workspace:
             angles[:] = np.arange(angle, angle + angles.shape[1], dtype=np.uint64)
             self._numbered = radius, angle
 
+    def shift(self, nodes: NDArray[np.uint64]) -> None:
+        """Move each stream's numbered counters, of node 0, to its own of `nodes` (count,)."""
+        self.counters[:, :, 1] += nodes[:, None] * np.uint64(_WORD)
+        self._numbered = None
+
     def normals(self, cosines: NDArray[np.floating], sines: NDArray[np.floating]) -> None:
         """Fill rows by Box-Muller, radius · cos(angle) and radius · sin(angle), as far as they go."""
         radius, angle, turned = self._radius, self._angle, self._turned
@@ -174,6 +179,18 @@ class KeyedNormal:
         """The vectors of nodes 0 … count-1 of (owner, round t): shape (count, size)."""
         return np.stack([self.vector(size, owner, t, node) for node in range(count)])
 
+    def of_rows(
+        self, size: int, owners: NDArray[np.int64], t: int, rows: NDArray[np.int64]
+    ) -> NDArray[np.floating]:
+        """`vector(size, owners[b], t, node=rows[b])` for every b, side by side: (len(rows), size)."""
+        out = np.empty((len(rows), size), self.dtype)
+        together = max(1, LONGEST_AT_ONCE // max(size, 1))
+        for start in range(0, len(rows), together):
+            some = slice(start, start + together)
+            of_round = [t] * len(out[some])
+            self._fill(out[some], owners[some].tolist(), of_round, rows[some].astype(np.uint64))
+        return out
+
     def weighted_sum(
         self,
         size: int,
@@ -210,7 +227,13 @@ class KeyedNormal:
                 _add(total, weight, vector)
         return total
 
-    def _fill(self, out: NDArray[np.floating], owners: Sequence[int], rounds: Sequence[int], node: int) -> None:
+    def _fill(
+        self,
+        out: NDArray[np.floating],
+        owners: Sequence[int],
+        rounds: Sequence[int],
+        node: int | NDArray[np.uint64],
+    ) -> None:
         if not out.size:  # of a round into which no client was drawn
             return
         half, pieces = self._pieces(*out.shape)
@@ -232,16 +255,23 @@ class KeyedNormal:
         cosines: NDArray[np.floating],
         sines: NDArray[np.floating],
         streams: NDArray[np.uint64],
-        node: int,
+        node: int | NDArray[np.uint64],
         place: tuple[int, int],
     ) -> None:
-        """The pairs from `place` on, (first, half of all), each row of a stream, as far as the two parts go."""
+        """The pairs from `place` on, (first, half of all), each row of a stream, as far as the two parts go.
+
+        `node` is that of all streams, or has one for each.
+        """
         (start, half), per_block = place, BLOCK_BYTES // self.dtype.itemsize
-        if not 0 <= node < _WORD or 2 * half >= _WORD * per_block:
-            raise ValueError(f"node {node} or vector length {2 * half} is outside what one stream can number")
+        single, nodes = (node, None) if isinstance(node, int) else (int(node.max()), node)
+        if not 0 <= single < _WORD or 2 * half >= _WORD * per_block:
+            raise ValueError(f"node {single} or vector length {2 * half} is outside what one stream can number")
         desk = self._desk(len(streams), cosines.shape[1], (half + start) % per_block)
         desk.counters[:, :, 0] = streams[:, None]
-        desk.number(node * _WORD + start // per_block, node * _WORD + (half + start) // per_block)
+        base = single * _WORD if nodes is None else 0
+        desk.number(base + start // per_block, base + (half + start) // per_block)
+        if nodes is not None:
+            desk.shift(nodes)
         self._encrypt.update_into(desk.counters.data.cast("B"), desk.bits)
         desk.normals(cosines, sines)
 
@@ -313,6 +343,40 @@ def _streams(owners: Sequence[int], rounds: Sequence[int]) -> NDArray[np.uint64]
 def integers_key(seed: int) -> bytes:
     """The key of a simulation's exact releases: a function of the scenario's seed, and no secret."""
     return seed_key(seed, "integers")
+
+
+class RowNumbers:
+    """Public numbers for rows of a silo, each a pure function of (key, silo, round, row).
+
+    Guarantee: the numbers of a row do not depend on which other rows are asked for, and asking for a row takes the
+    same calls whichever it is.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._encrypt = _block_cipher(key)
+
+    def draw(
+        self, rows: NDArray[np.int64], choices: NDArray[np.int64], owners: NDArray[np.int64], t: int
+    ) -> NDArray[np.int64]:
+        """For each row one number of 0 … choices[k]-1 for every k: (*rows.shape, len(choices)).
+
+        Numbers are words of 64 bits modulo `choices`, off uniform by less than choices / 2^64.
+
+        Args:
+            rows: Row indices, (..., B).
+            choices: Numbers to choose from, (k,).
+            owners: The silo of each row, (B,).
+            t: The round.
+        """
+        blocks = -(-len(choices) * 8 // BLOCK_BYTES)
+        counters = np.empty((*rows.shape, blocks, 2), np.uint64)
+        counters[..., 0] = (owners.astype(np.uint64) * np.uint64(_WORD) + np.uint64(t))[:, None]
+        counters[..., 1] = rows.astype(np.uint64)[..., None] * np.uint64(blocks) + np.arange(
+            blocks, dtype=np.uint64
+        )
+        words = np.frombuffer(self._encrypt.update(counters.tobytes()), np.uint64)
+        drawn = words.reshape(*rows.shape, -1)[..., : len(choices)] % choices.astype(np.uint64)
+        return drawn.astype(np.int64)
 
 
 def _words(encrypt: "CipherContext", count: int, owner: int, t: int, attempt: int) -> NDArray[np.uint64]:

@@ -19,13 +19,14 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.random import public_generator
+from fedpriv.core.random import RowNumbers, seed_key
 from fedpriv.core.replicates import Scalar, at_once
 from fedpriv.data.layout import Layout
 from fedpriv.loss.layered import objective_of
 from fedpriv.loss.losses import Loss
 from fedpriv.loss.module import OfModule
 from fedpriv.loss.objective import Batch, Increment, Objective, Query, Records, Slots, View
+from fedpriv.participation.dependence import OWN, Dependence, declared_dependence
 
 _VALUES = 2**22
 """Values of copies that exist at a time, or one record's."""
@@ -87,10 +88,13 @@ class OfCopies:
 class Augmented(View):
     """`base`, whose increments are those of `copied` on copies of the records; evaluations are of the records.
 
-    Guarantee: a record's copies are made of its own row and of public coins alone, which are keyed by the seed of
-    the first model, the silo, the round and the row, never by what is in a row.  `copied` clips the mean gradient
-    of a record's copies as a whole, so that one record moves the sum by what one clip lets it.
+    Guarantee: a record's copies are made of its own content and of public coins alone, which are keyed by the seed
+    of the first model, the silo, the round and the record's row index in the silo.  They are the same whoever else
+    is read, so copies go with secret participation.  `copied` clips the mean gradient of a record's copies as a
+    whole, so that one record moves the sum by what one clip lets it.
     """
+
+    title = "model.augment"
 
     copied: Objective
     augmentation: Augmentation
@@ -98,6 +102,10 @@ class Augmented(View):
     """(channels, height, width) of a record."""
     seed: int
     slots: Slots | None = None
+
+    @property
+    def dependence(self) -> Dependence:
+        return declared_dependence(self.copied) | OWN
 
     def at(self, slots: Slots) -> Self:
         return replace(self, slots=slots)
@@ -115,8 +123,8 @@ class Augmented(View):
         """See `Objective`; `batch` has the rows of all slots, `_VALUES` values of copies at a time."""
         total: Tensor | float = 0.0
         clipped: Tensor | int = 0
-        for some, places in self._spans(batch):
-            part = self.copied.increment(query, self._made(some, places), clip)
+        for some, coins in self._spans(batch):
+            part = self.copied.increment(query, self._copies(some, coins), clip)
             total, clipped = total + part.total, clipped + part.clipped
         assert isinstance(total, Tensor)
         assert isinstance(clipped, Tensor)
@@ -124,50 +132,62 @@ class Augmented(View):
 
     def gradient(self, point: Tensor, batch: Batch) -> Tensor:
         total: Tensor | float = 0.0
-        for some, places in self._spans(batch):
-            total = total + self.copied.gradient(point, self._made(some, places))
+        for some, coins in self._spans(batch):
+            total = total + self.copied.gradient(point, self._copies(some, coins))
         assert isinstance(total, Tensor)
         return total
 
-    def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
-        return self.copied.per_record(query, self._made(batch, places.cpu().numpy()), places, clip)
+    def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
+        coins = self._coins_of(self._known_slots.of_rows(rows.cpu().numpy()))
+        return self.copied.per_record(query, self._copies(batch, coins), rows, clip)
 
     def _spans(self, batch: Batch) -> Iterator[tuple[Batch, NDArray[np.int64]]]:
-        """The batch, few records at a time, and their rows."""
+        """The batch, few records at a time, and the coins of their copies."""
         records, weights = batch
         axis, count = records.axis, records.features.shape[records.axis]
-        if count != len(self.coins):
-            raise ValueError(f"coins of {len(self.coins)} rows for a batch of {count}")
+        if count != self.coins.shape[-3]:
+            raise ValueError(f"coins of {self.coins.shape[-3]} rows for a batch of {count}")
         each = records.features[..., 0, :].numel() if count else 1
         rows = max(1, at_once(_VALUES, weights.device) // (each * self.augmentation.copies))
         for start in range(0, max(count, 1), rows):
             span = min(rows, count - start)
             some = Records(*(column.narrow(axis, start, span) for column in records))
-            yield Batch(some, weights.narrow(-1, start, span)), np.arange(start, start + span)
+            yield Batch(some, weights.narrow(-1, start, span)), self.coins[..., start : start + span, :, :]
 
     @cached_property
     def coins(self) -> NDArray[np.int64]:
-        """(rows, copies, 3): pixels down, pixels right, 1 where a copy is mirrored; of all rows of the slots."""
+        """Coins of all records of the slots, see `_coins_of`."""
+        return self._coins_of(self._known_slots)
+
+    @property
+    def _known_slots(self) -> Slots:
         if self.slots is None:
             raise ValueError("copies of a record are drawn for the slots of a batch: see `at`")
+        return self.slots
+
+    def _coins_of(self, slots: Slots) -> NDArray[np.int64]:
+        """Pixels down, pixels right, 1 where a copy is mirrored: (B, copies, 3), or (replicates, B, copies, 3)."""
         copies, shift, flip = self.augmentation.copies, self.augmentation.shift, int(self.augmentation.flip)
-        low, high = (-shift, -shift, 0), (shift, shift, flip)
-        return np.concatenate(
-            [np.zeros((0, copies, 3), np.int64)]
-            + [
-                public_generator(self.seed, "augmentation", str(silo), str(self.slots.t)).integers(
-                    low, high, (rows, copies, 3), endpoint=True
-                )
-                for silo, rows in self.slots.silos
+        choices = np.tile([2 * shift + 1, 2 * shift + 1, flip + 1], copies)
+        drawn = self._numbers.draw(slots.rows, choices, slots.silo_of_records, slots.t)
+        moved: NDArray[np.int64] = drawn.reshape(*slots.rows.shape, copies, 3) - np.array([shift, shift, 0])
+        return moved
+
+    @cached_property
+    def _numbers(self) -> RowNumbers:
+        return RowNumbers(seed_key(self.seed, "augmentation"))
+
+    def _copies(self, batch: Batch, coins: NDArray[np.int64]) -> Batch:
+        """The batch with every record's copies one behind the other; `coins` as `_coins_of` gives them."""
+        (features, labels), weights = batch
+        flat = features.reshape(-1, *features.shape[-2:])
+        of_each = torch.from_numpy(coins).to(features.device).expand(*features.shape[:-1], *coins.shape[-2:])
+        copies = torch.stack(
+            [
+                shown(rows, self.picture, own, self.augmentation.shift)
+                for rows, own in zip(flat, of_each.reshape(-1, *of_each.shape[-3:]), strict=True)
             ]
         )
-
-    def _made(self, batch: Batch, places: NDArray[np.int64]) -> Batch:
-        """The batch with every record's copies one behind the other; `places` are its rows among those of all."""
-        (features, labels), weights = batch
-        coins = torch.from_numpy(self.coins[places]).to(features.device)
-        flat = features.reshape(-1, *features.shape[-2:])
-        copies = torch.stack([shown(row, self.picture, coins, self.augmentation.shift) for row in flat])
         return Batch(Records(copies.view(*features.shape[:-1], -1), labels), weights)
 
 

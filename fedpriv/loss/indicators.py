@@ -37,6 +37,7 @@ from fedpriv.data.encode import MOMENTS_APART
 from fedpriv.loss.clipping import clipping, formed, upper_norm
 from fedpriv.loss.objective import Batch, Deterministic, Evaluation, Increment, Query, Records
 from fedpriv.loss.rows import Model, ModelSettings
+from fedpriv.participation.dependence import Dependence
 
 STATISTICS = "statistics"
 PRESENT = 1.7
@@ -302,6 +303,7 @@ class Indicators(Deterministic):
 
     settings: StatisticsSettings
     dtype: torch.dtype
+    dependence = Dependence.RECORD
 
     @property
     def dimension(self) -> int:
@@ -338,7 +340,7 @@ class Indicators(Deterministic):
             clipped = clipped + found.clipped
         return Increment(total, clipped)
 
-    def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
+    def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
         vectors = self._vectors(batch.records.features, batch.weights.dtype) * sum(query.coefficients)
         found = clipping(formed(upper_norm(vectors)), batch.weights, clip)
         return found.only(vectors) * found.factor.unsqueeze(-1)

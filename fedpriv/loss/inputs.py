@@ -22,7 +22,7 @@ from fedpriv.loss.imported import check_outputs, check_shape
 from fedpriv.loss.layered import objective_of
 from fedpriv.loss.losses import Choice, Loss, OfFunction
 from fedpriv.loss.module import ModuleObjective, OfModule
-from fedpriv.loss.objective import Batch, Evaluation, Increment, Objective, Query, Records, Slots, View
+from fedpriv.loss.objective import Batch, Evaluation, Increment, Objective, Query, Records, RecordView, Slots, View
 
 
 class Tokens(nn.Module):
@@ -66,7 +66,7 @@ def shown(module: nn.Module, inputs: Sequence[Input], record: tuple[int, ...]) -
 
 
 @dataclass(frozen=True)
-class Labelled(View):
+class Labelled(RecordView):
     """`base`, for records whose labels lie behind their features; `base` sees them as (..., B, *shape).
 
     Guarantee: none of its own; each record's labels are its own row's.
@@ -80,8 +80,8 @@ class Labelled(View):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         return self.base.increment(query, self._apart(batch), clip)
 
-    def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
-        return self.base.per_record(query, self._apart(batch), places, clip)
+    def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
+        return self.base.per_record(query, self._apart(batch), rows, clip)
 
     def gradient(self, point: Tensor, batch: Batch) -> Tensor:
         return self.base.gradient(point, self._apart(batch))

@@ -115,7 +115,7 @@ class LayeredObjective(OfModule):
         assert clipped is not None
         return Increment(total, clipped)
 
-    def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
+    def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
         terms, clipped = self._clipped(query, batch, clip)
         return torch.cat([part for term in terms for part in term.rows(clipped.factor)], dim=-1)
 

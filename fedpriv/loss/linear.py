@@ -31,6 +31,7 @@ from fedpriv.core.replicates import Scalar
 from fedpriv.loss.clipping import Clipping, clipping, formed, rank_one, upper_norm
 from fedpriv.loss.losses import Logistic, Loss, Sigmoid, SizeError, SquaredError
 from fedpriv.loss.objective import Batch, Deterministic, Evaluation, Increment, Linear, Query, Records
+from fedpriv.participation.dependence import Dependence
 
 
 class Population(Protocol):
@@ -87,6 +88,7 @@ class LinearObjective(Deterministic, ABC):
     features: int
     dtype: torch.dtype
     penalty: float = 0.0
+    dependence = Dependence.RECORD
 
     @property
     @abstractmethod
@@ -106,7 +108,7 @@ class LinearObjective(Deterministic, ABC):
         slopes, features, clipped = self._clipped(query, batch, clip)
         return Increment((slopes @ features).flatten(-2), clipped)
 
-    def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
+    def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
         if self.penalty:
             return self._formed(query, batch, clip)[0]
         slopes, features, _ = self._clipped(query, batch, clip)

@@ -25,6 +25,7 @@ from fedpriv.loss.frozen import Called, frozen_of, trained_of
 from fedpriv.loss.losses import Loss
 from fedpriv.loss.objective import Batch, Deterministic, Evaluation, Increment, Query, Records
 from fedpriv.loss.unrolled import for_vmap
+from fedpriv.participation.dependence import Dependence
 
 _CHUNK_VALUES = 2**20
 """Gradient values held at a time: what lies in a cache is summed faster than what does not."""
@@ -42,6 +43,7 @@ class OfModule(Deterministic):
     loss: Loss
     seed: int
     dtype: torch.dtype
+    dependence = Dependence.RECORD
     lipschitz = math.inf
     smoothness = math.inf
 
@@ -114,7 +116,7 @@ class ModuleObjective(OfModule):
             clipped += chunk.clipped
         return Increment(total, clipped)
 
-    def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
+    def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
         combined, clipped = self._clipped(query, batch, clip)
         return torch.cat(combined, dim=-1) * clipped.factor.unsqueeze(-1)
 

@@ -24,18 +24,35 @@ from torch import Tensor
 from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.alone import Floats, Scores
+from fedpriv.participation.dependence import UNDECLARED, Dependence, declared_dependence
 
 UNCLIPPED = 1e30
 """A norm bound that no gradient reaches, and that floating-point numbers of 32 bits can hold."""
 
 
 class Slots(NamedTuple):
-    """Which rows a batch consists of, without a look at any record: what public coins may be keyed by."""
+    """Names of a batch's records, without a look at any of them: all that public coins may be keyed by."""
 
     t: int
     """The round."""
     silos: tuple[tuple[int, int], ...]
-    """The silos in the order of their rows: (number, rows)."""
+    """Silos in the order of their records: (number, records)."""
+    rows: NDArray[np.int64]
+    """Row index of each record in its silo, (B,), or (replicates, B) where replicates read different rows.
+
+    A record keeps its row index in every round, whoever else is read.
+    """
+
+    @property
+    def silo_of_records(self) -> NDArray[np.int64]:
+        """The silo of each record, (B,)."""
+        numbers, counts = zip(*self.silos, strict=True) if self.silos else ((), ())
+        return np.repeat(np.array(numbers, np.int64), counts)
+
+    def of_rows(self, rows: NDArray[np.int64]) -> "Slots":
+        """The same round for other rows (B,) of the same silo; for a batch of one silo."""
+        ((silo, _),) = self.silos
+        return Slots(self.t, ((silo, len(rows)),), rows)
 
 
 class Records(NamedTuple):
@@ -155,6 +172,11 @@ class Objective(Protocol):
         """x_1, shape (d,)."""
         ...
 
+    @property
+    def dependence(self) -> Dependence:
+        """Facts on which a record's increment depends; a class that does not say depends on anything."""
+        ...
+
     def at(self, slots: Slots) -> "Objective":
         """The objective of the batch in these slots: another one only where it has public coins of its own."""
         ...
@@ -171,14 +193,14 @@ class Objective(Protocol):
         """
         ...
 
-    def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
+    def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
         """weights[b] · clip(the query of record b, norm `clip`) of every record: (B, d), of the weights' type.
 
-        There are no leading axes here; `places[b]` is which row of the slots of `at` record b is.  A record whose
-        increment is not finite is a row of zeros.
+        There are no leading axes here.  `rows[b]` is the row index of record b in the silo of `at`.  A record
+        whose increment is not finite is a row of zeros.
 
-        Guarantee: row b depends on record b, its place and public values alone, but for rounding.  Exact releases
-        ask for one record at a time (`objectives.alone`), where there is nothing else that it could depend on.
+        Guarantee: row b depends on what `dependence` declares and on public values alone, but for rounding.  Exact
+        releases ask for one record at a time (`loss.alone`), where nothing of the others is at hand.
         """
         ...
 
@@ -275,9 +297,16 @@ def fast_paths(objective: Objective) -> FastPaths:
 
 @dataclass(frozen=True)
 class View:
-    """All of it is `base`'s, but for what a subclass says otherwise."""
+    """All of it is `base`'s, but for what a subclass says otherwise.
+
+    A subclass declares on what its increments depend: one that says nothing depends on anything.
+    """
 
     base: Objective
+
+    @property
+    def dependence(self) -> Dependence:
+        return UNDECLARED
 
     @property
     def dimension(self) -> int:
@@ -308,8 +337,8 @@ class View:
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         return self.base.increment(query, batch, clip)
 
-    def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
-        return self.base.per_record(query, batch, places, clip)
+    def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
+        return self.base.per_record(query, batch, rows, clip)
 
     def gradient(self, point: Tensor, batch: Batch) -> Tensor:
         return self.base.gradient(point, batch)
@@ -331,5 +360,14 @@ class View:
 
 
 @dataclass(frozen=True)
-class EvaluationView(View):
+class RecordView(View):
+    """A view in which a record's increment depends on the facts on which that of `base` does."""
+
+    @property
+    def dependence(self) -> Dependence:
+        return declared_dependence(self.base)
+
+
+@dataclass(frozen=True)
+class EvaluationView(RecordView):
     """`base`, but for `evaluate`: increments are computed as `base` computes them, bit for bit."""

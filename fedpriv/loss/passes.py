@@ -7,19 +7,20 @@ Micikevicius et al. 2018, "Mixed precision training", have the same division: ma
 from dataclasses import dataclass, replace
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import Scalar
-from fedpriv.loss.objective import UNCLIPPED, Batch, Increment, Objective, Query, Records, Slots, View
+from fedpriv.loss.objective import UNCLIPPED, Batch, Increment, Objective, Query, Records, RecordView, Slots
 
 _WHOLE = 256
 """Up to here bfloat16 holds every whole number."""
 
 
 @dataclass(frozen=True)
-class ShortPasses(View):
+class ShortPasses(RecordView):
     """`base`, whose gradients are taken at models and of features that are rounded to bfloat16.
 
     Evaluations are in the type of the model.
@@ -35,8 +36,8 @@ class ShortPasses(View):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         return self.base.increment(_narrowed(query), _with_short_features(batch), clip)
 
-    def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
-        return self.base.per_record(_narrowed(query), _with_short_features(batch), places, clip)
+    def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
+        return self.base.per_record(_narrowed(query), _with_short_features(batch), rows, clip)
 
     def gradient(self, point: Tensor, batch: Batch) -> Tensor:
         return self.increment(Query((point,)), batch, UNCLIPPED).total
@@ -75,7 +76,9 @@ def short_passes(objective: Objective, records: Records) -> ShortPasses:
     short, point = ShortPasses(objective), objective.initial()
     one = Records(features[:1], torch.zeros_like(records.labels.flatten()[:1]))
     try:
-        short.at(Slots(1, ((0, 1),))).increment(Query((point,)), Batch(one, point.new_ones(1)), 1.0)
+        short.at(Slots(1, ((0, 1),), np.zeros(1, np.int64))).increment(
+            Query((point,)), Batch(one, point.new_ones(1)), 1.0
+        )
     except RuntimeError as error:
         reason = str(error).split("\n")[0]
         raise InputError(

@@ -28,6 +28,7 @@ from fedpriv.core.replicates import Scalar
 from fedpriv.loss.clipping import Clipping, clipping, formed, upper_norm
 from fedpriv.loss.losses import Logistic, Loss, SquaredError
 from fedpriv.loss.objective import Batch, Deterministic, Evaluation, Increment, Query, Records
+from fedpriv.participation.dependence import Dependence
 
 RIDGE_STATISTICS = "ridge-statistics"
 _Z = 1.959963984540054
@@ -61,6 +62,7 @@ class RidgeStatistics(Deterministic):
     classes: bool
     penalty: float
     dtype: torch.dtype
+    dependence = Dependence.RECORD
 
     @property
     def dimension(self) -> int:
@@ -101,7 +103,7 @@ class RidgeStatistics(Deterministic):
             clipped = clipped + found.clipped
         return Increment(total, clipped)
 
-    def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
+    def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
         vectors, found = self._clipped(query, batch, clip)
         return found.only(vectors) * found.factor.unsqueeze(-1)
 

@@ -39,6 +39,7 @@ from fedpriv.loss.objective import (
     View,
 )
 from fedpriv.loss.survival import concordance, integrated_brier, no_pairs
+from fedpriv.participation.dependence import Dependence
 
 Score = Literal["auc", "balanced_accuracy", "calibration_error", "r2", "mae", "concordance", "integrated_brier"]
 BINS = 15
@@ -232,6 +233,10 @@ class SummedScores(View):
     classes: bool
 
     @property
+    def dependence(self) -> Dependence:
+        return Dependence.RECORD
+
+    @property
     def dimension(self) -> int:
         return 2 if self.classes else 1
 
@@ -259,7 +264,7 @@ class SummedScores(View):
         total = (each * batch.weights.double().unsqueeze(-1)).sum(-2)
         return Increment(total, total.new_zeros(total.shape[:-1]))
 
-    def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
+    def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
         return self.contributions(query.points[0], batch.records) * batch.weights.double().unsqueeze(-1)
 
     def contributions(self, model: Tensor, records: Records) -> Tensor:

@@ -20,19 +20,21 @@ from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.core.random import KeyedNormal, seed_key
 from fedpriv.core.replicates import PER_REPLICATE, Scalar
 from fedpriv.loss.clipping import clipping, formed, upper_norm
 from fedpriv.loss.objective import UNCLIPPED, Batch, Increment, Query, Records, Slots, View
+from fedpriv.participation.dependence import OWN, Dependence, declared_dependence
 
 _HELD = 2**20
 """Values of directions around one point that are held at a time, a replicate: 8 MiB of them in float64."""
 
 
 class Window(NamedTuple):
-    """Some of the directions of a batch: of the rows at `places`, those numbered `first` … `last`-1 of each."""
+    """Some of the directions of a batch: of the records at `places`, those numbered `first` … `last`-1 of each."""
 
     places: Sequence[int]
     first: int
@@ -40,7 +42,7 @@ class Window(NamedTuple):
 
 
 class Directions(Protocol):
-    """Random unit directions for every row of a batch, (B, count, d) or (replicates, B, count, d).
+    """Random unit directions for every record of a batch, (B, count, d) or (replicates, B, count, d).
 
     With a `window` only those, (places, last - first, d), the same as among all.
     """
@@ -58,7 +60,8 @@ class Directions(Protocol):
 class SeededDirections:
     """Directions as a pure function of (seed, silo, round, row): the same on every engine, in any order.
 
-    Guarantee: they are keyed by the row, never by what is in it, so neighbouring data sets see the same ones.
+    Guarantee: they are keyed by the row index, never by what is in the row or by who else is read, so neighbouring
+    data sets see the same ones, and secret participation does not move them.
     """
 
     seeds: tuple[int, ...] = field(metadata=PER_REPLICATE)
@@ -72,20 +75,26 @@ class SeededDirections:
         return self._drawn(slots, count, size + 2, like, window)[..., :size]
 
     def _drawn(self, slots: Slots, count: int, size: int, like: Tensor, window: Window | None) -> Tensor:
-        by_seed = {}
-        for seed, source in self._sources(like.dtype).items():
-            if window is None:
-                normals = [source.vector(rows * count * size, silo, slots.t) for silo, rows in slots.silos]
-            else:
-                normals = [
-                    source.part(rows * count * size, first * size, last * size, silo, slots.t)
-                    for silo, rows, first, last in _stretches(slots, count, window)
-                ]
-            each = count if window is None else window.last - window.first
-            shaped = [part.reshape(len(part) // (each * size), each, size) for part in normals]
-            joined = torch.from_numpy(np.concatenate(shaped))
-            by_seed[seed] = joined / torch.linalg.vector_norm(joined, dim=-1, keepdim=True)
-        drawn = [by_seed[seed] for seed in self.seeds]
+        places = slice(None) if window is None else list(window.places)
+        first, last = (0, count) if window is None else window[1:]
+        silos, rows = slots.silo_of_records[places], slots.rows[..., places]
+        by_replicate = rows if rows.ndim > 1 else [rows] * len(self.seeds)
+        by_name: dict[
+            tuple[int, bytes], Tensor
+        ] = {}  # replicates of one seed that read the same rows share theirs
+        drawn = []
+        for seed, own in zip(self.seeds, by_replicate, strict=True):
+            name = seed, own.tobytes()
+            if name not in by_name:
+                source = self._sources(like.dtype)[seed]
+                if last - first == count:
+                    normals = source.of_rows(count * size, silos, slots.t, own)
+                else:
+                    ends = count * size, first * size, last * size
+                    normals = np.stack([source.part(*ends, *of) for of in _streams(silos, slots.t, own)])
+                joined = torch.from_numpy(normals.reshape(len(own), last - first, size))
+                by_name[name] = joined / torch.linalg.vector_norm(joined, dim=-1, keepdim=True)
+            drawn.append(by_name[name])
         return (drawn[0] if len(drawn) == 1 else torch.stack(drawn)).to(like.device)
 
     def _sources(self, dtype: torch.dtype) -> dict[int, KeyedNormal]:
@@ -121,6 +130,10 @@ class Smoothed(View):
     slots: Slots | None = None
 
     @property
+    def dependence(self) -> Dependence:
+        return declared_dependence(self.base) | OWN
+
+    @property
     def smoothness(self) -> float:
         """Of the smoothed loss: at most √d L/α, see docs/goldstein.md."""
         return min(self.base.smoothness, math.sqrt(self.dimension) * self.base.lipschitz / self.radius)
@@ -148,13 +161,15 @@ class Smoothed(View):
             clipped = torch.cat([part.clipped for part in parts], -1)
         return Increment((weights.unsqueeze(-1) * total).sum(-2), (clipped * (weights != 0.0)).sum(-1))
 
-    def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
+    def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
         """As for `Objective`; a few directions at a time."""
         records, weights = batch
-        if not len(places):
+        if not len(rows):
             return weights.new_zeros((0, self.dimension))
-        windows = self._windows(places.tolist(), len(query.points))
-        return weights.unsqueeze(-1) * self._contributions(query, records, weights, windows, clip).total
+        assert self.slots is not None
+        own = self.at(self.slots.of_rows(rows.cpu().numpy()))
+        windows = own._windows(range(len(rows)), len(query.points))
+        return weights.unsqueeze(-1) * own._contributions(query, records, weights, windows, clip).total
 
     def evaluations(self, points: int) -> int:
         return self.base.evaluations(points) * self._count(points) * (1 if self.order == "first" else 2)
@@ -168,7 +183,7 @@ class Smoothed(View):
         return self.anchor_directions if points == 1 else self.directions
 
     def _windows(self, places: Sequence[int], points: int) -> list[Window | None]:
-        """All directions of these rows, a few at a time."""
+        """All directions of these records, a few at a time."""
         count, most = self._count(points), max(1, _HELD // (len(places) * self.dimension))
         return [Window(places, first, min(first + most, count)) for first in range(0, count, most)]
 
@@ -251,29 +266,6 @@ def _apart(records: Records, axes: int) -> Records:
     return Records(features, labels)
 
 
-def _stretches(slots: Slots, count: int, window: Window) -> Iterator[tuple[int, int, int, int]]:
-    """Where a window's directions are among all: a silo, its rows, and from which to which of its directions.
-
-    Directions that follow each other are one stretch.
-    """
-    last: tuple[int, int, int, int] | None = None
-    for silo, rows, row in _owners_of(slots, window.places):
-        first, end = row * count + window.first, row * count + window.last
-        if last is not None and (last[0], last[3]) == (silo, first):
-            last = (*last[:3], end)
-            continue
-        if last is not None:
-            yield last
-        last = silo, rows, first, end
-    if last is not None:
-        yield last
-
-
-def _owners_of(slots: Slots, places: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """For each place of a batch its silo, that silo's rows, and the row among them."""
-    for place in places:
-        for silo, rows in slots.silos:
-            if place < rows:
-                yield silo, rows, place
-                break
-            place -= rows
+def _streams(silos: NDArray[np.int64], t: int, rows: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
+    """The stream of each record's directions: silo, round, row index."""
+    return ((int(silo), t, int(row)) for silo, row in zip(silos, rows, strict=True))

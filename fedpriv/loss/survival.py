@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedpriv.loss.objective import Objective, Records, View
+from fedpriv.loss.objective import Objective, Records, RecordView
 
 
 def bins_of(classes: int) -> int:
@@ -59,7 +59,7 @@ class Hazard:
 
 
 @dataclass(frozen=True)
-class LinearHazards(View):
+class LinearHazards(RecordView):
     """A hazard regression in so many `bins`, with what a fit at home needs beside: losses record by record."""
 
     bins: int

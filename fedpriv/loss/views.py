@@ -30,6 +30,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import SHARED, Scalar, at_once
 from fedpriv.loss.clipping import Clipping, clipping, formed, upper_norm
 from fedpriv.loss.objective import UNCLIPPED, Batch, Increment, Linear, Query, Records, Slots, View, fast_paths
+from fedpriv.participation.dependence import Dependence, declared_dependence
 
 _VALUES = 2**21  # that the units of one chunk make: what lies in a cache is clipped faster
 
@@ -46,6 +47,11 @@ class PerUnit(View):
     """
 
     records: int
+
+    @property
+    def dependence(self) -> Dependence:
+        """The dependence of `base`, whose batch is one unit's own records here."""
+        return declared_dependence(self.base) & ~Dependence.BATCH
 
     def at(self, slots: Slots) -> Self:
         """The same: a loss with public coins is keyed by rows, and has no units of several records."""
@@ -70,7 +76,7 @@ class PerUnit(View):
         assert isinstance(clipped, Tensor)
         return Increment(total, clipped)
 
-    def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
+    def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
         """Of every unit, (B, d)."""
         held, _, found = self._clipped(query, batch, clip)
         return held * found.factor.unsqueeze(-1)
@@ -133,6 +139,10 @@ class QuantileClip(View):
     """C_1."""
 
     @property
+    def dependence(self) -> Dependence:
+        return declared_dependence(self.base) | Dependence.BATCH
+
+    @property
     def dimension(self) -> int:
         return self.base.dimension + 1
 
@@ -153,7 +163,7 @@ class QuantileClip(View):
         vector = moved / torch.maximum(norm, limit)
         return Increment(torch.cat([vector, told], dim=-1), ~fits.squeeze(-1))
 
-    def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
+    def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
         """InputError: the bit is a unit's; ask `PerUnit`."""
         raise InputError("algorithm: whether a client's vector fits its clip is no sum over records; ask by unit")
 
@@ -173,6 +183,10 @@ class LocalSteps(View):
     step: float = field(metadata=SHARED)
     steps: int
     batch: int | None = None
+
+    @property
+    def dependence(self) -> Dependence:
+        return declared_dependence(self.base) | Dependence.BATCH
 
     @property
     def lipschitz(self) -> float:
@@ -202,7 +216,7 @@ class LocalSteps(View):
             moved = self._in_the_span(scores, start, records, present)
         return Increment(moved.to(weights.dtype), start.new_zeros(start.shape[:-1]))
 
-    def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
+    def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
         """InputError: it is no sum over records; of units ask `PerUnit`."""
         raise InputError("algorithm: a client's own steps are no sum over its records; ask by unit")
 
@@ -262,6 +276,11 @@ class LocalTraining(View):
     silos: tuple[tuple[int, int], ...] = ()
 
     @property
+    def dependence(self) -> Dependence:
+        """Everything of the silo's batch, with the order of its records."""
+        return declared_dependence(self.base) | Dependence.BATCH | Dependence.POSITION | Dependence.SILO
+
+    @property
     def convex(self) -> bool:
         return False
 
@@ -285,7 +304,7 @@ class LocalTraining(View):
             start += rows
         return Increment(total, sent.new_zeros(sent.shape[:-1], dtype=torch.int64))
 
-    def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
+    def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
         """InputError: a silo's trajectory is no sum over its records."""
         raise InputError(
             "algorithm: local training moves a silo's model by no sum over records; release no integers of it"

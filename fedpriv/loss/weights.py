@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedpriv.core.errors import CodeError, InputError, printable
 from fedpriv.loss.frozen import frozen_of, trained_of
 from fedpriv.loss.module import parameters_of
-from fedpriv.loss.objective import View
+from fedpriv.loss.objective import RecordView
 
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -62,7 +62,7 @@ def misfit(weights: str, key: str, path: str, error: Exception) -> CodeError:
 
 
 @dataclass(frozen=True)
-class Started(View):
+class Started(RecordView):
     """`base`, from the values of the parameters that `module` has, but for those named in `without`."""
 
     module: nn.Module

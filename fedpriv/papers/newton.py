@@ -39,6 +39,7 @@ from fedpriv.loss.linear import LogisticRegression
 from fedpriv.loss.objective import UNCLIPPED, Batch, Evaluation, Increment, Objective, Query, Records, View
 from fedpriv.loss.ridge import Coefficient, Published, intervals
 from fedpriv.papers.base import Algorithm, Positive, Problem, Settings, independent
+from fedpriv.participation.dependence import Dependence
 
 MOST = 50
 """Parameters: so many give 1,325 numbers a release."""
@@ -82,6 +83,10 @@ class GradientAndHessian(View):
     convex_within = 0.0
 
     @property
+    def dependence(self) -> Dependence:
+        return Dependence.RECORD
+
+    @property
     def parameters(self) -> int:
         return self.base.dimension
 
@@ -108,7 +113,7 @@ class GradientAndHessian(View):
             total, clipped = total + vectors.sum(-2), clipped + beyond.sum(-1)
         return Increment(total, clipped)
 
-    def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
+    def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
         return self._clipped(query, batch, clip)[0]
 
     def gradient(self, point: Tensor, batch: Batch) -> Tensor:

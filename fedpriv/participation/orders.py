@@ -25,6 +25,7 @@ from fedpriv.accounting.gaussian import Relation
 from fedpriv.accounting.guarantees import GaussianDP, Guarantee
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import KeyedCoins
+from fedpriv.participation.dependence import KNOWN, Dependence
 
 if TYPE_CHECKING:
     from fedpriv.accounting.chain import Overlaps
@@ -58,6 +59,11 @@ class ParticipationKeys:
 
 Rows = slice | NDArray[np.int64]
 """Rows of a silo's order; a slice reads without a copy."""
+
+
+def row_indices(rows: Rows) -> NDArray[np.int64]:
+    """Row indices (B,) of what `Participation.rows` gave."""
+    return np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
 
 
 class Sums(Protocol):
@@ -101,6 +107,8 @@ class Participation(Protocol):
     """Whether only the silo that holds a record may know in which rounds it takes part."""
     of_clients: ClassVar[bool]
     """Whether those who take part decide when: clients of a pool, and no records of a silo."""
+    allowed: ClassVar[Dependence]
+    """Facts on which a record's increment may depend, for the guarantee to hold."""
 
     @classmethod
     def from_schedule(cls, order: "Participation", keys: ParticipationKeys) -> "Participation":
@@ -205,6 +213,7 @@ class KnownRounds(Plain):
 
     secret: ClassVar[bool] = False
     of_clients: ClassVar[bool] = False
+    allowed: ClassVar[Dependence] = KNOWN
 
     def guarantee(self, sums: Sums, std: float) -> GaussianDP:
         return GaussianDP(sums.moved(self.distance(sums)) / std)

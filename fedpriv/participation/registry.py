@@ -29,7 +29,10 @@ PARTICIPATIONS: Mapping[str, type[Participation]] = MappingProxyType({**CHOSEN, 
 ADDED: dict[str, type[Participation]] = {}
 """Those of others."""
 
-_OURS = ("guarantee", "distance", "known", "promised", "charged", "secret", "most", "single_pass", "first", "rows")
+_OURS = (
+    *("guarantee", "distance", "known", "promised", "charged", "secret", "allowed"),
+    *("most", "single_pass", "first", "rows"),
+)
 _ADD_IT = "; for one of your own, name the file that adds it in FEDPRIV_IMPORT"
 
 

@@ -20,6 +20,7 @@ from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.accounting.poisson import calibrated as calibrated_poisson
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import KeyedCoins
+from fedpriv.participation.dependence import OWN, Dependence
 from fedpriv.participation.orders import ParticipationKeys, Plain, Schedule, Sums
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class SecretOrder(Plain):
 
     secret: ClassVar[bool] = True
     of_clients: ClassVar[bool] = False
+    allowed: ClassVar[Dependence] = OWN
+    """A record that is drawn must move nothing of the others."""
 
     rounds: int
     rounds_per_epoch: int

@@ -22,7 +22,7 @@ from fedpriv.loss.augment import check_seen_whole
 from fedpriv.loss.curves import CurveScores
 from fedpriv.loss.estimators import Estimator, RaisedClips, Round, rounds_of
 from fedpriv.loss.indicators import Indicators
-from fedpriv.loss.objective import Objective, Slots
+from fedpriv.loss.objective import Objective
 from fedpriv.loss.ridge import RidgeStatistics
 from fedpriv.loss.rows import ColumnMoments
 from fedpriv.loss.views import PerUnit
@@ -33,6 +33,7 @@ from fedpriv.noise.registry import check_known
 from fedpriv.noise.trust import RECORD, Noise, NoiseSource, Trust, Unit
 from fedpriv.noise.workload import Workload
 from fedpriv.papers.base import Bound, Optimizer, Problem, ReleaseNumbers
+from fedpriv.participation.dependence import check_dependence
 from fedpriv.participation.orders import Participation
 from fedpriv.participation.secret import SecretOrder
 from fedpriv.rounds.arithmetic import (
@@ -309,7 +310,9 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
     check_clips(rounds_of(estimator, schedule.rounds), max(batch_sizes), private)
     relation, unit = cell.privacy.relation, cell.privacy.protected
     check_seen_whole(objective, seen := row.objective(settings, problem, objective), row.name)
-    looked_at = _by_units(seen, unit, row.name)
+    looked_at = _by_units(seen, unit)
+    if private:
+        check_dependence(looked_at, schedule.allowed, f'federation.sampling = "{schedule.name}"')
     arithmetic: Reals | Wholes = REALS
     apart = apart_of(looked_at, estimator, mechanism, schedule)
     if _exactly(cell, released):
@@ -393,16 +396,9 @@ def check_scaled(cell: Cell) -> None:
         )
 
 
-def _by_units(objective: Objective, unit: Unit, name: str) -> Objective:
+def _by_units(objective: Objective, unit: Unit) -> Objective:
     """The objective over rows that are units; InputError for one that takes rows for records."""
-    if unit.name == RECORD.name:
-        return objective
-    alike = objective.at(Slots(1, ()))  # less what only measures
-    if alike.at(Slots(2, ())) is not alike:
-        raise InputError(
-            f'privacy.unit = "{unit.name}": {name} trains inside silos, or has coins for every record; use '
-            'unit = "record", or another algorithm'
-        )
+    check_dependence(objective, unit.allowed, f'privacy.unit = "{unit.name}"')
     return objective if unit.records == 1 else PerUnit(objective, unit.records)
 
 

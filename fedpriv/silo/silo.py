@@ -30,8 +30,9 @@ from fedpriv.core.random import KeyedCoins, KeyedNormal
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.alone import aligned
 from fedpriv.loss.estimators import Round
-from fedpriv.loss.objective import Batch, Increment, Objective, Query, Records, Slots, View
+from fedpriv.loss.objective import Batch, Increment, Objective, Query, Records, RecordView, Slots
 from fedpriv.loss.running_sums import point_of, remembered
+from fedpriv.participation.orders import row_indices
 from fedpriv.rounds.outcome import Counts
 from fedpriv.rounds.plan import Plan
 from fedpriv.rounds.round import (
@@ -53,7 +54,7 @@ _ROUNDING = 1.0 + 1e-6
 
 
 @dataclass(frozen=True)
-class Bounded(View):
+class Bounded(RecordView):
     """Increments of `base` in float64, held to what their records can add up to.
 
     Guarantee: a total is finite and at most (1 + 1e-6) Σ |weight| · clip long, whatever `base` computes.  A longer
@@ -225,12 +226,13 @@ class Silo:
     def _read(self, t: int) -> Read:
         """The records of round t with their weights in the silo's mean."""
         schedule, size = self.plan.schedule, self.plan.batch_sizes[self.number]
-        rows = schedule.rows(t, size, self.number, lambda: self._coins)
-        places = rows if self.order is None else self.order[rows]
+        taken = schedule.rows(t, size, self.number, lambda: self._coins)
+        rows = row_indices(taken)
+        places = taken if self.order is None else self.order[taken]
         held, there = self._held
         records = Records(aligned(held.features[places]), aligned(held.labels[places]))
         weights = there[places] * record_weight(1.0, size, schedule.expected_batches(t))
-        return Read(records, weights, ((self.number, records.labels.shape[0]),))
+        return Read(records, weights, ((self.number, len(rows)),), rows)
 
     @cached_property
     def _held(self) -> tuple[Records, Tensor]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fedpriv.core.errors import FedprivError
-from fedpriv.loss.objective import Query, Slots
+from fedpriv.loss.objective import Query
 from fedpriv.noise.integers.increments import integer_sum
 from fedpriv.rounds.task import ModelInputs
 from fedpriv.scenario.load import resolve_cell
@@ -22,6 +22,7 @@ from fedpriv.silo.shard import Shard
 from tests.attacks.test_company import guard_over, scenario
 from tests.conftest import small_tree
 from tests.loss import zoo
+from tests.loss.builders import first_rows
 from tests.loss.test_hostile_queries import pair_of
 
 COUNT, VICTIM = 6, 2
@@ -56,15 +57,15 @@ def test_an_exchanged_record_moves_a_release_by_one_clip_and_no_bit_of_the_other
     other[VICTIM] = 255 - other[VICTIM]
     flags = FLAGS.copy()
     flags[VICTIM] = 1 - flags[VICTIM]
-    objective = inputs.objective(inputs.layout(IMAGES, FLAGS, 2), 2).at(Slots(3, ((0, COUNT),)))
+    objective = inputs.objective(inputs.layout(IMAGES, FLAGS, 2), 2).at(first_rows(3, ((0, COUNT),)))
     (query,) = pair_of(pattern, objective, torch.float32, 4)[:1]
-    there = np.ones(COUNT, np.bool_)
+    there, rows = np.ones(COUNT, np.bool_), np.arange(COUNT)
     there[VICTIM] = False
     without = []
     for images, labels in ((IMAGES, FLAGS), (other, flags)):
         records = Shard(images, labels).seen(cell)
-        whole = integer_sum(objective, Query((query,)), 1.0, records, norm, norm)
-        without.append(integer_sum(objective, Query((query,)), 1.0, records, norm, norm, counts=there))
+        whole = integer_sum(objective, Query((query,)), 1.0, records, norm, norm, rows=rows)
+        without.append(integer_sum(objective, Query((query,)), 1.0, records, norm, norm, counts=there, rows=rows))
         assert float(np.linalg.norm((whole - without[-1]).astype(float))) <= norm
     assert np.array_equal(*without)
 

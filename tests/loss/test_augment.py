@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -25,13 +26,15 @@ from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.schema import Cell
 from tests.engines.test_engines import run
+from tests.loss.builders import first_rows
 from tests.loss.test_hostile_queries import SLACK, pair_of, small_cnn
 
 MakeCell = Callable[..., Cell]
 COUNT, SIDE, CLASSES = 7, 6, 3
 THREE = Augmentation(copies=3, shift=2, flip=True)
 PICTURES = Layout(SIDE * SIDE, (Input((SIDE, SIDE), "numbers"),))
-SLOTS = Slots(5, ((0, 4), (2, 3)))
+SLOTS = first_rows(5, ((0, 4), (2, 3)))
+ONE_SILO = first_rows(5, ((0, COUNT),))
 HOSTILE = [(1e-6, torch.float32), (1e6, torch.float32), (1e-6, torch.float64), (1.0, torch.float64)]
 AUGMENTED = {"copies": 3, "shift": 2}
 
@@ -82,7 +85,7 @@ def by_hand(objective: Augmented, point: Tensor, records: Records, clip: float) 
 
 @pytest.mark.parametrize("clip", [1e-2, 0.5, 1e6])
 def test_an_increment_is_the_clipped_mean_gradient_of_a_records_copies(clip: float) -> None:
-    objective, records = made().at(SLOTS), drawn()
+    objective, records = made().at(ONE_SILO), drawn()
     point, weights = objective.initial(), torch.linspace(0.5, 1.0, COUNT, dtype=torch.float64)
     rows = by_hand(objective, point, records, clip)
     found = objective.increment(Query((point,)), Batch(records, weights), clip)
@@ -118,8 +121,10 @@ def test_evaluations_are_of_the_records_themselves() -> None:
 
 def test_copies_follow_from_seed_silo_round_and_row_alone() -> None:
     coins = made().at(SLOTS).coins
-    assert np.array_equal(coins[4:], made().at(Slots(5, ((2, 3),))).coins)
-    assert np.array_equal(coins[:2], made().at(Slots(5, ((0, 2),))).coins)
+    assert np.array_equal(coins[4:], made().at(first_rows(5, ((2, 3),))).coins)
+    assert np.array_equal(coins[:2], made().at(first_rows(5, ((0, 2),))).coins)
+    several = made().at(Slots(5, ((0, 2), (2, 1)), np.array([[3, 1, 2], [0, 3, 1]]))).coins
+    assert np.array_equal(several, coins[[[3, 1, 6], [0, 3, 5]]])
     assert not np.array_equal(coins, made().at(SLOTS._replace(t=6)).coins)
     assert not np.array_equal(coins[:3], coins[4:])
     assert (coins.min((0, 1)) >= [-2, -2, 0]).all()
@@ -131,15 +136,60 @@ def test_copies_follow_from_seed_silo_round_and_row_alone() -> None:
 
 def test_a_record_moves_no_other_records_copies_and_no_sum_by_more_than_one_clip() -> None:
     """On integers, as a guard adds them, with 64 copies of a record that somebody made."""
-    objective, records, norm = made(Augmentation(copies=64, shift=1)).at(SLOTS), drawn(), 2**20
+    slots, records, norm = ONE_SILO, drawn(), 2**20
+    objective = made(Augmentation(copies=64, shift=1)).at(slots)
     query, there = Query((1e6 * objective.initial(),)), np.ones(COUNT, np.bool_)
     there[2] = False
-    others = integer_sum(objective, query, 1.0, records, norm, norm, counts=there)
+
+    def total(counts: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
+        return integer_sum(objective, query, 1.0, records, norm, norm, counts=counts, rows=slots.rows)
+
+    others = total(there)
+    assert others.any()
     for value in (1.0, 1e30, float("inf"), float("nan")):
         records.features[2] = value
-        whole = integer_sum(objective, query, 1.0, records, norm, norm)
-        assert float(np.linalg.norm((whole - others).astype(float))) <= norm
-        assert np.array_equal(others, integer_sum(objective, query, 1.0, records, norm, norm, counts=there))
+        assert float(np.linalg.norm((total() - others).astype(float))) <= norm
+        assert np.array_equal(others, total(there))
+
+
+def test_copies_of_a_record_are_the_same_whoever_else_is_read() -> None:
+    """Leave a record out: what the others add keeps its integers, and its sum its bits in floating point."""
+    slots, records, norm = ONE_SILO, drawn(), 2**20
+    point = made().initial()
+    for left_out in range(COUNT):
+        rows = np.delete(np.arange(COUNT), left_out)
+        some = Records(records.features[rows], records.labels[rows])
+        there = np.ones(COUNT, np.bool_)
+        there[left_out] = False
+        objective = made().at(slots)
+        all_read = integer_sum(objective, Query((point,)), 1.0, records, norm, norm, counts=there, rows=slots.rows)
+        few = Slots(5, ((0, len(rows)),), rows)
+        read = integer_sum(made().at(few), Query((point,)), 1.0, some, norm, norm, rows=rows)
+        assert read.any()
+        assert np.array_equal(all_read, read)
+        weights = torch.ones(COUNT, dtype=torch.float64)
+        weights[left_out] = 0.0
+        whole = objective.increment(Query((point,)), Batch(records, weights), 1.0).total
+        found = made().at(few).increment(Query((point,)), Batch(some, weights[rows]), 1.0).total
+        torch.testing.assert_close(found, whole, rtol=1e-12, atol=1e-14)
+
+
+def test_a_round_in_which_nobody_is_drawn_computes_as_much_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    objective, records, counted = made().at(ONE_SILO), drawn(), []
+    whole = Augmented._copies
+
+    def counting(self: Augmented, batch: Batch, coins: NDArray[np.int64]) -> Batch:
+        counted.append(len(coins))
+        return whole(self, batch, coins)
+
+    monkeypatch.setattr(Augmented, "_copies", counting)
+    for few in (0, 1, COUNT):
+        counted.clear()
+        some = Records(records.features[:few], records.labels[:few])
+        rows = np.arange(few, dtype=np.int64)
+        nobody = objective.at(Slots(5, ((0, few),), rows))
+        integer_sum(nobody, Query((objective.initial(),)), 1.0, some, 2**20, 2**20, least=COUNT, rows=rows)
+        assert counted == [1] * COUNT
 
 
 @pytest.mark.parametrize(
@@ -151,7 +201,7 @@ def test_copies_of_hostile_pixels_stay_within_one_clip(clip: float, dtype: torch
 
     Copies whose gradients overflow, or cancel but for their rounding, are where a mean could pass its clip.
     """
-    objective, plain = made(Augmentation(copies=4, shift=2, flip=True), dtype).at(SLOTS), drawn(dtype)
+    objective, plain = made(Augmentation(copies=4, shift=2, flip=True), dtype).at(ONE_SILO), drawn(dtype)
     weights = torch.linspace(0.1, 1.0, COUNT, dtype=torch.float64)
     tiny = torch.finfo(dtype).tiny
     for pixel, value in itertools.product((0, 21), (math.nan, math.inf, 1e38, -1e38, tiny / 8)):
@@ -172,7 +222,7 @@ def test_copies_of_hostile_pixels_stay_within_one_clip(clip: float, dtype: torch
 
 def test_a_record_of_which_one_copy_is_not_finite_adds_nothing() -> None:
     """Some copies have the corner's NaN in them, from others it is moved out of sight: all of them are silent."""
-    objective, records = made(Augmentation(copies=4, shift=2)).at(SLOTS), drawn()
+    objective, records = made(Augmentation(copies=4, shift=2)).at(ONE_SILO), drawn()
     sights = [[down >= 0 and right >= 0 for down, right, _ in copies] for copies in objective.coins.tolist()]
     some = [place for place, sight in enumerate(sights) if any(sight)]
     assert any(not all(sights[place]) for place in some)
@@ -207,7 +257,7 @@ def test_several_labels_a_record_are_its_copies_labels() -> None:
     assert isinstance(found, Labelled)
     features = torch.cat([drawn().features[:2], flags], 1)
     batch = Batch(Records(features, torch.zeros(2)), torch.ones(2, dtype=torch.float64))
-    objective = found.at(Slots(1, ((0, 2),)))
+    objective = found.at(first_rows(1, ((0, 2),)))
     assert isinstance(objective, Labelled)
     inner = objective.base
     assert isinstance(inner, Augmented)

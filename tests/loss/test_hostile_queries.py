@@ -21,9 +21,10 @@ from fedpriv.loss.layers import DenseTerms
 from fedpriv.loss.linear import LeastSquares, LogisticRegression, PhaseRetrieval, SigmoidRegression
 from fedpriv.loss.losses import AbsoluteError, CrossEntropy, Loss
 from fedpriv.loss.module import ModuleObjective
-from fedpriv.loss.objective import Batch, Objective, Query, Records, Slots, View
+from fedpriv.loss.objective import Batch, Objective, Query, Records, View
 from fedpriv.loss.smoothed import SeededDirections, Smoothed
 from fedpriv.loss.softmax import SoftmaxRegression
+from tests.loss.builders import first_rows
 
 F32, F64 = torch.float32, torch.float64
 BATCH, CLASSES = 4, 3
@@ -69,7 +70,9 @@ def softmax(dtype: torch.dtype) -> Objective:
 
 def smoothed(base: Callable[[torch.dtype], Objective], order: Any) -> Callable[[torch.dtype], Objective]:
     def make(dtype: torch.dtype) -> Objective:
-        return Smoothed(base(dtype), 0.1, order, 3, 2, True, SeededDirections((1,))).at(Slots(1, ((0, BATCH),)))
+        return Smoothed(base(dtype), 0.1, order, 3, 2, True, SeededDirections((1,))).at(
+            first_rows(1, ((0, BATCH),))
+        )
 
     return make
 
@@ -183,7 +186,7 @@ def records_of(case: Case, patterns: list[str], dtype: torch.dtype, seed: int) -
 
 def only(objective: Any, place: int) -> Any:
     """The objective of the batch that holds this one of the records alone; directions are keyed by the row."""
-    return objective.at(Slots(1, ((place, 1),))) if isinstance(objective, Smoothed) else objective
+    return objective.at(first_rows(1, ((place, 1),))) if isinstance(objective, Smoothed) else objective
 
 
 @pytest.mark.every(35)

@@ -13,10 +13,11 @@ from fedpriv.core.errors import InputError
 from fedpriv.loss.estimators import VarianceReducedGradient
 from fedpriv.loss.linear import PhaseRetrieval
 from fedpriv.loss.module import ModuleObjective
-from fedpriv.loss.objective import Batch, Objective, Query, Records, Slots
+from fedpriv.loss.objective import Batch, Objective, Query, Records
 from fedpriv.loss.running_sums import absorb, empty_sum
 from fedpriv.loss.smoothed import SeededDirections, Smoothed, Window
 from fedpriv.loss.softmax import SoftmaxRegression
+from tests.loss.builders import first_rows
 from tests.papers.goldstein_golden import ExactlySmoothed
 
 DTYPE, DIMENSION, ALPHA = torch.float64, 5, 0.3
@@ -43,7 +44,7 @@ def test_estimates_are_unbiased(order: str, shared: bool) -> None:
     exact = ExactlySmoothed(DIMENSION, 1, feature_norm=1.0, dtype=DTYPE, alpha=ALPHA)
     for used, coefficients in ((points[:1], [1.0]), (points, [1.0, -1.0])):
         expected = exact.increment(Query(used, coefficients), Batch(one, torch.ones(1, dtype=DTYPE)), 1e9).total
-        objective = smoothed(order, 1, shared).at(Slots(3, ((0, rows),)))
+        objective = smoothed(order, 1, shared).at(first_rows(3, ((0, rows),)))
         many = Records(one.features.expand(rows, -1), one.labels.expand(rows))
         estimate = objective.increment(Query(used, coefficients), Batch(many, weights), 1e9)
         spread = DIMENSION * len(used) / math.sqrt(rows)  # no estimate is longer than d for each point
@@ -55,13 +56,13 @@ def test_estimates_are_unbiased(order: str, shared: bool) -> None:
 def test_directions_are_keyed_by_seed_silo_round_and_row() -> None:
     like = torch.zeros(4, dtype=DTYPE)
     source = SeededDirections((1,))
-    drawn = source.sphere(Slots(2, ((0, 3), (5, 2))), 2, like)
+    drawn = source.sphere(first_rows(2, ((0, 3), (5, 2))), 2, like)
     assert drawn.shape == (5, 2, 4)
     torch.testing.assert_close(torch.linalg.vector_norm(drawn, dim=-1), torch.ones(5, 2, dtype=DTYPE))
-    assert torch.equal(source.sphere(Slots(2, ((5, 2),)), 2, like), drawn[3:])
-    for other in (Slots(3, ((5, 2),)), Slots(2, ((6, 2),))):
+    assert torch.equal(source.sphere(first_rows(2, ((5, 2),)), 2, like), drawn[3:])
+    for other in (first_rows(3, ((5, 2),)), first_rows(2, ((6, 2),))):
         assert not torch.allclose(source.sphere(other, 2, like), drawn[3:])
-    both = SeededDirections((1, 9)).sphere(Slots(2, ((5, 2),)), 2, like)
+    both = SeededDirections((1, 9)).sphere(first_rows(2, ((5, 2),)), 2, like)
     assert torch.equal(both[0], drawn[3:])
     assert not torch.allclose(both[1], drawn[3:])
 
@@ -69,7 +70,7 @@ def test_directions_are_keyed_by_seed_silo_round_and_row() -> None:
 @pytest.mark.parametrize("dimension", [1, 2, 6])
 def test_the_ball_is_filled_uniformly(dimension: int) -> None:
     """‖y‖^d is uniform on [0, 1], and no direction is preferred."""
-    points = SeededDirections((4,)).ball(Slots(1, ((0, 20_000),)), 1, torch.zeros(dimension, dtype=DTYPE))
+    points = SeededDirections((6,)).ball(first_rows(1, ((0, 20_000),)), 1, torch.zeros(dimension, dtype=DTYPE))
     shares = np.sort((torch.linalg.vector_norm(points, dim=-1) ** dimension).numpy().ravel())
     assert np.max(np.abs(shares - (np.arange(20_000) + 0.5) / 20_000)) < 1.95 / math.sqrt(20_000)
     assert float(points.mean(0).norm()) < 5 / math.sqrt(20_000)
@@ -91,7 +92,7 @@ def test_one_record_moves_a_period_by_its_clip_at_most_and_nothing_else(order: s
     def sums(sizes: Tensor) -> list[Tensor]:
         state, found = empty_sum(path[0]), []
         for t in range(1, rounds + 1):
-            looked_at = objective.at(Slots(t, ((0, batch),)))
+            looked_at = objective.at(first_rows(t, ((0, batch),)))
             records = Records(features[t - 1], sizes[t - 1])
             state, _ = absorb(state, estimator.round(t), path[t - 1], looked_at, records, weights, 2)
             found.append(state.total)
@@ -114,7 +115,7 @@ def test_one_record_moves_a_period_by_its_clip_at_most_and_nothing_else(order: s
 
 def test_the_bound_of_an_anchor_is_attained() -> None:
     """b = 0 and b = 100 at the same measurement: opposite gradients, both clipped: 2 C/B."""
-    objective = smoothed("first", 1).at(Slots(1, ((0, 1),)))
+    objective = smoothed("first", 1).at(first_rows(1, ((0, 1),)))
     point, one = torch.ones(DIMENSION, dtype=DTYPE), torch.ones(1, dtype=DTYPE)
     pulls = [objective.increment(Query([point]), Batch(record(size), one), 0.4) for size in (0.0, 100.0)]
     assert float((pulls[0].total - pulls[1].total).norm()) == pytest.approx(0.8)
@@ -127,7 +128,10 @@ def test_nobody_drawn_is_a_sum_of_nothing(order: str, shared: bool) -> None:
     """Directions of no rows, of all silos or of one of two, whose other rows are as they are without it."""
     points = [torch.full((DIMENSION,), value, dtype=DTYPE) for value in (0.3, 0.1)]
     for used, coefficients in ((points[:1], [1.0]), (points, [1.0, -1.0])):
-        objective, none = smoothed(order, 2, shared).at(Slots(3, ((0, 0), (1, 0)))), torch.ones(0, dtype=DTYPE)
+        objective, none = (
+            smoothed(order, 2, shared).at(first_rows(3, ((0, 0), (1, 0)))),
+            torch.ones(0, dtype=DTYPE),
+        )
         nobody = Records(*(column[:0] for column in record(0.2)))
         assert not objective.increment(Query(used, coefficients), Batch(nobody, none), 1.0).total.any()
         places = torch.zeros(0, dtype=torch.int64)
@@ -137,7 +141,7 @@ def test_nobody_drawn_is_a_sum_of_nothing(order: str, shared: bool) -> None:
         one = torch.ones(1, dtype=DTYPE)
         totals = [
             smoothed(order, 2, shared)
-            .at(Slots(3, silos))
+            .at(first_rows(3, silos))
             .increment(Query(used, coefficients), Batch(record(0.2), one), 9.0)
             .total
             for silos in (((0, 0), (1, 1)), ((1, 1),))
@@ -152,7 +156,7 @@ def test_shared_directions_make_a_difference_small() -> None:
     norms: dict[bool, list[float]] = {True: [], False: []}
     for shared, seen in norms.items():
         for t in range(1, 50):
-            objective = smoothed("zeroth", 1, shared).at(Slots(t, ((0, 1),)))
+            objective = smoothed("zeroth", 1, shared).at(first_rows(t, ((0, 1),)))
             seen.append(
                 float(objective.increment(Query(near, [1.0, -1.0]), Batch(record(0.3), one), 1e9).total.norm())
             )
@@ -168,7 +172,7 @@ def test_any_model_can_be_smoothed_and_replicates_are_alone(order: str) -> None:
     features = torch.from_numpy(generator.standard_normal((2, 4, 3)))
     labels = torch.from_numpy(generator.integers(0, 2, (2, 4)))
     weights, clip = torch.full((4,), 0.25, dtype=DTYPE), torch.tensor([[0.2], [0.5]], dtype=DTYPE)
-    slots = Slots(1, ((0, 1), (1, 3)))
+    slots = first_rows(1, ((0, 1), (1, 3)))
     together = Smoothed(base, ALPHA, order, 2, 2, True, SeededDirections((1, 2))).at(slots)  # type: ignore[arg-type]
     found = together.increment(Query(points, [1.0, -1.0]), Batch(Records(features, labels), weights), clip)
     for place, seed in enumerate((1, 2)):
@@ -195,7 +199,7 @@ def test_without_slots_and_without_values_it_refuses() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_window_of_directions_is_the_same_as_among_all(dtype: torch.dtype, count: int) -> None:
     """Of any rows of any silo, any of their directions: a silo draws few at a time, and may not draw others."""
-    slots, like = Slots(2, ((0, 3), (5, 4))), torch.zeros(37, dtype=dtype)
+    slots, like = first_rows(2, ((0, 3), (5, 4))), torch.zeros(37, dtype=dtype)
     source = SeededDirections((1,))
     for draw in (source.sphere, source.ball):
         drawn = draw(slots, count, like)
@@ -211,7 +215,7 @@ def test_a_window_of_directions_is_the_same_as_among_all(dtype: torch.dtype, cou
 def test_directions_taken_a_few_at_a_time_give_the_contribution_of_all(
     monkeypatch: pytest.MonkeyPatch, order: str, shared: bool, points: int
 ) -> None:
-    objective = smoothed(order, 6, shared).at(Slots(3, ((1, 4),)))
+    objective = smoothed(order, 6, shared).at(first_rows(3, ((1, 4),)))
     generator = torch.Generator().manual_seed(0)
     query = [torch.randn(DIMENSION, generator=generator, dtype=DTYPE) for _ in range(points)]
     records = Records(torch.randn((4, DIMENSION), generator=generator, dtype=DTYPE), torch.rand(4, dtype=DTYPE))
@@ -232,7 +236,7 @@ def test_few_rows_and_few_directions_at_a_time_give_what_all_give(
     monkeypatch: pytest.MonkeyPatch, order: str, shared: bool, points: int
 ) -> None:
     """Rows apart have the very bits of rows together, and replicates beside others those that they have alone."""
-    slots, seeds = Slots(3, ((1, 4), (2, 3))), (1, 2)
+    slots, seeds = first_rows(3, ((1, 4), (2, 3))), (1, 2)
     generator = torch.Generator().manual_seed(0)
     around = [torch.randn((2, DIMENSION), generator=generator, dtype=DTYPE) for _ in range(points)]
     records = Records(
@@ -266,7 +270,7 @@ def test_guarantee_few_directions_at_a_time_are_clipped_together(
     base = PhaseRetrieval(DIMENSION, 2, feature_norm=1.0, dtype=DTYPE)
     one, point = torch.ones(1, dtype=DTYPE), torch.full((DIMENSION,), 2.0, dtype=DTYPE)
     objective = smoothed(order, 6, base=base)
-    objective = dataclasses.replace(objective, anchor_directions=6).at(Slots(1, ((0, 1),)))
+    objective = dataclasses.replace(objective, anchor_directions=6).at(first_rows(1, ((0, 1),)))
     pull = objective.increment(Query([point]), Batch(record(0.1), one), 0.01)
     assert 0.0099 < float(pull.total.norm()) <= 0.01
     assert int(pull.clipped) == 1

@@ -20,6 +20,7 @@ from fedpriv.loss.running_sums import absorb, empty_sum
 from fedpriv.loss.smoothed import Window
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.papers.kornowski import O2NC, O2NCState
+from tests.loss.builders import first_rows
 
 ALPHA, ROUNDS, PERIOD, WINDOW = 0.4, 11, 4, 3
 LOSS = PhaseRetrieval(2, 1, feature_norm=1.0, dtype=torch.float64)
@@ -110,7 +111,7 @@ def golden_run(
         current, batch = estimator.round(t), batches[t - 1]
         query, rows = optimizer.query(state), len(batch.labels)
         weights = torch.full((rows,), 1.0 / rows, dtype=torch.float64)
-        looked_at = objective.at(Slots(t, ((0, rows),)))
+        looked_at = objective.at(first_rows(t, ((0, rows),)))
         total, clips = absorb(total, current, query, looked_at, batch, weights, estimator.memory)
         clipped += int(clips)
         noise, hidden = mechanism.noise(hidden, t, fresh[t - 1])

@@ -8,16 +8,20 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.core.random import KeyedCoins, simulation_noise
 from fedpriv.loss.objective import Records
 from fedpriv.loss.softmax import Block
-from fedpriv.participation.orders import Participation, PublicOrder
+from fedpriv.participation.orders import Participation, PublicOrder, row_indices
 from fedpriv.rounds.round import Read, record_weight
 
 _GATHER_VALUES = 2**20
+NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
+"""In place of row indices where nothing is keyed by them."""
 
 
 class _Gathered(NamedTuple):
@@ -40,12 +44,15 @@ class OrderedBatches:
         train: Records,
         dtype: torch.dtype,
         there: Tensor | None = None,
+        *,
+        keyed: bool = False,
     ) -> None:
         """`shares` has each replicate's records of every silo in the silo's order; `dtype` is that of weights.
 
         Replicates that read the same have the same object there.  `there` says which of the records of `train`
-        count, None: all.
+        count, None: all.  `keyed` is for objectives that ask for row indices.
         """
+        self._keyed = keyed
         self._schedule, self._silo_weights, self._sizes = schedule, silo_weights, batch_sizes
         self._train, self._dtype, device = train, dtype, train.features.device
         self._there = there
@@ -83,8 +90,9 @@ class OrderedBatches:
                 else:
                     _, index, gathered = kept
                 weights = self._weights(alike[count].weights, index)
-                for records, weight in itertools.islice(zip(gathered, weights, strict=False), over, None):
-                    yield Read(records, weight, alike[count].rows)
+                rounds = zip(gathered, weights, read, strict=False)
+                for records, weight, batches in itertools.islice(rounds, over, None):
+                    yield Read(records, weight, alike[count].silos, self._rows(batches))
 
     def _weights(self, alike: Tensor, index: Tensor) -> Iterable[Tensor]:
         """Round after round, of the records of `index` (rounds, orders, records): 0 where one does not count."""
@@ -103,11 +111,18 @@ class OrderedBatches:
 
     def _read(self, batches: int) -> Read:
         """A round that reads so many batches of every silo, still without its records."""
-        rows = tuple((silo, batches * size) for silo, size in enumerate(self._sizes))
+        silos = tuple((silo, batches * size) for silo, size in enumerate(self._sizes))
         shares = zip(self._silo_weights, self._sizes, strict=True)
         weights = torch.tensor([record_weight(share, size, batches) for share, size in shares], dtype=self._dtype)
-        each = weights.repeat_interleave(torch.tensor([count for _, count in rows]))
-        return Read(None, each.to(self._train.features.device), rows)
+        each = weights.repeat_interleave(torch.tensor([count for _, count in silos]))
+        return Read(None, each.to(self._train.features.device), silos, NO_ROWS)
+
+    def _rows(self, batches: Sequence[int]) -> NDArray[np.int64]:
+        """Row indices of the records of these batches, silo after silo."""
+        if not self._keyed:
+            return NO_ROWS
+        first, count = batches[0], len(batches)  # batches of a round follow one another
+        return np.concatenate([np.arange(first * size, (first + count) * size) for size in self._sizes])
 
     def _silo_by_silo(self, count: int) -> Tensor:
         """Where to find the records of `count` batches, one batch after another, silo after silo."""
@@ -125,8 +140,10 @@ class Sampled(NamedTuple):
 
     records: Tensor
     weights: Tensor
-    rows: tuple[tuple[int, int], ...]
-    """The places of each silo's records, (silo, how many) in a row; none where silos are not kept apart."""
+    silos: tuple[tuple[int, int], ...]
+    """Silos in the order of their records, (silo, records); none where silos are not kept apart."""
+    rows: NDArray[np.int64]
+    """Row index of each record in its silo, (replicates, width); 0 where a row is filled up."""
 
 
 class SampledBatches:
@@ -161,11 +178,12 @@ class SampledBatches:
     def rounds_from(self, first: int) -> Iterator[Sampled]:
         """Iterate over rounds from `first` on."""
         for t in range(first, self._schedule.rounds + 1):
-            drawn = [self._drawn(coins, share, t) for coins, share in zip(self._coins, self._shares, strict=True)]
+            drawn = [self._drawn(coins, t) for coins in self._coins]
             sizes = torch.tensor([[len(records) for records in silos] for silos in drawn])
             widths = [int(sizes[:, piece].sum(1).max()) for piece in self._pieces]
             index = torch.zeros(len(drawn), sum(widths), dtype=torch.int64)
             weights = torch.zeros(len(drawn), sum(widths), dtype=torch.float64)
+            numbers = np.zeros((len(drawn), sum(widths)), np.int64)
             starts = [0, *itertools.accumulate(widths)]
             batches = self._schedule.expected_batches(t)
             of_record = [
@@ -175,15 +193,14 @@ class SampledBatches:
                 for start, piece in zip(starts, self._pieces, strict=False):
                     for silo in piece:
                         stop = start + len(silos[silo])
-                        index[place, start:stop] = silos[silo]
+                        index[place, start:stop] = self._shares[place][silo][silos[silo]]
+                        numbers[place, start:stop] = silos[silo]
                         weights[place, start:stop] = of_record[silo]
                         start = stop
-            rows = tuple(enumerate(widths)) if self._by_silo else ()
-            yield Sampled(index[self._pick], weights[self._pick], rows)
+            of_silos = tuple(enumerate(widths)) if self._by_silo else ()
+            yield Sampled(index[self._pick], weights[self._pick], of_silos, numbers[self._pick])
 
-    def _drawn(self, coins: KeyedCoins, shares: Sequence[Tensor], t: int) -> list[Tensor]:
-        """The records of every silo that take part in round t."""
-        return [
-            share[self._schedule.rows(t, size, silo, lambda: coins)]
-            for silo, (share, size) in enumerate(zip(shares, self._sizes, strict=True))
-        ]
+    def _drawn(self, coins: KeyedCoins, t: int) -> list[NDArray[np.int64]]:
+        """The rows of every silo that take part in round t."""
+        drawn = (self._schedule.rows(t, size, silo, lambda: coins) for silo, size in enumerate(self._sizes))
+        return [row_indices(rows) for rows in drawn]

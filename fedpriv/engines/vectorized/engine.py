@@ -32,9 +32,10 @@ from fedpriv.engines.vectorized.silos import (
     missing_noise,
     plans_of,
 )
-from fedpriv.loss.objective import Records, Slots
+from fedpriv.loss.objective import Records
 from fedpriv.loss.running_sums import RunningSum, empty_sum
 from fedpriv.noise.mechanism import MechanismState
+from fedpriv.participation.dependence import Dependence, declared_dependence
 from fedpriv.participation.orders import PublicOrder
 from fedpriv.rounds.beside import SimulatedEvaluation, released_by
 from fedpriv.rounds.outcome import (
@@ -165,6 +166,7 @@ class _Group:
         self._apart = plan.estimator.round(1).local is not None
         self._by_silos = [SimulatedEvaluation.of(cell) for cell in cells]
         self._away = Away(self._absences, len(plan.batch_sizes), self._device)
+        self._keyed = bool(declared_dependence(plan.objective) & ~(Dependence.RECORD | Dependence.BATCH))
 
     @torch.inference_mode()
     def run(self, keeper: Keeper) -> list[Outcome]:
@@ -275,7 +277,8 @@ class _Group:
         if isinstance(plan.schedule, PublicOrder):
             of_replicates = [shares[cell.seed] for cell in self._cells]
             reads = OrderedBatches(
-                plan.schedule, of_replicates, plan.weights, plan.batch_sizes, on_device, self._dtype, there
+                *(plan.schedule, of_replicates, plan.weights, plan.batch_sizes, on_device, self._dtype, there),
+                keyed=self._keyed,
             ).rounds_from(first)
         else:
             reads = self._sampled(on_device, shares, first, there)
@@ -284,24 +287,23 @@ class _Group:
     def _of_those_there(self, reads: Iterator[Read], first: int) -> Iterator[Read]:
         """The same with weight 0 for the records of silos that are away."""
         for t, read in enumerate(reads, start=first):
-            silos, counts = torch.tensor(read.rows, device=self._device).T
+            silos, counts = torch.tensor(read.silos, device=self._device).T
             there = self._away.there(t).to(self._dtype)
             yield read._replace(weights=read.weights * there[:, silos.repeat_interleave(counts)])
 
     def _sampled(
         self, train: Records, shares: dict[int, list[Tensor]], first: int, there: Tensor | None
     ) -> Iterator[Read]:
-        """Whose a record is, is told to those alone that ask; nothing may be keyed by how many there are."""
-        plan, objective = self._plan, self._plan.objective
-        by_silo = self._apart or objective.at(Slots(1, ())) is not objective or bool(self._away)
+        """Pass silos and row indices to those objectives alone that key something by them."""
+        plan, by_silo = self._plan, self._apart or self._keyed or bool(self._away)
         sampled = SampledBatches(
             plan.schedule, self._group.seeds, shares, plan.weights, plan.batch_sizes, by_silo=by_silo
         )
-        for index, weights, rows in sampled.rounds_from(first):
+        for index, weights, silos, rows in sampled.rounds_from(first):
             on_device = index.to(self._device)
             records = Records(train.features[on_device], train.labels[on_device]) if index.numel() else None
             weights = weights.to(self._device, self._dtype)
-            yield Read(records, weights if there is None else weights * there[on_device], rows)
+            yield Read(records, weights if there is None else weights * there[on_device], silos, rows)
 
     def _evaluate(self, t: int, place: int, model: Tensor) -> list[dict[str, float]]:
         """After round t, in evaluation number `place`."""

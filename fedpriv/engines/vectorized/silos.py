@@ -106,7 +106,7 @@ class LocalSilos:
         clipped = query.new_zeros(query.shape[:-1], dtype=torch.int64)
         fresh = None if self._fresh is None else next(self._fresh)
         walked: list[Tensor] = []
-        for silo, rows in read.rows:
+        for silo, rows in read.silos:
             share, past = self._weights[silo], tuple(of_all[silo] for of_all in total.past)
             point, own = point_of(current, query, past), _of_one(read, silo, start, rows)
             summed = self._step.sums(State(sums=(torch.zeros_like(query),)), current, point, own)
@@ -145,7 +145,7 @@ def _of_one(read: Read, silo: int, start: int, rows: int) -> Read:
     if records is not None:
         behind = records.labels.dim() - 1
         records = Records(*(column.narrow(behind, start, rows) for column in records)) if rows else None
-    return Read(records, weights, ((silo, rows),))
+    return Read(records, weights, ((silo, rows),), read.rows[..., start : start + rows])
 
 
 def _noise_of_each(group: Replicates, first: int) -> Iterator[Tensor]:

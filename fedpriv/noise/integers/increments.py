@@ -260,6 +260,7 @@ def integer_sum(
     factor: float,
     least: int = 0,
     counts: NDArray[np.bool_] | None = None,
+    rows: NDArray[np.int64] | None = None,
 ) -> Ints:
     """Σ_b k_b, (d,) int64: the clipped increments of a round's records on the run's lattice, added exactly.
 
@@ -267,13 +268,14 @@ def integer_sum(
     bound in real units; `norm` is K, the bound in units of the lattice, and `factor` units per unit of an
     increment (`Lattice.norm`, `Lattice.factor`; both divided by the batches that a round reads).  None for records
     are zeros.  A round of fewer than `least` records takes as much work as one of so many.  `counts`, (B,), says
-    which records are more than a place: others add zeros, and take as much work; None: all.
+    which records are more than a place: others add zeros, and take as much work; None: all.  `rows`, (B,), are
+    row indices of the records in their silo; None: row 0 for each, for objectives that key nothing by it.
 
     Guarantee: one record moves the sum by at most `norm` under zero-out and by 2 `norm` under replace-one,
     whatever bits the points have and whatever the objective computes or raises for a record; its integers depend
-    on its own row, its place and public values alone.  Increments that are outer products have the same bits on
-    every processor (`linear_sum`); counts are added cell by cell (`Indicators.whole`); others are computed for one
-    record after another, each in a batch of one.
+    on its own content, its row index and public values alone, whoever else is read.  Increments that are outer
+    products have the same bits on every processor (`linear_sum`); counts are added cell by cell
+    (`Indicators.whole`); others are computed for one record after another, each in a batch of one.
     """
     if records is None:
         return np.zeros(objective.dimension, np.int64)
@@ -284,9 +286,9 @@ def integer_sum(
         return objective.whole(records.features.double().numpy(), there, norm, whole)
     outer = fast_paths(objective).outer
 
-    def of_one(features: Tensor, label: Tensor, place: Tensor) -> Tensor:
+    def of_one(features: Tensor, label: Tensor, row: Tensor) -> Tensor:
         alone = Batch(Records(features, label), torch.ones(1, dtype=torch.float64))
-        return objective.per_record(asked, alone, place, clip)
+        return objective.per_record(asked, alone, row, clip)
 
     if outer is not None and rank_one_suits(norm, outer, records.features.shape[-1]):
         at, seen = (
@@ -297,8 +299,9 @@ def integer_sum(
         return linear_sum(outer, at, query.coefficients, features, labels, norm, factor)
     total = np.zeros(objective.dimension, np.int64)
     nothing = torch.zeros(1, 1, dtype=torch.float64).expand(1, objective.dimension)  # takes no memory
-    places, nowhere = torch.arange(len(records.labels)), torch.zeros(1, dtype=torch.int64)
-    alone = each_alone(of_one, (*records, places), nothing, (*dummy_of(records), nowhere), least)
+    names = torch.zeros(len(there), dtype=torch.int64) if rows is None else torch.from_numpy(rows)
+    first_row = torch.zeros(1, dtype=torch.int64)
+    alone = each_alone(of_one, (*records, names), nothing, (*dummy_of(records), first_row), least)
     for counting, increment in zip(_filled(there, least).tolist(), alone, strict=True):
         add_integers(total, increment.numpy()[0], norm, factor, counting)
     return total

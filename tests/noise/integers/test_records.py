@@ -15,11 +15,12 @@ from torch import Tensor
 from fedpriv.loss.layered import objective_of
 from fedpriv.loss.losses import CrossEntropy
 from fedpriv.loss.models import MODELS, convolutional_net
-from fedpriv.loss.objective import Batch, Objective, Query, Records, Slots, View, fast_paths
+from fedpriv.loss.objective import Batch, Objective, Query, Records, View, fast_paths
 from fedpriv.loss.softmax import SoftmaxRegression
 from fedpriv.loss.views import LocalSteps, LocalTraining, PerUnit, QuantileClip
 from fedpriv.noise.integers.increments import dummy_of, integer_sum
 from fedpriv.noise.integers.strategies import lattice_for
+from tests.loss.builders import first_rows
 from tests.loss.test_hostile_queries import CASES, F32, F64, Case, records_of
 
 HELD = 7
@@ -34,7 +35,7 @@ HOSTILE = (math.nan, math.inf, -math.inf, 1e38, -1e308, 5e-324)
 
 def objective_of_case(name: str, dtype: torch.dtype, rows: int = HELD) -> Any:
     made = CASES_HERE[name].make(dtype)
-    return made.at(Slots(1, ((0, rows),)))
+    return made.at(first_rows(1, ((0, rows),)))
 
 
 def some_records(name: str, dtype: torch.dtype, count: int = HELD, seed: int = 3) -> Records:
@@ -53,8 +54,9 @@ def sum_of(
     records: Records,
     clip: float = 1.0,
 ) -> np.ndarray:
-    lattice = lattice_for([clip], 36)
-    return integer_sum(objective, Query(points, coefficients), clip, records, lattice.norm(clip), lattice.factor())
+    lattice, rows = lattice_for([clip], 36), np.arange(len(records.labels))
+    asked = Query(points, coefficients)
+    return integer_sum(objective, asked, clip, records, lattice.norm(clip), lattice.factor(), rows=rows)
 
 
 def with_row(records: Records, place: int, other: Records) -> Records:
@@ -129,11 +131,11 @@ def test_increments_are_computed_one_record_at_a_time_and_a_failing_one_is_zeros
     seen = []
 
     class Watched(View):
-        def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
-            seen.append((len(batch.weights), places.tolist()))
-            if 5 in places and failing:
+        def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
+            seen.append((len(batch.weights), rows.tolist()))
+            if 5 in rows and failing:
                 raise FloatingPointError("record 5")
-            return self.base.per_record(query, batch, places, clip)
+            return self.base.per_record(query, batch, rows, clip)
 
     failing = False
     whole = sum_of(Watched(objective), points, (1.0, -1.0), records)

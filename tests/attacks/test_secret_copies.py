@@ -1,0 +1,135 @@
+"""Copies of pictures while it is secret who takes part: the others' sum tells nobody that a record was drawn.
+
+Gains, if a test here fails: coins of copies that are keyed by a record's position among those drawn move the
+copies of every record behind it.  At 0.3.0 the others' sum moved by a clip in each round that drew the victim,
+and a claimed ε of 2 was 10.4 (`epsilon_of_law`).
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting.pld import privacy_loss_distribution as pld
+
+from fedpriv.core.errors import InputError
+from fedpriv.loss.objective import Records, View
+from fedpriv.participation.dependence import OWN, Dependence
+from fedpriv.participation.orders import row_indices
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.round import Read
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
+from fedpriv.silo.silo import Silo
+from tests.conftest import small_tree
+from tests.parts import in_parts
+
+ROUNDS, RATE, DELTA, CLAIMED = 20, 20, 1e-5, 2.0
+VICTIM = 0
+SAMPLINGS = ("poisson", "allocation", "balanced")
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "dp-sgd": {"name": "dp-sgd", "step": 0.1},
+    "dp-adam": {"name": "dp-adam", "step": 0.1},
+    "dp-ftrl": {"name": "dp-ftrl", "step": 0.1, "mechanism": "banded", "bands": 2},
+}
+
+
+def cell_of(sampling: str, algorithm: str = "dp-sgd", arithmetic: str = "integers", **sections: Any) -> Cell:
+    groups = {"groups": 2} if algorithm == "dp-ftrl" else {}
+    tree = small_tree(
+        data={"name": "synthetic"},
+        model={"name": "mlp", "hidden": 4, "augment": {"copies": 2, "shift": 10}},
+        federation={"silos": 1, "rounds": ROUNDS, "batch": 1, "sampling": sampling, **groups},
+        algorithm={**ALGORITHMS[algorithm], "trust": "untrusted", "clip": 1.0},
+        privacy={"relation": "zero-out", "epsilon": CLAIMED, "delta": DELTA},
+        run={"dtype": "float32", "arithmetic": arithmetic},
+    )
+    return resolve_cell(tree | sections, "test")
+
+
+def silo_of(cell: Cell) -> Silo:
+    """A silo with as many pictures as an epoch reads, each drawn at random."""
+    task = task_of_cell(cell)
+    plan = plan_of(cell, task.objective, released=True)
+    return Silo.of(0, plan, Records(task.train.features[:RATE], task.train.labels[:RATE]), bytes(31) + b"8", b"")
+
+
+def others_apart(silo: Silo) -> list[float]:
+    """Distances of the others' sums, in clips, with and without the victim among those drawn.
+
+    The victim itself counts for nothing: its weight is 0 where it is read.
+    """
+    plan, distances = silo.plan, list[float]()
+    query = plan.objective.initial() * 3.0
+    held, there = silo._held
+    for t in range(1, ROUNDS + 1):
+        rows = row_indices(plan.schedule.rows(t, plan.batch_sizes[0], 0, lambda: silo._coins))
+        sums = []
+        for chosen in (np.union1d(rows, [VICTIM]), rows[rows != VICTIM]):
+            weights = there[chosen] * (torch.from_numpy(chosen) != VICTIM)
+            records = Records(held.features[chosen], held.labels[chosen])
+            read = Read(records, weights, ((0, len(chosen)),), chosen)
+            sums.append(silo.arithmetic.sums(silo.start(), plan.rounds[t - 1], query, read).values.double())
+        (norm,) = plan.exact.norms(t)
+        distances.append(float((sums[0] - sums[1]).norm()) / norm)
+    return distances
+
+
+def epsilon_of_law(others: float) -> float:
+    """ε of ROUNDS rounds in which a drawn record adds one clip, and moves the others' sum by `others` more."""
+    plan = silo_of(cell_of("poisson")).plan
+    (norm,) = plan.exact.norms(1)
+    law = pld.from_gaussian_mechanism(
+        plan.exact.claim.sigma / norm, sensitivity=1.0 + others, sampling_prob=1.0 / RATE
+    )
+    return float(law.self_compose(ROUNDS).get_epsilon_for_delta(DELTA))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "algorithm"),
+    in_parts(
+        [(sampling, algorithm) for sampling in SAMPLINGS for algorithm in ALGORITHMS],
+        [("poisson", "dp-sgd"), ("allocation", "dp-adam"), ("balanced", "dp-ftrl")],
+    ),
+)
+def test_guarantee_a_drawn_record_moves_nothing_of_the_others(sampling: str, algorithm: str) -> None:
+    assert others_apart(silo_of(cell_of(sampling, algorithm))) == [0.0] * ROUNDS
+
+
+def test_the_law_of_a_release_is_the_claimed_one() -> None:
+    """Poisson sampling, one coordinate: the claimed ε where the others stay, and what 0.3.0 really gave."""
+    assert 0.97 * CLAIMED < epsilon_of_law(0.0) <= CLAIMED * (1 + 1e-3)
+    assert epsilon_of_law(1.0) > 10.0
+
+
+class Silent(View):
+    """A part that does not say what an increment depends on."""
+
+
+class Positioned(View):
+    """A part that keys something by a record's position among those read, and says so."""
+
+    dependence = OWN | Dependence.POSITION
+
+
+@pytest.mark.parametrize("arithmetic", ["integers", "float"])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize(("part", "reason"), [(Silent, "does not declare"), (Positioned, "its position among")])
+def test_guarantee_what_may_depend_on_who_is_drawn_is_refused(
+    sampling: str, part: type[View], reason: str, arithmetic: str
+) -> None:
+    """In a guard and in a simulation, in one line that names both parts."""
+    cell = cell_of(sampling, arithmetic=arithmetic)
+    with pytest.raises(
+        InputError, match=f'federation.sampling = "{sampling}" .* {part.__name__}.*{reason}'
+    ) as caught:
+        plan_of(cell, part(task_of_cell(cell).objective), released=arithmetic == "integers")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_position_is_public_where_the_order_is() -> None:
+    cell = cell_of("fixed")
+    assert plan_of(cell, Positioned(task_of_cell(cell).objective), released=True)
+    with pytest.raises(InputError, match="Silent"):
+        plan_of(cell, Silent(task_of_cell(cell).objective), released=True)

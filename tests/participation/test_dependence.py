@@ -1,0 +1,74 @@
+"""Declared dependence: what a part says its increments depend on, and who refuses more."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedpriv.core.errors import InputError
+from fedpriv.loss.linear import LogisticRegression
+from fedpriv.loss.objective import EvaluationView, RecordView, View
+from fedpriv.loss.smoothed import SeededDirections, Smoothed
+from fedpriv.loss.views import LocalSteps, LocalTraining, PerUnit, QuantileClip
+from fedpriv.noise.trust import CLIENT, RECORD, USER
+from fedpriv.participation.dependence import (
+    KNOWN,
+    OWN,
+    UNDECLARED,
+    Dependence,
+    check_dependence,
+    declared_dependence,
+)
+from fedpriv.participation.registry import PARTICIPATIONS
+
+BASE = LogisticRegression(3, 1.0, dtype=torch.float64)
+
+
+class Silent(View):
+    """A view that declares nothing."""
+
+
+def test_guarantee_silence_means_anything() -> None:
+    assert declared_dependence(object()) == UNDECLARED
+    assert declared_dependence(Silent(BASE)) == UNDECLARED
+    assert declared_dependence(dataclasses.make_dataclass("Odd", [("dependence", str)])("record")) == UNDECLARED
+    with pytest.raises(InputError, match=r"^a sampling does not go with Silent, .* does not declare"):
+        check_dependence(Silent(BASE), KNOWN, "a sampling")
+
+
+def test_guarantee_views_add_to_what_their_base_declares() -> None:
+    assert declared_dependence(BASE) == Dependence.RECORD
+    for kind in (RecordView, EvaluationView):
+        assert declared_dependence(kind(BASE)) == Dependence.RECORD
+        assert declared_dependence(kind(Silent(BASE))) == UNDECLARED
+    smoothed = Smoothed(BASE, 0.1, "first", 1, 1, True, SeededDirections((1,)))
+    assert declared_dependence(smoothed) == OWN
+    steps = QuantileClip(LocalSteps(BASE, 0.1, 2), 0.1, 1.0)
+    assert Dependence.BATCH in declared_dependence(steps)
+    assert declared_dependence(PerUnit(steps, 3)) == Dependence.RECORD
+    assert Dependence.UNKNOWN in declared_dependence(PerUnit(Silent(BASE), 3))
+    assert Dependence.POSITION in declared_dependence(LocalTraining(BASE, 0.1, 2, 1))
+
+
+def test_every_participation_says_what_it_allows() -> None:
+    for kind in PARTICIPATIONS.values():
+        assert kind.allowed == (OWN if kind.secret else KNOWN)
+    assert all(Dependence.BATCH not in kind.allowed for kind in PARTICIPATIONS.values())
+
+
+@pytest.mark.parametrize("unit", [USER, CLIENT])
+def test_a_unit_has_no_rows_of_single_records(unit: Any) -> None:
+    assert RECORD.allowed == UNDECLARED
+    smoothed = Smoothed(BASE, 0.1, "first", 1, 1, True, SeededDirections((1,)))
+    with pytest.raises(InputError, match=r"depends on its row in the silo, the round, the silo"):
+        check_dependence(smoothed, unit.allowed, "privacy.unit")
+    check_dependence(LocalSteps(BASE, 0.1, 2), unit.allowed, "privacy.unit")
+
+
+def test_the_line_names_the_part_that_brings_it_in() -> None:
+    smoothed = Smoothed(Silent(BASE), 0.1, "first", 1, 1, True, SeededDirections((1,)))
+    with pytest.raises(InputError, match="does not go with Silent,"):
+        check_dependence(PerUnit(smoothed, 2), OWN, "a sampling")
+    assert not np.any([fact & OWN for fact in (Dependence.POSITION, Dependence.BATCH, Dependence.UNKNOWN)])
