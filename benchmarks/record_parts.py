@@ -48,11 +48,12 @@ def told(make: Callable[[], str]) -> str:
     return said.replace(str(Path.cwd()), "FOLDER").replace(str(SCENARIOS), "SCENARIOS")
 
 
-def _problem() -> None:
+def _problem(shape: tuple[int, ...] = (20,)) -> None:
     """Three classes of 20 numbers, 1,200 records, as problem.npz in the working directory."""
     draw = np.random.default_rng(10)
     labels = draw.integers(0, 3, 1500)
     images = draw.standard_normal((3, 20))[labels] + draw.standard_normal((1500, 20))
+    images = images.reshape(-1, *shape)
     np.savez(
         "problem.npz", train_images=images[:1200], train_labels=labels[:1200], test_images=images[1200:],
         test_labels=labels[1200:], classes=np.array(3),
@@ -114,6 +115,28 @@ def mechanisms(piece: int, pieces: int, wanted: Wanted) -> Entries:
     return mine(named(), piece, pieces, wanted)
 
 
+def copies(piece: int, pieces: int, wanted: Wanted) -> Entries:
+    """Copies of pictures under every sampling of records: integers and floats in process, floats together."""
+
+    def made(tree: Mapping[str, Any], engine: str) -> Callable[[], str]:
+        def make() -> str:
+            _problem((4, 5))
+            return run_of(tree, engine)
+
+        return make
+
+    def named() -> Iterator[tuple[str, Callable[[], str]]]:
+        of_records = [name for name in SCHEDULES if not name.startswith("clients")]
+        for schedule, trust in itertools.product(of_records, TRUSTS[:3]):
+            for engine, arithmetic in (("inprocess", "integers"), ("inprocess", "float"), ("vectorized", "float")):
+                tree = tree_of("dp-sgd", schedule, trust, True)
+                tree["model"] = {"name": "mlp", "hidden": 4, "augment": {"copies": 3, "shift": 1, "flip": True}}
+                tree["run"] = {**tree["run"], "arithmetic": arithmetic}
+                yield f"{schedule}/{trust}/{engine}/{arithmetic}", made(tree, engine)
+
+    return mine(named(), piece, pieces, wanted)
+
+
 # Commands
 
 
@@ -146,5 +169,6 @@ def shipped(piece: int, pieces: int, wanted: Wanted) -> Entries:
 PARTS: dict[str, Callable[[int, int, Wanted], Entries]] = {
     "rows": rows,
     "mechanisms": mechanisms,
+    "copies": copies,
     "shipped": shipped,
 }
