@@ -100,9 +100,10 @@ def _restored(policy_path: Path, policy: Policy, copy: Path) -> str:
         raise InputError(f"{copy}: cannot be restored: {error}") from None
     if same:
         return f"restored {policy.ledger}: its mark says that nothing was released since this backup"
+    unknown = "what was released since" if bound else "whether it was of these records, without its key"
     return (
-        f"restored {policy.ledger} as of commit {commit.number}: nobody knows what was released since, so the "
-        "whole budget of the policy is charged.  It answers no new run, unless a person raises allow.budget"
+        f"restored {policy.ledger} as of commit {commit.number}: nobody knows {unknown}, so the whole budget of "
+        "the policy is charged.  It answers no new run, unless a person raises allow.budget"
     )
 
 

@@ -131,9 +131,10 @@ class SiloLedger:
             self._database.execute("BEGIN IMMEDIATE")
             try:
                 self._entries, self._before = [], (before := self._check_age())
+                changes = self._database.total_changes
                 yield
                 after = self._after
-                if changed := after != before:
+                if changed := self._database.total_changes != changes:
                     self._database.execute("UPDATE about SET commits = ?, head = ?", after)
                     self._mark.write(Reading(self._name, before, after))
                 self._database.execute("COMMIT")

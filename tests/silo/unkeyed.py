@@ -28,8 +28,8 @@ def copied(folder: Path) -> Path:
 
 
 def stolen(folder: Path) -> list[Path]:
-    """Every file of a silo that has no records and is no key of theirs."""
-    return [path for path in folder.iterdir() if path.is_file() and not path.name.startswith("own.csv")]
+    """Every file of its ledger."""
+    return list(folder.glob("ledger.sqlite*"))
 
 
 def begin_unkeyed(ledger: Path, mark: Path, shard: Shard) -> None:
