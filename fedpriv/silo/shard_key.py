@@ -4,14 +4,12 @@ No ledger and no backup has it: what a ledger says of its records can be tried b
 """
 
 import os
-import secrets
 import shlex
 import stat
-from contextlib import suppress
 from pathlib import Path
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.files import OWN, sync_folder, write_bytes
+from fedpriv.core.files import make_secret
 
 _BYTES = 32
 _REMEDY = (
@@ -43,20 +41,11 @@ def read_key(path: Path) -> bytes:
 
 
 def made_key(path: Path) -> bytes:
-    """Read the key at `path`; where there is none, make one, whole or not at all.
-
-    Guarantee: of several that make it at once all have the same key, and none is replaced.
-    """
+    """Read the key at `path`; where there is none, make one, whole or not at all."""
     if not path.exists():
-        draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
         try:
-            write_bytes(draft, secrets.token_bytes(_BYTES), OWN)
-            with suppress(FileExistsError):
-                os.link(draft, path)
-            draft.unlink()
-            sync_folder(path.parent)
+            make_secret(path, _BYTES)
         except OSError as error:
-            draft.unlink(missing_ok=True)
             raise InputError(
                 f"{path}: the key of the records cannot be made here ({error.strerror}); make it once, as their "
                 f"owner: (umask 077; head -c {_BYTES} /dev/urandom > {shlex.quote(str(path))})"
