@@ -24,11 +24,11 @@ _log = logging.getLogger("fedpriv.guard")
 
 
 def begin_ledger(policy: Policy, shard: Shard) -> None:
-    """Begin the ledger of these records; InputError if there is one, or was."""
-    for there in (policy.ledger, policy.marked):
-        if there.exists():
+    """Begin the ledger of these records.  InputError if there is one, or was."""
+    for path in (policy.ledger, policy.marked):
+        if path.exists():
             raise InputError(
-                f"{there} exists: a ledger is begun once; what it says was released cannot be forgotten"
+                f"{path} exists: a ledger is begun once; what it says was released cannot be forgotten"
             )
     create_ledger(policy.ledger, policy.marked, shard.fingerprint(made_key(policy.shard_key)))
 
@@ -49,7 +49,9 @@ def create_ledger(path: Path, mark: Path, fingerprint: bytes) -> None:
 
 
 def check_records(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
-    """Convert a ledger of fedpriv 0.3.0; InputError, with nothing changed, if a ledger is not for these records.
+    """Check that a ledger is for these records, and convert one of fedpriv 0.3.0.
+
+    InputError, with nothing changed, if it is not.
 
     Guarantee: a key is made for a ledger without one alone, so that no other records get a fingerprint unnoticed.
     """
@@ -63,7 +65,7 @@ def check_records(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
             "silo restore POLICY FOLDER` begins again from it with this key, with the budget counted as spent"
         )
     if ledger.shard != shard.fingerprint(key):
-        raise _others(policy)
+        raise _other_records(policy)
 
 
 def is_key_of(key: bytes, fingerprint: bytes) -> bool:
@@ -76,7 +78,7 @@ def _convert(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
         if ledger.is_keyed():  # by another process meanwhile
             return
         if ledger.shard != shard.digest:
-            raise _others(policy)
+            raise _other_records(policy)
         key = made_key(policy.shard_key)
         with ledger.transaction():
             ledger.bind(shard.fingerprint(key), key)
@@ -89,7 +91,7 @@ def _convert(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
     )
 
 
-def _others(policy: Policy) -> InputError:
+def _other_records(policy: Policy) -> InputError:
     return InputError(
         f"{policy.shard}: these are not the records, in the order, that {policy.ledger} was begun for; what was "
         "released of those is no account of these"

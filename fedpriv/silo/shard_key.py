@@ -1,4 +1,6 @@
-"""The key of the fingerprint of a silo's records: 32 random bytes in a file beside the records, mode 0600.
+"""The key of the fingerprint of a silo's records.
+
+It has 32 random bytes, in a file beside the records, mode 0600.
 
 No ledger and no backup has it: what a ledger says of its records can be tried by nobody who has only these.
 """
@@ -20,12 +22,12 @@ _REMEDY = (
 
 
 def key_beside(shard: Path) -> Path:
-    """Where the key of the records in the file `shard` is."""
+    """Return the path of the key of the records in the file `shard`."""
     return shard.with_name(shard.name + ".key")
 
 
 def read_key(path: Path) -> bytes:
-    """Read a key; InputError in one line, with the remedy, where there is none, or none that can be used."""
+    """Read a key.  InputError in one line, with the remedy, where there is none, or none that can be used."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             mode, key = os.fstat(file.fileno()).st_mode, file.read(_BYTES + 1)
@@ -41,7 +43,7 @@ def read_key(path: Path) -> bytes:
 
 
 def made_key(path: Path) -> bytes:
-    """Read the key at `path`; where there is none, make one, whole or not at all."""
+    """Read the key at `path`, which is made where there is none, whole or not at all."""
     if not path.exists():
         try:
             make_secret(path, _BYTES)
