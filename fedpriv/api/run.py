@@ -18,7 +18,7 @@ from fedpriv.api.results import RunResults, array_of, records_of, results_of
 from fedpriv.cli.progress import Progress
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import scenario_file
-from fedpriv.data.frames import GIVEN, Frame, add_frame, is_frame
+from fedpriv.data.frames import Frame, add_frame, given_name, is_frame
 from fedpriv.data.named import ARGUMENTS, Part, add_data, dataset_of
 from fedpriv.engines.workers import Workers
 from fedpriv.loss.frozen import trained_of
@@ -63,7 +63,7 @@ def with_own(
         return found
     parts = _part(cast(Given, train)), _part(test)
     checked = dataset_of(ARGUMENTS, *parts, classes)
-    name = f"{GIVEN}{_digest(*(array for part in parts for array in part))}"
+    name = given_name(_digest(*(array for part in parts for array in part)))
     add_data(name, lambda: parts, checked.classes)
     data = found.setdefault("data", {})
     data["name"] = name
@@ -74,7 +74,7 @@ def with_own(
         record, real = checked.train_images.shape[1:], checked.classes == 0
         constants = [values.detach().cpu().numpy() for values in (*model.parameters(), *model.buffers())]
         text = f"{model!r}{_told(loss)}{list(trained_of(model))}{[layer.training for layer in model.modules()]}"
-        of_model = f"{OF_MODULE}{_digest(*constants, np.array([*record, checked.classes]), text=text)}"
+        of_model = f"{OF_MODULE}{_digest(*constants, np.array([*record, checked.classes]), text=text).hex()[:16]}"
         add_given(of_model, model, record, regression=real, choice=choice_of(loss, real=real))
         found["model"] = {"name": of_model}
     return found if asked is None else as_advised(found, checked, asked)
@@ -134,12 +134,12 @@ def _pair(given: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     return records_of(records), array_of(labels)
 
 
-def _digest(*arrays: NDArray[Any], text: str = "") -> str:
+def _digest(*arrays: NDArray[Any], text: str = "") -> bytes:
     digest = sha256(text.encode())
     for array in arrays:
         digest.update(f"{array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()[:16]
+    return digest.digest()
 
 
 def run(

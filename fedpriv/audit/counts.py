@@ -28,7 +28,8 @@ from fedpriv.noise.trust import RECORD
 from fedpriv.rounds.plan import Plan, plan_of
 from fedpriv.rounds.task import ModelInputs, task_of_schema
 from fedpriv.scenario.schema import Cell
-from fedpriv.silo.ledger import SiloLedger, create_ledger
+from fedpriv.silo.fingerprint import begin_ledger
+from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import Allowed, Policy
 from fedpriv.silo.shard import Shard
 
@@ -119,7 +120,7 @@ class _Counting:
             silo=number, shard=folder / f"{number}.csv", table=schema, ledger=folder / f"{number}.sqlite",
             socket=folder / f"{number}.sock", allow=Allowed.model_validate(allow),
         )  # fmt: skip
-        create_ledger(self._policy.ledger, self._policy.marked, self._shard.fingerprint)
+        begin_ledger(self._policy, self._shard)
         self._tree, self._run, self._text = cell.canonical(), "", ""
         self._open()
 

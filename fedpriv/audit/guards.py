@@ -12,8 +12,9 @@ from fedpriv.audit.canaries import CLASSES
 from fedpriv.clients.simulated import Answering
 from fedpriv.rounds.plan import Plan
 from fedpriv.scenario.schema import Cell
+from fedpriv.silo.fingerprint import begin_ledger
 from fedpriv.silo.guard import Guard
-from fedpriv.silo.ledger import SiloLedger, create_ledger
+from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import Allowed, Policy
 from fedpriv.silo.shard import Shard
 from fedpriv.silo.views import Views
@@ -68,7 +69,7 @@ class GuardedSilo:
             socket=folder / f"{number}.sock",
             allow=_allowed(cell, plan),
         )
-        create_ledger(self._policy.ledger, self._policy.marked, shard.fingerprint)
+        begin_ledger(self._policy, shard)
         self._ledger, self._guard = self._opened()
 
     def restart(self) -> None:

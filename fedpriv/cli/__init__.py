@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from errno import EACCES, EEXIST, EISDIR, ENOENT, ENOTDIR, EPERM, EROFS
 
 from fedpriv.cli.app import app
-from fedpriv.core.errors import FedprivError, InputError, RunError
+from fedpriv.core.errors import FedprivError, InputError, RunError, printable_lines
 
 INTERRUPTED = 130
 
@@ -20,7 +20,7 @@ def main() -> None:
         with _as_python_says():
             app()
     except FedprivError as error:
-        sys.stderr.write(f"fedpriv: {error}\n")
+        sys.stderr.write(f"fedpriv: {printable_lines(str(error))}\n")
         sys.exit(error.exit_code)
     except OSError as error:  # a folder that cannot be written, a full disk
         given = error.filename is not None and error.errno in _OF_A_PATH

@@ -346,13 +346,14 @@ def table(
 
     Example: fedpriv table runs/quickstart --format csv
     """
+    from fedpriv.cli.shown import say
     from fedpriv.show.table import STYLES, render
     from fedpriv.study.results import check_claims, read_claims
 
     if style not in STYLES:
         raise InputError(f"--format {style}: known formats are {', '.join(STYLES)}{suggestion(style, STYLES)}")
     results = read_claims(run_dir)
-    typer.echo(render(results, style), nl=False)
+    say(render(results, style))
     check_claims(run_dir, results)
 
 

@@ -14,6 +14,7 @@ from rich.progress import Progress
 from fedpriv.audit.audit import Audit, audit
 from fedpriv.audit.families import AuditRefutedError
 from fedpriv.cli.options import AuditRequest
+from fedpriv.cli.shown import say
 from fedpriv.core.errors import InputError
 from fedpriv.core.extensions import import_files
 from fedpriv.core.figures import epsilon_words, lower_figure, upper_figure
@@ -42,7 +43,7 @@ def audit_scenario(asked: AuditRequest) -> None:
     told = {**dataclasses.asdict(outcome), "stands": outcome.stands}
     if asked.store is not None:
         store_audit(asked.store, told)
-    sys.stdout.write(json.dumps(told) + "\n" if asked.as_json else _report(outcome))
+    say(json.dumps(told) + "\n" if asked.as_json else _report(outcome))
     if not outcome.stands:
         raise AuditRefutedError(
             f"the claim μ = {upper_figure(outcome.claimed_mu)} is refuted: {outcome.statistic} shows "

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedpriv.cli.shown import say
 from fedpriv.core.errors import InputError, printable
 from fedpriv.core.files import write_bytes, write_text
 from fedpriv.core.signed import bytes_of, made_key, public_line, read_spelled, sha256, signers_of, spelled
@@ -24,7 +25,7 @@ def verify(path: Path, keys: Path | None, model: Path | None) -> None:
         )
     found = verified(path, signers_of(keys), model)
     same = "the model is the one that was certified" if model else "no --model was given to compare"
-    sys.stdout.write("\n".join([*found.lines, same]) + "\n")
+    say("\n".join([*found.lines, same]) + "\n")
 
 
 def certify(
@@ -60,7 +61,7 @@ def certify(
         written = str(path)
     if new:
         sys.stderr.write(f"fedpriv: made the key {key}, mode 0600; readers trust its first line below\n")
-    sys.stdout.write("\n".join([*lines, f"written: {written}"]) + "\n")
+    say("\n".join([*lines, f"written: {written}"]) + "\n")
 
 
 def sign(policy: Path, path: Path, out: Path | None) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedpriv.core.errors import InputError, suggestion
+from fedpriv.core.errors import InputError, printable, suggestion
 from fedpriv.core.extensions import load_extensions
 
 _WIDE = 160  # of piped output, which has no width
@@ -33,14 +33,19 @@ def _console() -> Console:
     return found if found.is_terminal else Console(highlight=False, width=max(_WIDE, found.width), soft_wrap=False)
 
 
+def _one_line(text: str) -> str:
+    """A stranger's words among it neither break the line nor reach the terminal as commands."""
+    return printable(text, len(text))
+
+
 def print_plain(line: str, *, bold: bool = False) -> None:
     """Print a sentence, wrapped between words on a terminal."""
-    _console().print(Text(line, style="bold" if bold else ""), soft_wrap=not _console().is_terminal)
+    _console().print(Text(_one_line(line), style="bold" if bold else ""), soft_wrap=not _console().is_terminal)
 
 
 def print_rich(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """Print a table as wide as the terminal, or a block for each row where its figures do not fit."""
-    console = _console()
+    console, rows = _console(), [list(map(_one_line, row)) for row in rows]
     widths = [max(len(text) for text in (each.name, *(row[n] for row in rows))) for n, each in enumerate(columns)]
     least = sum(12 if column.wrap else width for column, width in zip(columns, widths, strict=True))
     if least + 2 * len(columns) > console.width:
@@ -49,7 +54,7 @@ def print_rich(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=None, show_edge=False)
     for column in columns:
         table.add_column(
-            Text(column.name),
+            Text(_one_line(column.name)),
             justify="right" if column.right else "left",
             no_wrap=not column.wrap,
             overflow="fold",
@@ -72,7 +77,7 @@ def print_blocks(caption: str, columns: Sequence[Column], rows: Sequence[Sequenc
         for column, text in zip(columns, row, strict=True):
             if text:
                 apart = "\n    " if width + len(text) + 4 > console.width else "  "
-                console.print(Text(f"  {column.name:{width}}{apart}{text}"))
+                console.print(Text(f"  {_one_line(column.name):{width}}{apart}{_one_line(text)}"))
         console.print()
 
 

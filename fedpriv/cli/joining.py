@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedpriv.cli.shown import print_table
+from fedpriv.cli.shown import print_table, say
 from fedpriv.core.figures import counted, upper_figure
 from fedpriv.noise.trust import trust_named
 from fedpriv.show.gains import gain_chart
@@ -24,7 +24,7 @@ def print_joining(found: Joining, *, as_json: bool, plot: Path | None) -> None:
         sys.stdout.write(json.dumps(_tree(found)) + "\n")
     else:
         print_table(_table(found))
-        sys.stdout.writelines(f"{line}\n" for line in ("", *_sentences(found), *_notes(found)))
+        say("".join(f"{line}\n" for line in ("", *_sentences(found), *_notes(found))))
     if plot is not None:
         save_chart(gain_chart(found), plot)
         sys.stderr.write(f"wrote {plot}\n")

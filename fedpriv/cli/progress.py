@@ -21,7 +21,7 @@ from rich.live import Live
 from rich.text import Text
 
 from fedpriv.accounting.gaussian import epsilon_of
-from fedpriv.core.errors import InputError, RunError
+from fedpriv.core.errors import InputError, RunError, printable_lines
 from fedpriv.core.figures import epsilon_words
 from fedpriv.rounds.fitted import Fitted
 from fedpriv.rounds.outcome import Finished, RunObserver
@@ -147,7 +147,7 @@ class Progress(RunObserver):
         sys.stderr.write(f"fedpriv: {worker} died; {len(places)} cells are run again\n")
 
     def noted(self, line: str) -> None:
-        sys.stderr.write(f"fedpriv: {line}\n")
+        sys.stderr.write(f"fedpriv: {printable_lines(line)}\n")
 
     def ended(self) -> None:
         if self._live:
@@ -167,7 +167,7 @@ class Progress(RunObserver):
 
     def _say(self, line: str) -> None:
         if not self._quiet:
-            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+            self._console.print(printable_lines(line), highlight=False, markup=False, soft_wrap=True)
 
 
 class JsonLines(RunObserver):

@@ -4,12 +4,13 @@ Figures are rounded to the safe side: leakage and what it is computed from up, n
 """
 
 import json
+import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, printable, printable_lines
 from fedpriv.core.figures import caveats, epsilon_figure, lower_figure, upper_figure
 
 if TYPE_CHECKING:
@@ -18,12 +19,18 @@ if TYPE_CHECKING:
     from fedpriv.rounds.setting import Cost, Setting
 
 
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Write a text that may have words of a stranger's scenario, table or certificate, by default to stdout."""
+    (stream or sys.stdout).write(printable_lines(text))
+
+
 def print_table(lines: Sequence[Sequence[str]]) -> None:
     """Print left-aligned columns, two spaces apart; every line has a text for every column."""
+    lines = [[printable(cell, len(cell)) for cell in line] for line in lines]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        typer.echo("  ".join(cells).rstrip())
+        say("  ".join(cells).rstrip() + "\n")
 
 
 def aim(mu: float, delta: float, federation: "Federation") -> dict[str, Any]:
@@ -117,7 +124,7 @@ def show(facts: dict[str, Any], as_json: bool) -> None:
     ]
     epsilons = [value for name in said if isinstance(value := facts[name], float)]
     for line in caveats(max(epsilons, default=0.0), facts.get("delta", 0.0)):
-        typer.echo(line)
+        say(f"{line}\n")
 
 
 def _text(name: str, value: Any) -> str:

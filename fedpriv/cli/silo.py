@@ -65,6 +65,9 @@ def init(
         begun_ledgers = begin_ledgers(read_policy(policy))
     for begun in begun_ledgers:
         typer.echo(f"began {begun.ledger}, marked in {begun.marked}; keep both as long as the records")
+    typer.echo(
+        f"the records' key is {begun_ledgers[0].shard_key}; keep it with them, and out of the ledger's backups"
+    )
 
 
 @app.command()
@@ -169,7 +172,7 @@ def sign(
 def backup(
     policy: Policy, folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the copies go.")]
 ) -> None:
-    """Copy a policy's ledgers, without keys and replies; also while the guard runs.
+    """Copy a policy's ledgers, without keys, replies and the records' key; also while the guard runs.
 
     After each run is a good time: a backup that lacks a release costs the whole budget when it is restored.
 
@@ -189,7 +192,8 @@ def restore(
     """Put copies in the place of ledgers that are gone, so that no budget is spent twice.
 
     If the mark says that nothing was released since, all is as before, and runs that were under way are over.
-    Otherwise the whole budget is charged: nobody knows what was released.
+    Otherwise, and without the key that lay beside the records, the whole budget is charged: nobody knows what was
+    released, or of which records.
 
     Example: fedpriv silo restore silo-0.toml /mnt/backup/silo-0
     """

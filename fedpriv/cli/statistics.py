@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedpriv.accounting.gaussian import epsilon_of
-from fedpriv.cli.shown import print_table
+from fedpriv.cli.shown import print_table, say
 from fedpriv.core.figures import epsilon_words, upper_figure
 from fedpriv.engines.table import LOCAL, Connection, engine_row
 from fedpriv.scenario.statistics import read_plan
@@ -125,4 +125,4 @@ def _print(table: TableResult) -> None:
     for curve in table.curves if table.kind == "survival" else ():
         where = " ".join((*curve.group, f"survival to {curve.at[-1]:g}"))
         band = f"{number(curve.low[-1])} … {number(curve.high[-1])}"
-        sys.stdout.write(f"{where}: {number(curve.values[-1])}, {band} of the population\n")
+        say(f"{where}: {number(curve.values[-1])}, {band} of the population\n")

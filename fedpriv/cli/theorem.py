@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fedpriv.cli.options import Json, SweepOverrides
-from fedpriv.cli.shown import print_table
+from fedpriv.cli.shown import print_table, say
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import delta_figure, epsilon_figure, lower_figure, upper_figure
 
@@ -113,7 +113,7 @@ def _count(number: float | None) -> str:
 
 def _print_point(compared: dict[str, Any]) -> None:
     swept = ", ".join(f"{key} = {value}" for key, value in compared["point"].items())
-    typer.echo(f"{compared['algorithm']}{f' at {swept}' if swept else ''}")
+    say(f"{compared['algorithm']}{f' at {swept}' if swept else ''}\n")
     print_table([(name, _text(name, value)) for name, value in compared["problem"].items()])
     used, theorems, bound = compared["scenario"], compared["theorems"], compared["bound"]
     columns = [{} if "refusal" in used else used, *(asked["numbers"] for asked in theorems)]
@@ -129,10 +129,10 @@ def _print_point(compared: dict[str, Any]) -> None:
     ]
     print_table([header, *lines])
     if "refusal" in used:
-        typer.echo(f"\nthe scenario cannot be run: {used['refusal']}")
+        say(f"\nthe scenario cannot be run: {used['refusal']}\n")
     for asked in theorems:
         refusal = asked["refusal"]
-        typer.echo(f"\n{asked['theorem']}: {'can be run with these numbers' if refusal is None else refusal}")
+        say(f"\n{asked['theorem']}: {'can be run with these numbers' if refusal is None else refusal}\n")
         _print_conditions(asked)
     if bound is not None:
         known = "of the mean excess risk" if bound["excess risk"] is not None else "nothing is known"

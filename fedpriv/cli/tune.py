@@ -14,6 +14,7 @@ from fedpriv.accounting.selection import Law, NegativeBinomial, Poisson
 from fedpriv.cli.explore import Column, print_plain, print_rich
 from fedpriv.cli.options import TuneRequest
 from fedpriv.cli.progress import Progress
+from fedpriv.cli.shown import say
 from fedpriv.core.errors import InputError
 from fedpriv.core.extensions import import_files
 from fedpriv.core.files import scenario_file
@@ -177,7 +178,7 @@ def _write_and_show(
     for line in costs(choices, delta):
         print_plain(line)
     for line in edges(choices):
-        sys.stderr.write(f"fedpriv: {line}\n")
+        say(f"fedpriv: {line}\n", sys.stderr)
     rerun = ["fedpriv", "run", str(folder / "scenario.toml")]
     print_plain(shlex.join([*rerun, *(word for each in overrides for word in ("--set", each))]))
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from fedpriv.cli.joining import print_joining, shares_note
-from fedpriv.cli.shown import print_table
-from fedpriv.core.errors import InputError
+from fedpriv.cli.shown import print_table, say
+from fedpriv.core.errors import InputError, printable
 from fedpriv.core.files import scenario_file
 from fedpriv.scenario.load import load_scenario, resolve_cell
 from fedpriv.scenario.schema import Cell
@@ -68,7 +68,7 @@ def worth(given: Path, overrides: Sequence[str], wanted: Wanted) -> None:
         lines.append(_line("pooled, no noise", [united.released], known))
         lines.append(_line("pooled, recalibrated", [united.recalibrated], known))
     print_table(lines)
-    sys.stdout.writelines(_notes(known))
+    say("".join(_notes(known)))
 
 
 def _of_run(given: Path, overrides: Sequence[str], wanted: Wanted) -> None:
@@ -119,7 +119,7 @@ def _reference_lines(seeds: Sequence[References], wanted: Wanted) -> list[list[s
 
 def _say(line: str) -> None:
     if sys.stderr.isatty():
-        sys.stderr.write(f"\r\033[K{line}")
+        sys.stderr.write(f"\r\033[K{printable(line)}")
 
 
 def _print_json(tree: object) -> None:
@@ -163,7 +163,7 @@ def _print_run(rows: Sequence[Row], wanted: Wanted) -> None:
             ]
         )
     print_table(table)
-    sys.stdout.writelines([*_notes(known), *_budgets(rows), *_verdict(rows)])
+    say("".join([*_notes(known), *_budgets(rows), *_verdict(rows)]))
 
 
 def _verdict(rows: Sequence[Row]) -> list[str]:

@@ -43,6 +43,11 @@ def printable(text: str, longest: int = 500) -> str:
     return "".join(shown) + (" …" if len(text) > longest else "")
 
 
+def printable_lines(text: str) -> str:
+    """Make each line of a text one that a terminal only shows, whoever wrote what is in it."""
+    return "\n".join(printable(line, len(line)) for line in text.split("\n"))
+
+
 def own_or_close(name: str, known: Iterable[str]) -> str:
     """`suggestion`, and how a row of one's own becomes known where no name is close."""
     return suggestion(name, known) or "; for one of your own give its file with --import"

@@ -8,7 +8,9 @@ Scenarios are those that fedpriv ships, and files of one's own.
 import errno
 import json
 import os
+import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -40,6 +42,21 @@ def write_text(path: Path, text: str) -> None:
 def write_bytes(path: Path, content: bytes, mode: int = _READABLE, *, durable: bool = True) -> None:
     """Write `content`; without `durable` a crash of the machine may damage the file, a kill of the process not."""
     _replace(path, lambda file: file.write(content), mode, durable=durable)
+
+
+def make_secret(path: Path, size: int) -> None:
+    """Write so many random bytes for their owner alone, where there is no file.
+
+    Guarantee: of several that make one at once all find the same, and none is replaced or cut short.
+    """
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    try:
+        write_bytes(draft, secrets.token_bytes(size), OWN)
+        with suppress(FileExistsError):
+            os.link(draft, path)
+        sync_folder(path.parent)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def append_line(path: Path, value: Any, *, allow_nan: bool = True) -> None:

@@ -1,13 +1,20 @@
 """DataFrames as tables: what a program holds, by pandas, polars or Arrow, in place of a file."""
 
 import hashlib
+import hmac
+import secrets
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Protocol, TypeGuard
 
 from fedpriv.core.errors import InputError
+from fedpriv.core.files import make_secret
 from fedpriv.data.cells import RawTable, table_of
+from fedpriv.data.fetch import default_root
 
 GIVEN = "given-"
+_KEY_BYTES = 32
 """How names of what a program gave begin; nobody typed such a name."""
 _FRAMES: dict[Path, RawTable] = {}
 
@@ -42,9 +49,30 @@ def add_frame(frame: Frame) -> str:
         digest.update(f"{name!r} {codes.dtype} {len(codes)}".encode())
         digest.update(codes.tobytes())
         digest.update(pyarrow.record_batch([values], [name]).serialize())
-    name = f"{GIVEN}{digest.hexdigest()[:16]}.parquet"
+    name = f"{given_name(digest.digest())}.parquet"
     _FRAMES[Path(name)] = table
     return name
+
+
+def given_name(digest: bytes) -> str:
+    """Name records that a program gives by their digest, under a key of the user that lies beside the data folder.
+
+    Guarantee: results and certificates have the name, and without the key nobody can try on it what a record is.
+    Without a folder that can be written the key is the process's own, and so is the name.
+    """
+    key = _key_in(default_root().parent)
+    return f"{GIVEN}{hmac.digest(key, digest, 'sha256').hex()[:16]}"
+
+
+@cache
+def _key_in(folder: Path) -> bytes:
+    path = folder / "records.key"
+    with suppress(OSError):
+        if not path.exists():
+            make_secret(path, _KEY_BYTES)
+        if len(key := path.read_bytes()) == _KEY_BYTES:
+            return key
+    return secrets.token_bytes(_KEY_BYTES)
 
 
 def frame_at(path: Path) -> RawTable | None:

@@ -15,7 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, printable
 from fedpriv.core.files import write_text
 from fedpriv.engines.processes import CERTIFICATE
 from fedpriv.protocol.metrics import Figure
@@ -43,7 +43,7 @@ class Certificate(NamedTuple):
 
     def line(self) -> str:
         """Its file, its owner, its end, and how long that is from now."""
-        last, name = self.content.not_valid_after_utc, self.content.subject.rfc4514_string()
+        last, name = self.content.not_valid_after_utc, printable(self.content.subject.rfc4514_string())
         how = f"{self.left.days} days left" if self.left > datetime.timedelta() else "EXPIRED"
         return f"{self.path}: {name}, until {last:%Y-%m-%d %H:%M} UTC, {how}"
 

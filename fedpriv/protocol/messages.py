@@ -258,9 +258,14 @@ def array_of(values: NDArray[Any]) -> Array:
 
 
 def values_of(given: bytes | Array) -> NDArray[Any]:
-    """The values over the bytes of a vector or a Flower Array, without a copy; ValueError if it is malformed."""
-    if isinstance(given, bytes):
-        return _values_in_bytes(given)
+    """The numbers over the bytes of a vector or a Flower Array, without a copy; ValueError if it is malformed."""
+    values = _values_in_bytes(given) if isinstance(given, bytes) else _values_in_array(given)
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in "biuf":  # an archive, words, dates
+        raise ValueError("an array that is none of plain numbers")
+    return values
+
+
+def _values_in_array(given: Array) -> NDArray[Any]:
     try:
         layout = _layout_of(given.dtype, tuple(given.shape))
         if given.stype == _STYPE and len(given.data) == layout.length and given.data.startswith(layout.header):

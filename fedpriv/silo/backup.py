@@ -1,7 +1,14 @@
 """Back up a silo's ledgers, and put a backup in the place of a ledger that is lost.
 
-A backup has every charge and every digest, and no key, no state and no reply: a thief of it learns what an
-administrator's `status` shows, and runs that were under way end with it.
+A backup has every charge and every digest of the chain, and no key, no state and no reply: runs that were under
+way end with it.  It has the number of rounds of every run, and digests of what was asked, beside what an
+administrator's `status` shows.
+
+Guarantee: a thief of a backup, of the ledger after a run, or of both, cannot try on them what a record is, if
+HMAC-SHA256 is a pseudorandom function: what depends on the records is under keys that were wiped, or, as their
+fingerprint is, under one that lies beside the records alone (fedpriv/silo/shard_key.py).  Replies that a ledger
+keeps have their noise, but for sums that a trusted server was sent.  Backups that fedpriv 0.3.0 made have a digest
+of the records under no key.
 
 Guarantee: no budget is spent twice by a restore.  If the mark, which lies elsewhere, says that the backup's last
 commit was the ledger's last one, nothing was released since.  If it does not, or is gone, the whole budget of the
@@ -21,10 +28,13 @@ from pathlib import Path
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import OWN, sync_folder, write_bytes
 from fedpriv.silo.admission import Charge
+from fedpriv.silo.fingerprint import is_key_of
+from fedpriv.silo.guards import records_of
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.mark import Commit, Mark, Reading
 from fedpriv.silo.policy import Policy, read_policy
-from fedpriv.silo.rows import BACKUP, LEDGER, about_of, connected
+from fedpriv.silo.rows import BACKUP, about_of, connected
+from fedpriv.silo.shard_key import made_key, read_key
 
 RESTORED = "restored from a backup"
 """The name of the charge for what may have been released since."""
@@ -51,7 +61,8 @@ def _copied(policy: Policy, copy: Path) -> Path:
 def restore(policy_path: Path, folder: Path) -> Iterator[str]:
     """Put the copies in `folder` in the place of ledgers that are gone; a line about each.
 
-    InputError, with nothing changed, if no ledger is gone, or for a copy that is damaged.
+    InputError, with nothing changed, if no ledger is gone, or for a copy that is damaged.  Where the key beside
+    the records is gone, or another one, the ledger goes on with these records, and the whole budget is charged.
     """
     gone = [own for own in _ledgers(policy_path) if not own.ledger.exists()]
     if not gone:
@@ -61,20 +72,23 @@ def restore(policy_path: Path, folder: Path) -> Iterator[str]:
             "away first"
         )
     for policy in gone:
-        yield _restored(policy, folder / policy.ledger.name)
+        yield _restored(policy_path, policy, folder / policy.ledger.name)
 
 
-def _restored(policy: Policy, copy: Path) -> str:
+def _restored(policy_path: Path, policy: Policy, copy: Path) -> str:
     draft, own = policy.ledger.with_name(policy.ledger.name + ".restored"), Mark(policy.marked)
     try:
         with _own_copy(copy, draft) as draft_mark:
-            version, name, commit = _described(draft)
+            backup, name, commit = _described(draft)
             draft_mark.write(Reading(name, commit, commit))
-            ledger = SiloLedger(draft, draft_mark.path, version=version)
-            same = _is_last(own, name, commit)
+            ledger = SiloLedger(draft, draft_mark.path, backup=backup)
+            bound = _is_bound(policy, ledger)
+            same = bound and _is_last(own, name, commit)
             new = name if same else secrets.token_hex(16)
             with ledger.alone():
                 with ledger.transaction():
+                    if not bound:
+                        ledger.bind(*_fingerprint(policy_path, policy))
                     ledger.become_ledger(new, None if same else (f"{RESTORED}, {new}", _everything(policy)))
                 ledger.tidy()
             ledger.close()
@@ -86,9 +100,10 @@ def _restored(policy: Policy, copy: Path) -> str:
         raise InputError(f"{copy}: cannot be restored: {error}") from None
     if same:
         return f"restored {policy.ledger}: its mark says that nothing was released since this backup"
+    unknown = "what was released since" if bound else "whether it was of these records, without its key"
     return (
-        f"restored {policy.ledger} as of commit {commit.number}: nobody knows what was released since, so the "
-        "whole budget of the policy is charged.  It answers no new run, unless a person raises allow.budget"
+        f"restored {policy.ledger} as of commit {commit.number}: nobody knows {unknown}, so the whole budget of "
+        "the policy is charged.  It answers no new run, unless a person raises allow.budget"
     )
 
 
@@ -108,13 +123,27 @@ def _own_copy(copy: Path, draft: Path) -> Iterator[Mark]:
             path.unlink(missing_ok=True)
 
 
-def _described(copy: Path) -> tuple[int, str, Commit]:
-    """The version of a copy that nobody has checked yet, its ledger's name and its last commit."""
+def _described(copy: Path) -> tuple[bool, str, Commit]:
+    """Whether a copy that nobody has checked yet is a backup, its ledger's name and its last commit."""
     database = connected(copy)
     (version,) = database.execute("PRAGMA user_version").fetchone()
     about = about_of(database)
     database.close()
-    return BACKUP if version == BACKUP else LEDGER, about.name, about.commit
+    return version > BACKUP, about.name, about.commit
+
+
+def _is_bound(policy: Policy, ledger: SiloLedger) -> bool:
+    """Whether a guard can tell the records that the ledger is for, with the key beside them or without one."""
+    if not ledger.is_keyed():
+        return True
+    return policy.shard_key.exists() and is_key_of(read_key(policy.shard_key), ledger.shard)
+
+
+def _fingerprint(policy_path: Path, policy: Policy) -> tuple[bytes, bytes]:
+    """The fingerprint of the policy's records and its key, which is made where there is none."""
+    key = made_key(policy.shard_key)
+    records = {of.ledger: own for of, own in records_of(read_policy(policy_path))}
+    return records[policy.ledger].fingerprint(key), key
 
 
 def _is_last(own: Mark, name: str, commit: Commit) -> bool:

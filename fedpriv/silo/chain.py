@@ -57,6 +57,16 @@ def seal_of(key: bytes) -> bytes:
     return _digest(b"key", key)
 
 
+def resealed(seal: bytes, key: bytes) -> bytes:
+    """The seal of a run that is over once the chain has another origin: no head from before can be given again."""
+    return hmac.digest(key, b"seal" + seal, "sha256")
+
+
+def converted(name: str) -> str:
+    """The name of a ledger once its chain has another origin, whose heads are no heads of the old name."""
+    return _digest(b"converted", name.encode()).hex()[:32]
+
+
 def blind_of(key: bytes, t: int) -> bytes:
     """The key of the digest of round t's reply: kept and wiped with it."""
     return hmac.digest(key, b"reply %d" % t, "sha256")

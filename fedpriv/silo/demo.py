@@ -37,6 +37,7 @@ from fedpriv.scenario.schema import Cell
 from fedpriv.silo.admission import cost_of, priced_stream
 from fedpriv.silo.memory import DEFAULT, taken_by
 from fedpriv.silo.policy import SLACK_PER_RUN, keep_to_owner, own_folder, presuming, private, unaccountable
+from fedpriv.silo.shard_key import key_beside, made_key
 
 
 def prepare_silos(scenario: Scenario, folder: Path, runs: int) -> list[Path]:
@@ -200,6 +201,7 @@ def write_shard(
         arrays |= _arrays("test_", dataset.test_images[tests], dataset.test_labels[tests])
     with private():
         np.savez(path, **arrays)
+    made_key(key_beside(path))
 
 
 def _arrays(part: str, images: NDArray[Any], labels: NDArray[Any]) -> dict[str, Any]:
@@ -220,6 +222,7 @@ def write_table_shard(path: Path, cell: Cell, dataset: Dataset, silo: int, recor
     others = np.setdiff1d(own, train[records])
     with private():
         write_rows(raw_table(table_path(cell.data.name)), [*train[records].tolist(), *others.tolist()], path)
+    made_key(key_beside(path))
 
 
 def write_policy(path: Path, text: str) -> None:

@@ -19,8 +19,9 @@ from fedpriv.rounds.beside import evaluation_cell, evaluation_plan_of, evaluatio
 from fedpriv.rounds.plan import Plan
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.admission import ROUNDING, Admission, InTime
+from fedpriv.silo.fingerprint import begin_ledger, check_records
 from fedpriv.silo.guard import Guard, open_guard
-from fedpriv.silo.ledger import SiloLedger, create_ledger
+from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.memory import Room
 from fedpriv.silo.policy import Policy, read_policy
 from fedpriv.silo.seen import standing_of
@@ -71,14 +72,23 @@ def begin_ledgers(policy: Policy) -> list[Policy]:
 
     InputError if all of them are there, or were.  A policy that gets an [evaluation] later has one to begin.
     """
-    shard = policy.load_shard()
-    wanted = [(policy, shard)]
-    if (tests := policy.for_tests) is not None:
-        wanted.append((tests, held_out(policy, shard)))
+    wanted = records_of(policy)
     missing = [(of, own) for of, own in wanted if not (of.ledger.exists() or of.marked.exists())]
+    for of, own in wanted:
+        if missing and of.ledger.exists():
+            ledger = SiloLedger(of.ledger, of.marked)
+            check_records(of, ledger, own)  # its key is that of the others
+            ledger.close()
     for of, own in missing or wanted:  # if none is missing it is refused there
-        create_ledger(of.ledger, of.marked, own.fingerprint)
+        begin_ledger(of, own)
     return [of for of, _ in missing]
+
+
+def records_of(policy: Policy) -> list[tuple[Policy, Shard]]:
+    """A policy with the records that it trains on, and that of its test records with these, if it has any."""
+    shard = policy.load_shard()
+    tests = policy.for_tests
+    return [(policy, shard), *([] if tests is None else [(tests, held_out(policy, shard))])]
 
 
 def open_guards(policy: Policy, in_time: InTime = nullcontext) -> Guards:

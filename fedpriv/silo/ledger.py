@@ -16,7 +16,6 @@ mark; with the mark put back too, by a server that remembers a later commit (`ch
 
 import fcntl
 import os
-import secrets
 import sqlite3
 import stat
 import time
@@ -34,9 +33,12 @@ from fedpriv.silo.mark import Commit, Mark, Reading
 from fedpriv.silo.rows import (
     BACKUP,
     LEDGER,
+    UNKEYED,
     About,
+    AnswerRow,
+    Run,
     about_of,
-    begin_tables,
+    bind_rows,
     check_rows,
     confirm,
     connected,
@@ -61,25 +63,6 @@ class LedgerError(RunError):
     """The disk refuses; nothing was released, and the same question may be asked again."""
 
 
-class Run(NamedTuple):
-    """A run that was opened: its scenario as canonical JSON, its price, and its key and state while it lasts."""
-
-    cell: str
-    mu: float
-    key: bytes | None
-    state: bytes | None
-    slack: float = 0.0
-
-
-class AnswerRow(NamedTuple):
-    """A round that was asked: the digest of its query, the bytes that were replied, and whether any were."""
-
-    query: bytes
-    reply: bytes | None
-    """None before there is one, and when it is not kept any more."""
-    answered: bool
-
-
 class Row(NamedTuple):
     """A run as an administrator sees it."""
 
@@ -91,36 +74,16 @@ class Row(NamedTuple):
     slack: float
 
 
-def create_ledger(path: Path, mark: Path, shard: bytes) -> None:
-    """A new ledger for the records with this fingerprint; InputError if there is one, or was."""
-    for there in (path, mark):
-        if there.exists():
-            raise InputError(
-                f"{there} exists: a ledger is begun once; what it says was released cannot be forgotten"
-            )
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-        database = connected(path)
-        name = secrets.token_hex(16)
-        begin_tables(database)
-        none = Commit(0, chain.origin(name, shard))
-        database.execute("INSERT INTO about VALUES (?, ?, ?, ?, ?)", (name, name, shard, *none))
-        database.close()
-        Mark(mark).write(Reading(name, none, none, digest_of(path)))
-    except (OSError, sqlite3.Error) as error:
-        raise InputError(f"{path}: cannot be made a ledger: {error}") from None
-
-
 class SiloLedger:
     """One file, one silo, any number of runs."""
 
-    def __init__(self, path: Path, mark: Path | None = None, *, version: int = LEDGER) -> None:
+    def __init__(self, path: Path, mark: Path | None = None, *, backup: bool = False) -> None:
         """InputError if there is no ledger, if others may read it (it holds keys), or if it is an older copy.
 
-        It is checked as a whole.
+        It is checked as a whole.  A `backup` is read as one.
         """
         self._path, self._mark = path, Mark(mark or path.with_name(path.name + ".mark"))
-        self._version, self._entries, self._before = version, list[chain.Entry](), Commit(0, b"")
+        self._version, self._entries, self._before = LEDGER + BACKUP * backup, list[chain.Entry](), Commit(0, b"")
         if not path.exists() or path.stat().st_size == 0:
             raise InputError(
                 f"{path}: no ledger is there; `fedpriv silo init POLICY` begins one, once.  If there was one, it "
@@ -134,7 +97,6 @@ class SiloLedger:
             self._lock = os.open(path.with_name(path.name + ".lock"), os.O_CREAT | os.O_RDWR, 0o600)
             self._check_version()
             self._check_opened()
-            self._name, self.shard = self._about()[:2]
             self._wiped = False  # by a process that was killed: nobody knows
             self._tidy_if_idle()
         except (OSError, sqlite3.Error) as error:
@@ -169,10 +131,10 @@ class SiloLedger:
             self._database.execute("BEGIN IMMEDIATE")
             try:
                 self._entries, self._before = [], (before := self._check_age())
+                changes = self._database.total_changes
                 yield
-                changed = bool(self._entries)
-                after = Commit(self._number, chain.linked(before.head, self._number, self._entries))
-                if changed:
+                after = self._after
+                if changed := self._database.total_changes != changes:
                     self._database.execute("UPDATE about SET commits = ?, head = ?", after)
                     self._mark.write(Reading(self._name, before, after))
                 self._database.execute("COMMIT")
@@ -188,6 +150,27 @@ class SiloLedger:
                 self._wipe()
         except (OSError, sqlite3.Error) as error:
             raise LedgerError(f"the silo's ledger could not be written, so nothing is released: {error}") from None
+
+    @property
+    def shard(self) -> bytes:
+        """The fingerprint of the records that it is for."""
+        return self._about().shard
+
+    def is_keyed(self) -> bool:
+        """Whether that fingerprint is under a key: not in a ledger of fedpriv 0.3.0."""
+        self._check_version()
+        return self._version % BACKUP != UNKEYED
+
+    def bind(self, shard: bytes, key: bytes) -> None:
+        """Put a fingerprint under this key in the place of the one before; for `transaction`, before all else.
+
+        Guarantee: of the one before, and of what was made from it, nothing is left in the file (`bind_rows`).
+        """
+        self.check()
+        self._before = self._before._replace(head=bind_rows(self._database, shard, key))
+        self._version += LEDGER - self._version % BACKUP
+        self._database.execute(f"PRAGMA user_version = {self._version}")
+        self._name, self._wiped = self._about().name, False
 
     def prices(self) -> list[float]:
         """μ of every run ever opened."""
@@ -295,12 +278,20 @@ class SiloLedger:
             self.open_run(*charge, system_key())
             self.finish(charge[0])
         self._database.execute("UPDATE about SET name = ?", (name,))
-        self._database.execute(f"PRAGMA user_version = {LEDGER}")
-        self._name, self._version = name, LEDGER
+        self._name, self._version = name, self._version % BACKUP
+        self._database.execute(f"PRAGMA user_version = {self._version}")
 
     def without_secrets(self) -> bytes:
-        """The file of a copy without keys, states and replies; for `alone`."""
+        """The file of a copy without keys, states and replies; for `alone`.
+
+        InputError for a ledger whose fingerprint of the records is under no key.
+        """
         self.check()
+        if not self.is_keyed():
+            raise InputError(
+                f"{self._path}: has a digest of the records, as fedpriv 0.3.0 wrote it, which no backup may have; "
+                "`fedpriv silo status POLICY --check`, or a start of the guard, takes it out: then make the backup"
+            )
         return without_secrets(self._database)
 
     def told(self, run_id: str, t: int) -> Told:
@@ -330,7 +321,7 @@ class SiloLedger:
     def check(self) -> None:
         """InputError unless all rows are the ones that were written; for `transaction`, before it writes."""
         with self._damage("its file"):
-            check_rows(self._database, keyless=self._version == BACKUP)
+            check_rows(self._database, keyless=self._version > BACKUP)
             self._check_age()
 
     @property
@@ -338,14 +329,21 @@ class SiloLedger:
         """Of the commit that is being made."""
         return self._before.number + 1
 
+    @property
+    def _after(self) -> Commit:
+        """The last commit with what is being made."""
+        if not self._entries:
+            return self._before
+        return Commit(self._number, chain.linked(self._before.head, self._number, self._entries))
+
     def _check_version(self) -> None:
         with self._damage("its header"):
             (version,) = self._database.execute("PRAGMA user_version").fetchone()
-        if version != self._version:
-            what = (
-                "is a backup" if version == BACKUP else f"has version {version}, and this fedpriv knows {LEDGER}"
-            )
+        if version - BACKUP * (self._version > BACKUP) not in (UNKEYED, LEDGER):
+            known = f"has version {version}, and this fedpriv knows {LEDGER}"
+            what = "is a backup" if version - BACKUP in (UNKEYED, LEDGER) else known
             raise InputError(f"{self._path}: cannot be used as a ledger: it {what}, or it is damaged; {_REMEDY}")
+        self._version = version
 
     def _check_opened(self) -> None:
         """All of it, in one reading that no other process has written into."""
@@ -429,7 +427,8 @@ class SiloLedger:
     def _check_age(self) -> Commit:
         """The last commit that the ledger has had; InputError if its mark has seen more, or is another's."""
         mark, about = self._mark.read(), self._about()
-        if mark.ledger != about.name or not self._path.exists():
+        self._name = about.name  # another process may have bound it
+        if mark.ledger not in (about.name, chain.converted(about.name)) or not self._path.exists():
             raise InputError(f"{self._path}: is not the ledger that {self._mark.path} belongs to")
         if about.commit not in (mark.done, mark.begun):
             raise InputError(

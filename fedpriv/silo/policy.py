@@ -33,6 +33,7 @@ from fedpriv.scenario.messages import explain
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.memory import DEFAULT, MemorySize
 from fedpriv.silo.shard import Shard, load_shard, load_table_shard
+from fedpriv.silo.shard_key import key_beside
 
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _MOST_LINKS = 40
@@ -336,13 +337,18 @@ class Policy(BaseModel):
         """Where the ledger's mark is."""
         return self.mark or self.ledger.with_name(self.ledger.name + ".mark")
 
+    @property
+    def shard_key(self) -> Path:
+        """Where the key of the records' fingerprint is."""
+        return key_beside(self.shard)
+
 
 def read_policy(path: Path) -> Policy:
     """Read and validate a policy file; InputError with one line if it cannot be used.
 
-    Guarantee: refused where others than its owner may write the policy, the records, the ledger with its mark,
-    the identity or the peers, or a folder of theirs, or a folder of a link that leads to them; and where others
-    may read the records.
+    Guarantee: refused where others than its owner may write the policy, the records with their key, the ledger
+    with its mark, the identity or the peers, or a folder of theirs, or a folder of a link that leads to them; and
+    where others may read the records.
     """
     check_writers([path])
     try:
@@ -361,7 +367,7 @@ def read_policy(path: Path) -> Policy:
     files = ("shard", "ledger", "mark", "socket", "identity", "peers")
     given = {name: here / getattr(policy, name) for name in files if getattr(policy, name) is not None}
     found = policy.model_copy(update=given)
-    relied_on = [found.shard, found.ledger, found.marked, found.identity, found.peers]
+    relied_on = [found.shard, found.shard_key, found.ledger, found.marked, found.identity, found.peers]
     if (tests := found.for_tests) is not None:
         relied_on += [tests.ledger, tests.marked]
     check_writers(file for file in relied_on if file is not None)

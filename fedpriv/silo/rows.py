@@ -1,7 +1,7 @@
 """The SQLite file of a ledger: its tables, the check of all its rows, and what is wiped of it.
 
-    about    one row: the ledger's own name, the one it was begun with, the fingerprint of the records it is for,
-             how many commits it has had and the head of their chain
+    about    one row: the ledger's own name, the one it was begun with, the fingerprint of the records it is for
+             under a key that lies beside them, how many commits it has had and the head of their chain
     runs     one row a run: its scenario, its price (μ, and the probability with which it may fail), the commits
              that opened and ended it, its key and its state (both wiped when the run is over)
     answers  one row a round: a digest of the query, and the bytes of the reply; without a reply, what may have
@@ -53,14 +53,35 @@ _TABLES = (
 )""",
     "CREATE INDEX told ON answers (answered)",
 )
-LEDGER, BACKUP = 2, 102
-"""PRAGMA user_version of a ledger, and of a copy without keys and replies."""
+UNKEYED, LEDGER = 2, 3
+"""PRAGMA user_version of a ledger of fedpriv 0.3.0, whose fingerprint is under no key, and of one of today."""
+BACKUP = 100
+"""What user_version of a copy without keys and replies is beyond that of its ledger."""
 _HOT = bytes.fromhex("d9d505f920a163d7")
 """What a journal begins with that SQLite has not done with: of a commit that is being made, or was cut short."""
 LAST_REPLIES = 8
 """Runs that ended last, whose last reply is kept."""
 _SLICE = 64
 """Replies that are dropped in one go: what SQLite's journal holds of them."""
+
+
+class Run(NamedTuple):
+    """A run that was opened: its scenario as canonical JSON, its price, and its key and state while it lasts."""
+
+    cell: str
+    mu: float
+    key: bytes | None
+    state: bytes | None
+    slack: float = 0.0
+
+
+class AnswerRow(NamedTuple):
+    """A round that was asked: the digest of its query, the bytes that were replied, and whether any were."""
+
+    query: bytes
+    reply: bytes | None
+    """None before there is one, and when it is not kept any more."""
+    answered: bool
 
 
 class About(NamedTuple):
@@ -106,10 +127,48 @@ def check_rows(database: sqlite3.Connection, *, keyless: bool = False) -> None:
 
     The rows of a copy are `keyless`.
     """
-    entries = defaultdict[int, list[chain.Entry]](list)
     confirm(database.execute("PRAGMA integrity_check").fetchall() == [("ok",)])
     written = database.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid").fetchall()
     confirm(written == [(table,) for table in _TABLES])
+    entries, heads = _entries_of(database, keyless=keyless)
+    about = about_of(database)
+    head = chain.origin(about.begun_as, about.shard)
+    for number in range(1, about.commit.number + 1):
+        if number in heads:
+            made, kept = heads[number]
+            confirm(chain.linked(head, number, [made]) == kept)
+        head = chain.linked(head, number, entries.pop(number))
+    confirm(not entries and head == about.commit.head)
+
+
+def bind_rows(database: sqlite3.Connection, shard: bytes, key: bytes) -> bytes:
+    """Chain the commits of checked rows again, from this fingerprint under this key; the last head.
+
+    Guarantee: nothing that is left was made from the fingerprint before, and what is left does not give the heads
+    before again, once one run is over that was opened by then: its seal was part of them all.
+    """
+    over = "SELECT run_id, cell, mu, slack, seal FROM runs WHERE over IS NOT NULL"
+    for run_id, cell, mu, slack, seal in database.execute(over).fetchall():
+        other = chain.resealed(seal, key)
+        entry = chain.opened(run_id, cell, mu, slack, other).digest
+        database.execute("UPDATE runs SET seal = ?, entry = ? WHERE run_id = ?", (other, entry, run_id))
+    entries, heads = _entries_of(database, keyless=True)
+    about = about_of(database)
+    head = chain.origin(about.begun_as, shard)
+    for number in range(1, about.commit.number + 1):
+        if number in heads:
+            after = chain.linked(head, number, [heads[number][0]])
+            database.execute("UPDATE answers SET head = ? WHERE answered = ?", (after, number))
+        head = chain.linked(head, number, entries[number])
+    database.execute("UPDATE about SET name = ?, shard = ?, head = ?", (chain.converted(about.name), shard, head))
+    return head
+
+
+def _entries_of(
+    database: sqlite3.Connection, *, keyless: bool
+) -> tuple[dict[int, list[chain.Entry]], dict[int, tuple[chain.Entry, bytes]]]:
+    """The entries of every commit, and of those with an answer that entry and the head that is stored with it."""
+    entries = defaultdict[int, list[chain.Entry]](list)
     for run_id, cell, mu, slack, opened, over, seal, entry, key, state in database.execute("SELECT * FROM runs"):
         made = chain.opened(run_id, cell, mu, slack, seal)
         confirm(made.digest == entry)
@@ -130,14 +189,7 @@ def check_rows(database: sqlite3.Connection, *, keyless: bool = False) -> None:
         confirm((reply is None and blind is None) or chain.replied(blind, reply) == replied)
         heads[answered] = made, _ = chain.answered(run_id, t, replied, after), head
         entries[answered].append(made)
-    about = about_of(database)
-    head = chain.origin(about.begun_as, about.shard)
-    for number in range(1, about.commit.number + 1):
-        if number in heads:
-            made, kept = heads[number]
-            confirm(chain.linked(head, number, [made]) == kept)
-        head = chain.linked(head, number, entries.pop(number))
-    confirm(not entries and head == about.commit.head)
+    return entries, heads
 
 
 def drop_replies(database: sqlite3.Connection) -> bool:
@@ -159,7 +211,7 @@ def without_secrets(database: sqlite3.Connection) -> bytes:
     """The file of a copy without keys, states and replies, which are not even read."""
     database.execute("ATTACH ':memory:' AS copy")
     try:
-        begin_tables(database, "copy", BACKUP)
+        begin_tables(database, "copy", LEDGER + BACKUP)
         for table, columns, wiped in (
             ("about", "name, begun_as, shard, commits, head", ""),
             ("runs", "run_id, cell, mu, slack, opened, over, seal, entry", ", NULL, NULL"),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import hmac
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -54,9 +55,16 @@ class Shard:
         self._check(unit)
         return len(self.labels) if unit.name == RECORD.name else self.people
 
+    def fingerprint(self, key: bytes) -> bytes:
+        """Return 64 bytes: a check of `key`, and which records there are, in which order, under that key.
+
+        Guarantee: without the key it says nothing of the records, if HMAC-SHA256 is a pseudorandom function.
+        """
+        return key_check(key) + hmac.digest(key, b"fedpriv records" + self.digest, "sha256")
+
     @cached_property
-    def fingerprint(self) -> bytes:
-        """SHA-256 of the arrays: which records, in which order."""
+    def digest(self) -> bytes:
+        """SHA-256 of the arrays, by which whoever knows all records but one can try the last: for no file."""
         digest = hashlib.sha256()
         for values in (self.images, self.labels, *(() if self.persons is None else (self.persons,))):
             kind = values.dtype.str if values.dtype.names is None else values.dtype.descr
@@ -107,6 +115,11 @@ class Shard:
                 f"privacy.records = {unit.records}: {self.people} persons filled up to so many records each are "
                 "more than a silo computes with; take a smaller bound"
             )
+
+
+def key_check(key: bytes) -> bytes:
+    """Return 32 bytes that tell one key of a fingerprint from another, and no key."""
+    return hmac.digest(key, b"fedpriv key of a fingerprint", "sha256")
 
 
 def load_shard(path: Path, classes: int, test: str = "test_") -> Shard:

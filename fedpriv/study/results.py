@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from fedpriv.core.errors import InputError, RunError
+from fedpriv.core.errors import InputError, RunError, printable
 from fedpriv.core.files import append_line, whole_lines, write_json, write_text, write_vector
 from fedpriv.engines.table import Grouping
 from fedpriv.rounds.entries import differing_words, entry_of
@@ -45,6 +45,8 @@ from fedpriv.study.stored import (
 )
 
 FORMAT = 1
+_LONGEST_TITLE = 1000
+"""Characters of a title that are shown."""
 _JOURNAL = "cells.jsonl"
 _REWRITE_SECONDS = 1.0  # a sweep of thousands of cells would else spend its time on writing them again and again
 
@@ -271,7 +273,7 @@ def read_results(folder: Path) -> Results:
         validated(_Stored, {**tree, "cells": cells}, f"{path}: not a results file of fedpriv")
         return Results(
             name=tree["scenario"]["name"],
-            title=tree["scenario"]["title"],
+            title=printable(tree["scenario"]["title"], _LONGEST_TITLE),
             engine=tree["engine"],
             complete=tree["complete"],
             axes=tree["axes"],

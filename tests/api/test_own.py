@@ -11,6 +11,8 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 import fedpriv
+from fedpriv.api.run import _digest
+from fedpriv.data.frames import given_name
 
 Arrays = tuple[NDArray[Any], NDArray[Any]]
 TREE: dict[str, Any] = {
@@ -143,6 +145,26 @@ def test_other_records_are_another_run(tmp_path: Path) -> None:
     changed = (train[0] + 1.0, train[1])
     with pytest.raises(fedpriv.InputError, match="holds another run"):
         fedpriv.run(TREE, train=changed, test=test, model=network(), out=tmp_path / "run", resume=True)
+
+
+def test_guarantee_results_have_no_digest_on_which_a_record_can_be_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gains: a record, from published results, for whoever knows all others; the name was SHA-256 of all."""
+    monkeypatch.setenv("FEDPRIV_DATA", str(tmp_path / "user" / "data"))
+    train, test = records()
+    tree = {**TREE, "federation": {"silos": 4, "rounds": 2}}
+    fedpriv.run(tree, train=train, test=test, model=network(), out=tmp_path / "run")
+    told = (tmp_path / "run" / "results.json").read_text(encoding="utf-8")
+    assert "given-" in told
+    assert _digest(*train, *test).hex()[:16] not in told
+    names = list[str]()
+    for user in ("user", "another", "user"):
+        monkeypatch.setenv("FEDPRIV_DATA", str(tmp_path / user / "data"))
+        names.append(given_name(_digest(*train, *test)))
+    assert names[0] == names[2] != names[1]
+    assert names[0] in told
+    assert (tmp_path / "user" / "records.key").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize(

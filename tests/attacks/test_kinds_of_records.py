@@ -190,7 +190,7 @@ def test_what_a_silo_reads_from_its_file_is_what_it_was_given(tmp_path: Path) ->
         assert np.array_equal(shard.images[name], kind.images[given_name])
     assert np.array_equal(shard.labels, kind.labels)
     other = Shard(kind.images.view([("a", "i8", (4,)), ("b", "i8"), ("c", "?", (5,))]), kind.labels)
-    assert other.fingerprint != Shard(kind.images, kind.labels).fingerprint
+    assert other.digest != Shard(kind.images, kind.labels).digest
 
 
 def test_a_loss_that_the_policy_does_not_name_is_not_run(tmp_path: Path) -> None:

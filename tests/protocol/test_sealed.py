@@ -1,5 +1,6 @@
 """What silos send over a SuperLink, which hands an object to every SuperNode that knows its bytes' SHA-256."""
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,38 @@ def test_another_seal_is_refused(seal: Any) -> None:
     content = with_vector("release", array_of(np.arange(5.0)), {"seal": seal})
     with pytest.raises(ValueError, match="sealed with something else"):
         vector_in(content, "release")
+
+
+def archive() -> bytes:
+    held = io.BytesIO()
+    np.savez(held, vector=np.zeros(4))
+    return held.getvalue()
+
+
+def npy(values: NDArray[Any]) -> bytes:
+    held = io.BytesIO()
+    np.save(held, values)
+    return held.getvalue()
+
+
+ODD = {
+    "an archive": archive(),
+    "words": npy(np.array(["a", "b"])),
+    "dates": npy(np.array(["2026-01-01"], "M8[D]")),
+    "a record": npy(np.zeros(2, [("a", "f8")])),
+    "complex": npy(np.zeros(2, np.complex128)),
+    "nothing a place": npy(np.zeros(2, "V0")),
+}
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("name", ODD)
+def test_bytes_that_are_no_plain_numbers_are_a_value_error(name: str, sealed: bool) -> None:
+    """An archive ended the server by an AttributeError that named no silo (S5)."""
+    described = Array("float64", (4,), "numpy.ndarray", ODD[name])
+    config = ConfigRecord({"seal": bytes(32)} if sealed else {})
+    with pytest.raises(ValueError, match=r"array"):
+        vector_in(RecordDict({"release": ArrayRecord({"vector": described}), "config": config}), "release")
 
 
 HEADER = b"\x93NUMPY\x01\0\x01\0("

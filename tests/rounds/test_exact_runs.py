@@ -29,8 +29,9 @@ from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import deployed_strategy
 from fedpriv.server.journal import Entries
 from fedpriv.server.strategy import ReleaseStrategy
+from fedpriv.silo.fingerprint import begin_ledger
 from fedpriv.silo.guard import Guard
-from fedpriv.silo.ledger import SiloLedger, create_ledger
+from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import Allowed, Policy
 from fedpriv.silo.shard import Shard
 from tests.attacks.guards import KEPT_STATE, scenario
@@ -78,7 +79,7 @@ class GuardedSilo:
             silo=number, shard=folder / "none", classes=10, ledger=folder / f"{number}.sqlite",
             socket=folder / "none", allow=Allowed.model_validate(allow),
         )  # fmt: skip
-        create_ledger(self._policy.ledger, self._policy.marked, shard.fingerprint)
+        begin_ledger(self._policy, shard)
         self._opened()
 
     def _opened(self) -> None:

@@ -1,11 +1,13 @@
 """What a silo that misbehaves does to a run: it fails, with the silo's number and the round."""
 
+import io
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedpriv.clients.app import app as honest
@@ -61,6 +63,14 @@ def replying(vector: torch.Tensor) -> Answer:
     return lambda message, _: Message(release_content(vector, Counts(1, 0)), reply_to=message)
 
 
+def archived(message: Message, _: Any) -> Message:
+    held = io.BytesIO()
+    np.savez(held, vector=np.zeros(7850))
+    described = Array("float64", (7850,), "numpy.ndarray", held.getvalue())
+    content = {"release": ArrayRecord({"vector": described}), "config": ConfigRecord({"seal": bytes(32)})}
+    return Message(RecordDict(content), reply_to=message)
+
+
 FAULTS: list[tuple[Answer, str]] = [
     (raising, r"silo 1 failed in round 3: ZeroDivisionError: a bug in the silo's code"),
     (replying(torch.full((7850,), torch.nan, dtype=torch.float64)), r"silo 1, round 3: .* not finite"),
@@ -68,6 +78,7 @@ FAULTS: list[tuple[Answer, str]] = [
     (replying(torch.zeros(7849, dtype=torch.float64)), r"silo 1, round 3: a release of shape \(7849,\)"),
     (replying(torch.zeros(7850, dtype=torch.float32)), r"silo 1, round 3: .* type torch.float32"),
     (lambda message, _: Message(RecordDict(), reply_to=message), r"silo 1, round 3: .* no 'release' vector"),
+    (archived, r"silo 1, round 3: .*an array that is none of plain numbers"),
     (
         lambda message, _: Message(Error(code=8, reason="died"), reply_to=message),
         r"silo 1 failed in round 3: died",

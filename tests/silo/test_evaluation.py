@@ -211,7 +211,7 @@ def test_training_and_evaluation_share_no_record_no_budget_and_no_ledger(tmp_pat
     guards = guards_of(path)
     assert guards.tests is not None
     assert guards.tests.shard is guards.training.shard.test
-    assert guards.tests.shard.fingerprint != guards.training.shard.fingerprint
+    assert guards.tests.shard.digest != guards.training.shard.digest
     for t in range(1, 9):
         guards.training.answer("run", CELL, t, ZERO)
     assert ledger_of(path).prices() == []

@@ -13,8 +13,9 @@ from fedpriv.core.errors import RunError
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
+from fedpriv.silo.fingerprint import begin_ledger
 from fedpriv.silo.guard import Guard
-from fedpriv.silo.ledger import LedgerError, SiloLedger, create_ledger
+from fedpriv.silo.ledger import LedgerError, SiloLedger
 from fedpriv.silo.policy import Policy, read_policy
 from fedpriv.silo.shard import Shard
 from fedpriv.silo.silo import Silo, unpack
@@ -199,14 +200,14 @@ def guard(folder: Path, *, noise_free: bool, trust: str = "untrusted") -> Guard:
     allow = {"relation": "replace-one", "clip": 1e3, "rounds": 8, "budget": 4.0, "trust": trust}
     if noise_free:
         allow["noise_free"] = True
-    policy = Policy.model_validate(
-        {"silo": 0, "shard": "-", "classes": 10, "ledger": "-", "socket": "-", "allow": allow}
-    )
+    given = {"silo": 0, "classes": 10, "socket": "-", "allow": allow}
+    files = {"shard": folder / "shard.npz", "ledger": folder / "ledger.sqlite"}
+    policy = Policy.model_validate({**given, **files})
     records = SimulatedFederation.of(NOISY).silo(0).records
     images = (records.features.numpy()[:, :784].reshape(-1, 28, 28) * 255.0).round().astype(np.uint8)
     shard = Shard(images, records.labels.numpy())
     if not (folder / "ledger.sqlite").exists():
-        create_ledger(folder / "ledger.sqlite", folder / "ledger.sqlite.mark", shard.fingerprint)
+        begin_ledger(policy, shard)
     return Guard(policy, SiloLedger(folder / "ledger.sqlite"), shard)
 
 

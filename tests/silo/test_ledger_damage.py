@@ -315,6 +315,6 @@ def test_last_replies_are_kept_of_the_runs_that_ended_last(tmp_path: Path) -> No
 def test_a_ledger_of_another_version_is_refused_in_one_line(rest: Path) -> None:
     with sqlite3.connect(rest / LEDGER) as database:
         database.execute("PRAGMA user_version = 1")
-    with pytest.raises(InputError, match="it has version 1, and this fedpriv knows 2") as refused:
+    with pytest.raises(InputError, match="it has version 1, and this fedpriv knows 3") as refused:
         SiloLedger(rest / LEDGER)
     assert "\n" not in str(refused.value)

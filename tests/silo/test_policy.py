@@ -9,7 +9,8 @@ import torch
 
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.silo.admission import Charge
-from fedpriv.silo.ledger import SiloLedger, create_ledger
+from fedpriv.silo.fingerprint import create_ledger
+from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import Allowed, Policy, read_policy, write_template
 from fedpriv.silo.shard import load_shard
 from tests.silo.guarded import UNACCOUNTABLE, ZERO, cell_json, guard_of, write_silo

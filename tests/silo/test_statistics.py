@@ -112,6 +112,23 @@ def test_a_server_that_adds_the_noise_pays_for_every_time(tmp_path: Path) -> Non
     assert len(charges(guard)) == 2
 
 
+@pytest.mark.parametrize("trust", ["untrusted", "trusted"])
+def test_guarantee_no_other_scenario_takes_the_name_that_statistics_are_filed_under(
+    tmp_path: Path, trust: str
+) -> None:
+    """Gains: a plan that is refused for good, at whatever price the one has who may ask first (S4)."""
+    guard, asked = guard_at(tmp_path, own_rows(), trust="trusted"), scenario(plan(tmp_path))
+    digest = guard._admission.admit(guard._admission.canonical(asked)).digest.hex()
+    squatter = scenario(plan(tmp_path, "trusted", tables=TABLES[:1], mu=0.001))
+    if trust == "untrusted":
+        ask(guard, scenario(plan(tmp_path, tables=TABLES[:1], mu=0.001)), f"statistics-{digest}")
+    else:
+        with pytest.raises(RunError, match="a run named statistics-… is of the statistics whose digest follows"):
+            ask(guard, squatter, f"statistics-{digest}")
+    assert torch.isfinite(ask(guard, asked, "honest")).all()
+    assert torch.equal(ask(guard, asked, f"statistics-{digest}"), ask(guard, asked, "honest"))
+
+
 def test_the_answer_is_the_count_and_its_noise(tmp_path: Path) -> None:
     asked = plan(tmp_path, "trusted", tables=[{"of": ["sex", "outcome"]}])
     sums = ask(guard_at(tmp_path, own_rows(), trust="trusted"), scenario(asked))

@@ -1,0 +1,98 @@
+"""A silo's ledger and the records that it is for: begun, compared, and converted from fedpriv 0.3.0.
+
+Ledgers of fedpriv 0.3.0 have a digest of the records under no key.  Who knows all records but one can try what the
+last one is on such a digest, with one hash a guess.
+"""
+
+import logging
+import os
+import secrets
+import sqlite3
+from pathlib import Path
+
+from fedpriv.core.errors import InputError
+from fedpriv.core.files import OWN
+from fedpriv.silo import chain
+from fedpriv.silo.ledger import SiloLedger
+from fedpriv.silo.mark import Commit, Mark, Reading
+from fedpriv.silo.policy import Policy
+from fedpriv.silo.rows import begin_tables, connected, digest_of
+from fedpriv.silo.shard import Shard, key_check
+from fedpriv.silo.shard_key import made_key, read_key
+
+_log = logging.getLogger("fedpriv.guard")
+
+
+def begin_ledger(policy: Policy, shard: Shard) -> None:
+    """Begin the ledger of these records.  InputError if there is one, or was."""
+    for path in (policy.ledger, policy.marked):
+        if path.exists():
+            raise InputError(
+                f"{path} exists: a ledger is begun once; what it says was released cannot be forgotten"
+            )
+    create_ledger(policy.ledger, policy.marked, shard.fingerprint(made_key(policy.shard_key)))
+
+
+def create_ledger(path: Path, mark: Path, fingerprint: bytes) -> None:
+    """Write a new ledger for the records with this fingerprint, where there is none."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, OWN))
+        database = connected(path)
+        name = secrets.token_hex(16)
+        begin_tables(database)
+        none = Commit(0, chain.origin(name, fingerprint))
+        database.execute("INSERT INTO about VALUES (?, ?, ?, ?, ?)", (name, name, fingerprint, *none))
+        database.close()
+        Mark(mark).write(Reading(name, none, none, digest_of(path)))
+    except (OSError, sqlite3.Error) as error:
+        raise InputError(f"{path}: cannot be made a ledger: {error}") from None
+
+
+def check_records(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
+    """Check that a ledger is for these records, and convert one of fedpriv 0.3.0.
+
+    InputError, with nothing changed, if it is not.
+
+    Guarantee: a key is made for a ledger without one alone, so that no other records get a fingerprint unnoticed.
+    """
+    if not ledger.is_keyed():
+        _convert(policy, ledger, shard)
+    key = read_key(policy.shard_key)
+    if not is_key_of(key, ledger.shard):
+        raise InputError(
+            f"{policy.shard_key}: is not the key that {policy.ledger} was begun with, so nobody knows whether "
+            "these are its records: put that key back, or move the ledger into a folder of its own, and `fedpriv "
+            "silo restore POLICY FOLDER` begins again from it with this key, with the budget counted as spent"
+        )
+    if ledger.shard != shard.fingerprint(key):
+        raise _other_records(policy)
+
+
+def is_key_of(key: bytes, fingerprint: bytes) -> bool:
+    """Whether a fingerprint is under this key."""
+    return fingerprint.startswith(key_check(key))
+
+
+def _convert(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
+    with ledger.alone():
+        if ledger.is_keyed():  # by another process meanwhile
+            return
+        if ledger.shard != shard.digest:
+            raise _other_records(policy)
+        key = made_key(policy.shard_key)
+        with ledger.transaction():
+            ledger.bind(shard.fingerprint(key), key)
+        ledger.tidy()
+    _log.warning(
+        "%s has the digest of its records no more, but a fingerprint under the key in %s; backups that fedpriv "
+        "0.3.0 made have it still: make a new one and delete them",
+        policy.ledger,
+        policy.shard_key,
+    )
+
+
+def _other_records(policy: Policy) -> InputError:
+    return InputError(
+        f"{policy.shard}: these are not the records, in the order, that {policy.ledger} was begun for; what was "
+        "released of those is no account of these"
+    )

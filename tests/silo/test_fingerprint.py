@@ -1,0 +1,417 @@
+"""The key of a silo's records and their fingerprint: made, compared, lost, exchanged; ledgers of fedpriv 0.3.0."""
+
+import os
+import shutil
+import sqlite3
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fedpriv.cli.app import app
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.silo.backup import back_up, restore
+from fedpriv.silo.guard import Guard, open_guard
+from fedpriv.silo.guards import begin_ledgers, end_run, open_guards, status_lines
+from fedpriv.silo.ledger import SiloLedger
+from fedpriv.silo.mark import Mark, Reading
+from fedpriv.silo.policy import read_policy
+from fedpriv.silo.shard_key import made_key, read_key
+from tests.silo.evaluated import guards_of, write_tested
+from tests.silo.guarded import CELL, ZERO, guard_of, write_silo
+from tests.silo.unkeyed import begin_unkeyed, copied, stolen
+
+POLICY, QUERY = "policy.toml", torch.zeros(14, dtype=torch.float64)
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    return copied(tmp_path / "silo")
+
+
+def ask(guard: Guard, folder: Path, t: int, seen: bytes = b"", run: str = "under way") -> torch.Tensor:
+    return guard.answer(run, (folder / "scenario.json").read_text(), t, QUERY, seen=seen)
+
+
+def told(guard: Guard, folder: Path, t: int) -> bytes:
+    return guard.told("under way", (folder / "scenario.json").read_text(), t)
+
+
+def secrets_of(ledger: Path) -> list[bytes]:
+    """All that depends on the digest in a ledger of 0.3.0, and the seals that it follows from."""
+    with sqlite3.connect(ledger) as database:
+        found = [*database.execute("SELECT shard FROM about"), *database.execute("SELECT head FROM about")]
+        found += database.execute("SELECT head FROM answers WHERE head IS NOT NULL").fetchall()
+        found += database.execute("SELECT seal FROM runs WHERE over IS NOT NULL").fetchall()
+    database.close()
+    return [value for (value,) in found]
+
+
+def in_files(values: list[bytes], files: list[Path]) -> list[Path]:
+    contents = {path: path.read_bytes() for path in files}
+    return [path for path, each in contents.items() if any(v in each or v.hex().encode() in each for v in values)]
+
+
+@pytest.mark.parametrize("underway", [True, False])
+def test_guarantee_a_ledger_of_0_3_0_is_converted_and_nothing_of_its_digest_is_left(
+    old: Path, underway: bool
+) -> None:
+    if not underway:
+        end_run(old / POLICY, "under way")
+    before = secrets_of(old / "ledger.sqlite")
+    assert len(before[0]) == 32
+    assert in_files(before, stolen(old))
+    rows = status_lines(old / POLICY)
+    guard = guard_of(old / POLICY)
+    assert in_files(before, stolen(old)) == []
+    assert len(guard._ledger.shard) == 64
+    assert status_lines(old / POLICY) == rows
+    assert (old / "own.csv.key").stat().st_mode & 0o777 == 0o600
+    if underway:
+        with sqlite3.connect(old / "backup" / "ledger.sqlite") as database:
+            assert database.execute("PRAGMA user_version").fetchone() == (102,)
+        database.close()
+        assert torch.isfinite(ask(guard, old, 3)).all(), "the run goes on"
+    guard._ledger.close()
+    again = guard_of(old / POLICY)
+    assert len(again._ledger.prices()) == 2
+    assert torch.isfinite(ask(again, old, 1, run="new")).all()
+    assert in_files(before, stolen(old)) == []
+
+
+def test_a_round_of_before_gets_the_same_bytes_after_the_conversion(old: Path) -> None:
+    with sqlite3.connect(old / "ledger.sqlite") as database:
+        ((reply,),) = database.execute("SELECT reply FROM answers WHERE run_id = 'under way' AND t = 2")
+    database.close()
+    assert ask(guard_of(old / POLICY), old, 2).numpy().tobytes() == reply
+
+
+def test_what_a_server_remembers_of_before_is_no_reason_to_refuse_and_of_after_it_is(old: Path) -> None:
+    """A coordinator goes on with a converted ledger, and notices one that was put back to before."""
+    snapshot = shutil.copytree(old, old.with_name("snapshot"))
+    guard = guard_of(old / POLICY)
+    commits = (old / "commits").read_bytes()[-8 * 56 :]
+    assert torch.isfinite(ask(guard, old, 3, commits)).all()
+    two, three = told(guard, old, 2), told(guard, old, 3)
+    guard._ledger.close()
+    shutil.rmtree(old)
+    shutil.copytree(snapshot, old)
+    shutil.copy(snapshot / "own.csv", old / "own.csv")
+    guard = guard_of(old / POLICY)
+    assert two[:16] == told(guard, old, 2)[:16], "converted again it has the same name"
+    with pytest.raises(RunError, match="which is not in it"):
+        ask(guard, old, 3, three)
+
+
+def test_other_records_are_refused_with_nothing_changed(old: Path) -> None:
+    rows = (old / "own.csv").read_text().splitlines()
+    (old / "own.csv").write_text("\n".join([rows[0], *reversed(rows[1:])]) + "\n")
+    before = {path: path.read_bytes() for path in stolen(old)}
+    with pytest.raises(InputError, match="these are not the records, in the order"):
+        guard_of(old / POLICY)
+    assert {path: path.read_bytes() for path in before} == before
+    assert not (old / "own.csv.key").exists()
+
+
+@pytest.mark.parametrize(
+    "moment", ["before the first", "after the first", "before the second", "after the second"]
+)
+def test_a_conversion_that_is_cut_short_goes_on_at_the_next_start(
+    old: Path, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gains: silence for good from a power cut, beside one of the two writings of the mark."""
+    when, which = moment.split(" the ")
+    count, honest, before = 0, Mark.write, secrets_of(old / "ledger.sqlite")
+
+    def cut(mark: Mark, reading: Reading) -> None:
+        nonlocal count
+        count += 1
+        if count == ["first", "second"].index(which) + 1:
+            if when == "after":
+                honest(mark, reading)
+            raise OSError("no power")
+        honest(mark, reading)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Mark, "write", cut)
+        with pytest.raises(RunError, match="no power"):
+            guard_of(old / POLICY)
+    guard = guard_of(old / POLICY)
+    assert torch.isfinite(ask(guard, old, 3)).all()
+    assert in_files(before, stolen(old)) == []
+
+
+def test_a_backup_of_0_3_0_is_restored_and_converted(old: Path) -> None:
+    before = secrets_of(old / "backup" / "ledger.sqlite")
+    (old / "ledger.sqlite").unlink()
+    (line,) = restore(old / POLICY, old / "backup")
+    assert "nothing was released since" in line
+    guard = guard_of(old / POLICY)
+    assert len(guard._ledger.prices()) == 2
+    with pytest.raises(RunError, match="this run is over"):
+        ask(guard, old, 3)
+    assert torch.isfinite(ask(guard, old, 1, run="new")).all()
+    assert in_files(before, stolen(old)) == []
+
+
+def test_a_ledger_of_0_3_0_is_shown_and_ended_but_not_copied_before_its_conversion(old: Path) -> None:
+    """A backup of it would have the digest."""
+    assert any("'under way'" in line for line in status_lines(old / POLICY))
+    with pytest.raises(InputError, match=r"has a digest of the records.*status POLICY --check") as refused:
+        back_up(old / POLICY, old / "new")
+    assert "\n" not in str(refused.value)
+    assert not (old / "new").exists()
+    end_run(old / POLICY, "under way")
+    done = CliRunner().invoke(app, ["silo", "status", str(old / POLICY), "--check"])
+    assert done.exit_code == 0, done.exception
+    back_up(old / POLICY, old / "new")
+
+
+def test_the_ledger_of_test_records_is_converted_too(tmp_path: Path) -> None:
+    path = write_tested(tmp_path)
+    policy = read_policy(path)
+    tests, shard = policy.for_tests, policy.load_shard()
+    assert tests is not None
+    assert shard.test is not None
+    begin_unkeyed(policy.ledger, policy.marked, shard)
+    begin_unkeyed(tests.ledger, tests.marked, shard.test)
+    open_guards(policy)
+    for each, digest in ((policy, shard.digest), (tests, shard.test.digest)):
+        assert digest not in each.ledger.read_bytes()
+        SiloLedger(each.ledger, each.marked).close()
+
+
+def test_a_policy_that_gets_an_evaluation_later_keeps_its_key(tmp_path: Path) -> None:
+    """Gains: a training guard that refuses for good, were another key made for the second ledger."""
+    path = write_tested(tmp_path)
+    text = path.read_text()
+    path.write_text(text.partition("[evaluation]")[0])
+    begin_ledgers(read_policy(path))
+    key = (tmp_path / "shard-0.npz.key").read_bytes()
+    path.write_text(text)
+    (tmp_path / "shard-0.npz.key").rename(tmp_path / "away")
+    with pytest.raises(InputError, match="there is no key of the records"):
+        begin_ledgers(read_policy(path))
+    (tmp_path / "away").rename(tmp_path / "shard-0.npz.key")
+    begin_ledgers(read_policy(path))
+    assert guards_of(path).tests is not None
+    assert (tmp_path / "shard-0.npz.key").read_bytes() == key
+
+
+def no_key(key: Path) -> None:
+    key.unlink()
+
+
+def empty(key: Path) -> None:
+    key.write_bytes(b"")
+
+
+def longer(key: Path) -> None:
+    key.write_bytes(key.read_bytes() + b"\n")
+
+
+def shorter(key: Path) -> None:
+    key.write_bytes(key.read_bytes()[:31])
+
+
+def a_folder(key: Path) -> None:
+    key.unlink()
+    key.mkdir(0o700)
+
+
+def a_pipe(key: Path) -> None:
+    key.unlink()
+    os.mkfifo(key, 0o600)
+
+
+def a_link_to_nothing(key: Path) -> None:
+    key.unlink()
+    key.symlink_to("nothing")
+
+
+def readable(key: Path) -> None:
+    key.chmod(0o644)
+
+
+def writable(key: Path) -> None:
+    key.chmod(0o620)
+
+
+def another(key: Path) -> None:
+    key.write_bytes(bytes(range(32)))
+
+
+USELESS: list[tuple[Callable[[Path], None], str]] = [
+    (no_key, "there is no key of the records, .*silo restore"),
+    (empty, "is no key of the records, which has 32 bytes, .*silo restore"),
+    (longer, "is no key of the records"),
+    (shorter, "is no key of the records"),
+    (a_folder, "cannot be read as the key of the records|is no key"),
+    (a_pipe, "is no key of the records"),
+    (a_link_to_nothing, "there is no key of the records"),
+    (readable, "others can read this key of the records; chmod 600"),
+    (writable, "mode 0620, not only its owner may write it"),
+    (another, "is not the key that .* was begun with, .*silo restore"),
+]
+
+
+@pytest.mark.parametrize(("damage", "words"), USELESS, ids=[damage.__name__ for damage, _ in USELESS])
+def test_guarantee_no_key_takes_the_place_of_a_ledgers_own_unnoticed(
+    tmp_path: Path, damage: Callable[[Path], None], words: str
+) -> None:
+    """Gains: other records under a ledger, which nobody could tell from those that were charged for."""
+    path, key = write_silo(tmp_path), tmp_path / "shard-0.npz.key"
+    guard_of(path)._ledger.close()
+    damage(key)
+    before = sorted(tmp_path.iterdir())
+    for _ in range(2):
+        with pytest.raises(InputError, match=words) as refused:
+            open_guard(read_policy(path))
+        assert "\n" not in str(refused.value)
+        assert str(key) in str(refused.value)
+    with pytest.raises(InputError):
+        begin_ledgers(read_policy(path))
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("damage", [no_key, another])
+@pytest.mark.parametrize("change", [False, True])
+def test_guarantee_without_its_key_a_ledger_goes_on_at_the_whole_budget_alone(
+    tmp_path: Path, damage: Callable[[Path], None], change: bool
+) -> None:
+    """Gains: other records under an old ledger, or the old ones at the price of new ones."""
+    path, ledger = write_silo(tmp_path / "silo"), tmp_path / "silo" / "ledger-0.sqlite"
+    guard = guard_of(path)
+    guard.answer("run", CELL, 1, ZERO)
+    guard._ledger.close()
+    back_up(path, tmp_path / "kept")
+    damage(tmp_path / "silo" / "shard-0.npz.key")
+    ledger.unlink()
+    if change:
+        arrays = dict(np.load(tmp_path / "silo" / "shard-0.npz"))
+        np.savez(tmp_path / "silo" / "shard-0.npz", **{**arrays, "labels": arrays["labels"][::-1]})
+    (line,) = restore(path, tmp_path / "kept")
+    assert "key" in line
+    assert "the whole budget of the policy is charged" in line
+    again = guard_of(path)
+    assert again._ledger.prices() == pytest.approx([4.0, 4.0])
+    with pytest.raises(RunError, match="the budget is 4"):
+        again.answer("another", CELL, 1, ZERO)
+    with pytest.raises(RunError, match="this run is over"):
+        again.answer("run", CELL, 2, ZERO)
+
+
+def test_a_backup_on_the_same_records_and_key_comes_back_as_it_was_and_other_records_are_refused(
+    tmp_path: Path,
+) -> None:
+    path, ledger = write_silo(tmp_path / "silo"), tmp_path / "silo" / "ledger-0.sqlite"
+    guard_of(path)._ledger.close()
+    back_up(path, tmp_path / "kept")
+    ledger.unlink()
+    (line,) = restore(path, tmp_path / "kept")
+    assert "nothing was released since" in line
+    guard_of(path)._ledger.close()
+    arrays = dict(np.load(tmp_path / "silo" / "shard-0.npz"))
+    np.savez(tmp_path / "silo" / "shard-0.npz", **{**arrays, "labels": arrays["labels"][::-1]})
+    for _ in range(2):
+        with pytest.raises(InputError, match="these are not the records, in the order"):
+            guard_of(path)
+        ledger.unlink()
+        list(restore(path, tmp_path / "kept"))
+
+
+def test_the_backup_of_another_silo_costs_the_whole_budget(tmp_path: Path) -> None:
+    """Gains: a ledger in which nothing was spent."""
+    paths = [write_silo(tmp_path / str(number), number) for number in (0, 1)]
+    spent = guard_of(paths[0])
+    spent.answer("run", CELL, 1, ZERO)
+    for path in paths:
+        guard_of(path)._ledger.close()
+    back_up(paths[1], tmp_path / "kept")
+    (tmp_path / "kept" / "ledger-1.sqlite").rename(tmp_path / "kept" / "ledger-0.sqlite")
+    (tmp_path / "0" / "ledger-0.sqlite").unlink()
+    (line,) = restore(paths[0], tmp_path / "kept")
+    assert "the whole budget of the policy is charged" in line
+    with pytest.raises(RunError, match="the budget is 4"):
+        guard_of(paths[0]).answer("another", CELL, 1, ZERO)
+
+
+def test_two_policies_of_one_shard_have_one_key_and_fingerprints_under_it(tmp_path: Path) -> None:
+    path = write_silo(tmp_path)
+    other = tmp_path / "other.toml"
+    other.write_text(path.read_text().replace("ledger-0", "ledger-other"))
+    other.chmod(0o600)
+    first, second = guard_of(path), guard_of(other)
+    assert first._ledger.shard == second._ledger.shard
+    assert len([each for each in tmp_path.iterdir() if each.suffix == ".key"]) == 1
+
+
+def test_all_that_start_at_once_have_one_key(tmp_path: Path) -> None:
+    keys, gate = list[bytes](), threading.Barrier(8)
+
+    def make() -> None:
+        gate.wait()
+        keys.append(made_key(tmp_path / "shard.npz.key"))
+
+    starts = [threading.Thread(target=make) for _ in range(8)]
+    for each in starts:
+        each.start()
+    for each in starts:
+        each.join()
+    assert len(keys) == 8
+    assert set(keys) == {read_key(tmp_path / "shard.npz.key")}
+    assert [each.name for each in tmp_path.iterdir()] == ["shard.npz.key"]
+
+
+def test_guards_that_convert_one_ledger_at_once_both_answer(old: Path) -> None:
+    opened = [SiloLedger(old / "ledger.sqlite") for _ in range(2)]
+    policy = read_policy(old / POLICY)
+    shard = policy.load_shard()
+    first, second = (Guard(policy, ledger, shard) for ledger in opened)
+    one = ask(first, old, 3)
+    assert torch.equal(ask(second, old, 3), one)
+    assert torch.isfinite(ask(second, old, 4)).all()
+    assert torch.isfinite(ask(first, old, 5)).all()
+
+
+def test_a_process_that_opened_the_ledger_before_its_conversion_ends_a_run_after_it(old: Path) -> None:
+    before = SiloLedger(old / "ledger.sqlite")
+    guard = guard_of(old / POLICY)
+    with before.alone(), before.transaction():
+        before.finish("under way")
+    assert torch.isfinite(ask(guard, old, 1, run="new")).all()
+    assert torch.isfinite(ask(guard_of(old / POLICY), old, 2, run="new")).all()
+
+
+def test_where_no_key_can_be_made_the_line_says_how_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container, whose records are mounted read-only."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    path = write_silo(tmp_path)
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(
+        InputError, match=r"Read-only file system.*umask 077; head -c 32 /dev/urandom > "
+    ) as refused:
+        begin_ledgers(read_policy(path))
+    command = str(refused.value).partition("owner: ")[2]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["shard-0.npz", "silo-0.toml"]
+    assert os.system(command) == 0
+    begin_ledgers(read_policy(path))
+    assert stat.S_IMODE((tmp_path / "shard-0.npz.key").stat().st_mode) == 0o600
+
+
+def test_no_command_of_a_silo_puts_the_key_into_a_backup(tmp_path: Path) -> None:
+    path = write_silo(tmp_path / "silo")
+    guard_of(path)._ledger.close()
+    back_up(path, tmp_path / "kept")
+    key = (tmp_path / "silo" / "shard-0.npz.key").read_bytes()
+    assert [each.name for each in (tmp_path / "kept").iterdir()] == ["ledger-0.sqlite"]
+    for each in (*(tmp_path / "kept").iterdir(), *(tmp_path / "silo").glob("ledger-0*")):
+        assert key not in each.read_bytes()
