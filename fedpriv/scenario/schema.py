@@ -243,9 +243,9 @@ class Cell(Section):
             self.data.check_counted()
             if privacy.shares:
                 raise ValueError("privacy.shares: a count weighs the records of all silos alike; leave it out")
-            if self.evaluation is not None:
-                raise ValueError("[evaluation]: there is no model to be evaluated; leave it out")
         if self.evaluation is not None:
+            if not self.model.row.evaluated:
+                raise ValueError("[evaluation]: there is no model to be evaluated; leave it out")
             self.evaluation.check(federation.silos, trust, privacy)
             summed = trust.draws(SERVER) and self.evaluation.mu is not None
             check_measures(self.run, summed=summed)

@@ -1,0 +1,239 @@
+"""Combinations of the examples: their scenarios and plans, their grids, and a few that meet everything."""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from fedpriv.loss.models import model_named
+from fedpriv.loss.objective import Records
+from fedpriv.noise.trust import TRUSTS, USER
+from fedpriv.papers.base import NoiseSettings
+from fedpriv.papers.table import ALGORITHMS
+from fedpriv.participation.registry import CHOSEN
+from fedpriv.rounds.beside import evaluation_plan_of, first_step_of, held_out_shares
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.round import absences_of
+from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
+from tests.attacks import crossing_examples as examples
+from tests.attacks.crossings import Crossing
+
+
+class Choice(NamedTuple):
+    """One combination of registered things."""
+
+    model: str = "softmax-regression"
+    key: str = ""
+    algorithm: str = "dp-sgd"
+    variant: str = ""
+    mechanism: str = ""
+    participation: str = "fixed"
+    unit: str = "record"
+    trust: str = "untrusted"
+    relation: str = "replace-one"
+    extra: str = ""
+    """A key of `examples.RUNS`, or of `examples.ABSENCES`."""
+    beside: str = ""
+    """What is released of records beside the training: a key of `examples.BESIDE`."""
+
+    def __str__(self) -> str:
+        return ", ".join(part for part in self if part)
+
+
+Files = dict[str, Any]
+
+
+def tree_of(choice: Choice, files: Files, seed: int = 1) -> dict[str, Any]:
+    """The scenario of a combination: two silos of 12 units, or a pool of 12 clients, and 8 rounds."""
+    example, unit = examples.MODELS[choice.model], examples.UNITS[choice.unit]
+    row, public = examples.ALGORITHMS[choice.algorithm], choice.participation == "fixed"
+    keys = {**example.keys, **(examples.KEYS[choice.key] if choice.key else {})}
+    keys = {
+        key: files["digests"].get(value, value) if isinstance(value, str) else value for key, value in keys.items()
+    }
+    tabled = choice.unit.startswith(USER.name) or choice.beside in examples.OF_A_TABLE
+    if tabled and "feature_norm" in keys_of(choice.model):
+        keys = {**examples.NORM, **keys}
+    silos = unit.get("federation", {"silos": 2, "batch": examples.BATCH})
+    epochs = {} if "clients" in silos else {"epochs": row.epochs if public else 2}
+    apart = choice.mechanism in ("banded", "lambda-cgd", "blt") and CHOSEN[choice.participation].secret
+    noise = {"mechanism": choice.mechanism, **examples.MECHANISMS[choice.mechanism]} if choice.mechanism else {}
+    tree: dict[str, Any] = {
+        "name": "crossing",
+        "seed": seed,
+        "data": files["visits" if tabled else example.data],
+        "model": {"name": example.name or choice.model, **keys},
+        "federation": {
+            "rounds": examples.ROUNDS, **epochs, **silos, "sampling": choice.participation,
+            **examples.PARTICIPATIONS[choice.participation], **({"groups": 2} if apart else {}),
+            **examples.ABSENCES.get(choice.extra, {}), **example.federation,
+        },
+        "algorithm": {
+            "name": choice.algorithm, "trust": choice.trust, **row.keys, **noise, **example.algorithm,
+            **(examples.VARIANTS[choice.variant][1] if choice.variant else {}),
+        },
+        "privacy": {"relation": choice.relation, "mu": 2.0, **unit.get("privacy", {})},
+        "run": {"dtype": "float64", "evaluations": 2, **examples.RUNS.get(choice.extra, {})},
+    }  # fmt: skip
+    for section, changes in examples.BESIDE.get(choice.beside, {}).items():
+        tree[section] = {**tree.get(section, {}), **changes}
+    return tree
+
+
+def cell_of(choice: Choice, files: Files, seed: int = 1) -> Cell:
+    """The cell whose rounds are released; InputError if it cannot be."""
+    cell = resolve_cell(tree_of(choice, files, seed), "test")
+    return first_step_of(cell) or cell
+
+
+def planned(choice: Choice, files: Files, released: bool) -> Crossing:
+    """The plan and one silo's records; InputError where something is refused."""
+    cell = cell_of(choice, files)
+    task = task_of_cell(cell)
+    shares = spread(cell)
+    plan = plan_of(cell, task.objective, released=released)
+    records = Records(*(column[shares[0]] for column in task.train))
+    if (asked := evaluation_plan_of(cell, task.objective, released=released)) is not None:
+        plan, records = asked.plan, held_out_shares(cell)[0]
+    order = None
+    if cell.privacy.protected.name == USER.name:
+        order = torch.randperm(len(records.labels), generator=torch.Generator().manual_seed(1))
+    missed = frozenset(absences_of(cell).rounds.get(0, ()))
+    return Crossing(plan, records, order, missed, victim=-(len(str(choice)) % 2))
+
+
+def keys_of(model: str) -> list[str]:
+    """The keys of a model's settings."""
+    example = examples.MODELS[model]
+    return list(model_named(example.name or model).settings.model_fields)
+
+
+def in_turn(*axes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    """Values of all axes side by side, for ever; those of axes of different lengths meet one another."""
+    places = itertools.count()
+    return (tuple(axis[(place // (1 + turn)) % len(axis)] for turn, axis in enumerate(axes)) for place in places)
+
+
+def fitting(unit: str, participation: str, trust: str = "untrusted") -> tuple[str, str]:
+    """The unit and the trust setting with which a participation can be admitted, near to those given."""
+    if CHOSEN[participation].of_clients:
+        return "client of a pool", "trusted"
+    secret_clients = CHOSEN[participation].secret and unit.startswith("client")
+    return unit, "trusted" if secret_clients or unit == "client of a pool" else trust
+
+
+def models_and_keys() -> list[Choice]:
+    """Every model, every key of its settings, under every participation; the rest in turn."""
+    rest = in_turn(
+        list(examples.TRUSTS[:3]), list(examples.RELATIONS), ["dp-sgd", "dp-adam", "dp-ftrl"], ["", "dtype"]
+    )
+    choices = []
+    for model in examples.MODELS:
+        for key, participation in itertools.product(["", *keys_of(model)], CHOSEN):
+            trust, relation, algorithm, extra = next(rest)
+            if CHOSEN[participation].secret and algorithm == "dp-ftrl":
+                algorithm = "noisy-minibatch"
+            unit, trust = fitting("record", participation, trust)
+            choices.append(Choice(model, key, algorithm, "", "", participation, unit, trust, relation, extra))
+    return choices
+
+
+CHEAP = ("logistic-regression", "softmax-regression", "mlp", "a module")
+
+
+def algorithms_and_units() -> list[Choice]:
+    """Every algorithm and variant under every participation, unit and trust setting; the rest in turn."""
+    rows = [(name, "") for name in ALGORITHMS] + [(row, name) for name, (row, _) in examples.VARIANTS.items()]
+    rest = in_turn(CHEAP, examples.RELATIONS, ["", "", "away", "", "drop-outs"], ["", "augment", ""])
+    choices = []
+    for (name, variant), participation, unit, trust in itertools.product(rows, CHOSEN, examples.UNITS, TRUSTS):
+        model, relation, extra, key = next(rest)
+        model = "logistic-regression" if name == "noisy-newton" else model
+        if extra and (trust not in ("untrusted", "trusted") or "pool" in unit):
+            extra = ""
+        key = key if key in keys_of(model) else ""
+        choices.append(Choice(model, key, name, variant, "", participation, unit, trust, relation, extra))
+    return choices
+
+
+def noises() -> list[Choice]:
+    """Every mechanism with every algorithm that takes one, under every participation and trust setting."""
+    rows = [name for name, row in ALGORITHMS.items() if issubclass(row.settings, NoiseSettings)]
+    rest = in_turn(
+        ["logistic-regression", "mlp"], examples.RELATIONS, ["", "", "word", "away"], ["record", "user"]
+    )
+    choices = []
+    for name, noise, participation, trust in itertools.product(rows, examples.MECHANISMS, CHOSEN, TRUSTS):
+        model, relation, extra, unit = next(rest)
+        unit, _ = fitting(unit, participation)
+        extra = "" if extra == "away" and (trust in ("secure-aggregation", "curator") or "pool" in unit) else extra
+        choices.append(Choice(model, "", name, "", noise, participation, unit, trust, relation, extra))
+    return choices
+
+
+def models_and_units() -> list[Choice]:
+    """Every model with every unit and trust setting, and what is released beside the training."""
+    rest = in_turn(list(CHOSEN), examples.RELATIONS)
+    choices = []
+    for model, unit, trust in itertools.product(examples.MODELS, examples.UNITS, TRUSTS):
+        participation, relation = next(rest)
+        choices.append(Choice(model, "", "dp-sgd", "", "", participation, unit, trust, relation))
+    for beside, model, trust, relation in itertools.product(
+        examples.BESIDE, examples.MODELS, TRUSTS, examples.RELATIONS
+    ):
+        choices.append(Choice(model, trust=trust, relation=relation, beside=beside))
+    return choices
+
+
+GRIDS: dict[str, Callable[[], list[Choice]]] = {
+    "models and keys": models_and_keys,
+    "algorithms and units": algorithms_and_units,
+    "noises": noises,
+    "models and units": models_and_units,
+}
+
+
+_CLIENTS = {"unit": "client", "model": "logistic-regression"}
+_LOGISTIC = {"model": "logistic-regression"}
+_ALONE = {**_LOGISTIC, "trust": "untrusted"}
+NEEDS: dict[str, dict[str, str]] = {
+    "dp-fedavg": _CLIENTS,
+    "dp-fedadam": _CLIENTS,
+    "dp-fedyogi": _CLIENTS,
+    "dp-fedadagrad": _CLIENTS,
+    "noisy-newton": _LOGISTIC,
+    **dict.fromkeys(("momentum-tree", "momentum-tree-reduced", "momentum-tree-aligned"), _ALONE),
+    "phased-sgd": {**_LOGISTIC, "trust": "curator"},
+}
+"""What an algorithm is admitted with, where that is not anything."""
+NEVER = {"fedavg"}
+"""Algorithms that no noise is calibrated to."""
+LONG = {"cnn"}
+"""Models that take seconds."""
+
+
+def fast_choices() -> list[Choice]:
+    """A few combinations in which every model, algorithm, mechanism, participation, unit and trust is once."""
+    once = [name for name, example in examples.MODELS.items() if example.federation]
+    models = iter([name for name in examples.MODELS if name not in LONG and name not in once])
+    rest = in_turn(examples.TRUSTS[:3], examples.RELATIONS)
+    choices = []
+    for name in [name for name in ALGORITHMS if name not in NEVER]:
+        trust, relation = next(rest)
+        needed = NEEDS[name] if name in NEEDS else {"model": next(models)}
+        choices.append(Choice(algorithm=name, relation=relation, **{"trust": trust, **needed}))
+    choices += [Choice(model) for model in [*models, *once]]
+    choices += [Choice("logistic-regression", algorithm="dp-ftrl", mechanism=name) for name in examples.MECHANISMS]
+    for name in CHOSEN:
+        unit, trust = fitting("record", name)
+        model = "logistic-regression" if name == "balanced" else "softmax-regression"
+        choices.append(Choice(model, participation=name, unit=unit, trust=trust))
+    choices += [Choice("mlp", "augment", participation=name) for name in ("fixed", "poisson")]
+    choices += [
+        Choice("logistic-regression", unit=unit, trust=fitting(unit, "fixed")[1]) for unit in examples.UNITS
+    ]
+    choices += [Choice("logistic-regression", beside=beside) for beside in examples.BESIDE]
+    return choices
