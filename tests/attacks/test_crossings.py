@@ -41,6 +41,7 @@ from fedpriv.noise.registry import MECHANISMS
 from fedpriv.noise.trust import SECURE_AGGREGATION, TRUSTS, UNITS
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.participation import secret
+from fedpriv.participation.dependence import OWN, Dependence
 from fedpriv.participation.orders import Schedule
 from fedpriv.participation.registry import CHOSEN
 from fedpriv.rounds.outcome import Checkpoints
@@ -228,10 +229,17 @@ def test_every_class_that_touches_records_and_every_mechanism_is_in_a_plan(files
 
 @dataclass(frozen=True)
 class ByPlace(View):
-    """Increments turned by the place of a record among those that are read."""
+    """Increments turned by the place of a record among those that are read, which it does not declare."""
+
+    read: Iterator[int] = field(default_factory=itertools.count, compare=False)
+    """Records of this round that it has seen."""
+
+    @property
+    def dependence(self) -> Dependence:
+        return OWN
 
     def at(self, slots: Slots) -> "ByPlace":
-        return replace(self)
+        return replace(self, read=itertools.count())
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         count = len(batch.weights)
@@ -245,9 +253,8 @@ class ByPlace(View):
             total = total + each.total.roll(place)
         return Increment(total, torch.tensor(0))
 
-    def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
-        rows = self.base.per_record(query, batch, places, clip)
-        return torch.stack([row.roll(int(place)) for row, place in zip(rows, places, strict=True)])
+    def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
+        return self.base.per_record(query, batch, rows, clip).roll(next(self.read), 1)
 
 
 class ByNeighbour(ByPlace):
@@ -263,8 +270,8 @@ class ByCall(ByPlace):
 
     calls: ClassVar[Iterator[int]] = itertools.count()
 
-    def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
-        return self.base.per_record(query, batch, places, clip).roll(next(self.calls), 1)
+    def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
+        return self.base.per_record(query, batch, rows, clip).roll(next(self.calls), 1)
 
 
 def planted(kind: type[View], choice: Choice, files: Files, released: bool, patch: pytest.MonkeyPatch) -> set[str]:
