@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpriv.cli.shown import say
-from fedpriv.core.errors import InputError, printable
+from fedpriv.core.errors import FedprivError, InputError, printable
 from fedpriv.core.files import write_bytes, write_text
 from fedpriv.core.signed import bytes_of, made_key, public_line, read_spelled, sha256, signers_of, spelled
 from fedpriv.study.certify import COORDINATOR, PEOPLE, body_of, certificate, read_certificate, recomputed, verified
@@ -45,14 +45,13 @@ def certify(
     own, signed = made_key(key), [read_spelled(bytes_of(path), path) for path in silos]
     path = folder / CERTIFICATE
     write_bytes(path, certificate(body, signed, own))
-    lines = [f"{COORDINATOR} {public_line(own.public_key())}"]
+    trusted = f"{COORDINATOR} {public_line(own.public_key())}"
     keys = {COORDINATOR: own.public_key(), **_as_they_say(signed)}
-    simulated = body["record"]["engine"] != "deployment"
-    if simulated or signed:
-        found = verified(path, keys)
+    found = verified(path, keys, all_silos=False)
+    lines = [trusted, *found.lines]
+    if found.simulated or signed:
         write_text(folder / PAGE, page(found))
         write_text(folder / CARD, model_card(found))
-        lines += found.lines
         written = f"{path}, {PAGE}, {CARD} and {export(folder, 'ro-crate').name}"
     else:
         lines.append(
@@ -65,21 +64,21 @@ def certify(
 
 
 def sign(policy: Path, path: Path, out: Path | None) -> None:
-    """Write what a silo signs of a certificate, after recomputing it from what it says itself."""
+    """Write what a silo signs of a certificate, after recomputing it from its own ledger and its scenario."""
     from fedpriv.silo.attest import attested
 
     tree = read_certificate(path)
     body: Mapping[str, Any] = tree["body"]
     try:
-        claim = recomputed(body)
-        record = body["record"]
-        _ = record["scenario"], record["trust"]
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+        try:
+            recomputed(body)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+        facts = attested(policy, body["record"], sha256(spelled(body)))
+    except FedprivError:
+        raise
     except Exception as error:  # a coordinator's document of another make
         raise InputError(f"{path}: is not a whole certificate ({type(error).__name__})") from None
-    mu = None if claim is None else claim.guarantee.mu
-    facts = attested(policy, record, mu, sha256(spelled(body)))
     target = out or path.with_name(f"silo-{facts['silo']}.json")
     write_bytes(target, spelled(facts))
     sys.stdout.write(f"silo-{facts['silo']} {facts['signed']['key']}\nwritten: {target}\n")

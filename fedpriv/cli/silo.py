@@ -159,7 +159,8 @@ def sign(
 ) -> None:
     """Sign what this silo's ledger says of a certified run: its charge, all before it, what budget is left.
 
-    Refused for a run that the ledger does not have under this very scenario, and for a claim below the charge.
+    The run is planned again from the ledger's scenario, with the shapes of the records. Refused for a run that
+    the ledger does not have, for releases that are not the plan's, and for a charge that is not its price.
 
     Example: fedpriv silo sign silo-0.toml certificate.json
     """

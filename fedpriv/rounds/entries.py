@@ -11,17 +11,17 @@ accountants disagree about a factor of 2 (google/differential-privacy, issue 378
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedpriv.accounting.gaussian import epsilon_of, moved_by
+from fedpriv.accounting.gaussian import APART, epsilon_of, moved_by
 from fedpriv.accounting.guarantees import Event, Guarantee, gaussian_event, repeated_event
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, printable
 from fedpriv.core.files import whole_lines
 from fedpriv.rounds.claim import (
     ELSEWHERE,
@@ -33,6 +33,10 @@ from fedpriv.rounds.claim import (
     mu_of_tests,
 )
 from fedpriv.rounds.ledger import FIRST_STEP, ROUNDS, ReleaseStream, from_data
+
+if TYPE_CHECKING:  # torch is behind them, which who only reads a ledger need not wait for
+    from fedpriv.scenario.schema import Cell
+    from fedpriv.scenario.sections import FederationSection, PrivacySection
 
 _LOOSER = 1.01  # than today's, as bounds of earlier versions can be
 
@@ -89,38 +93,131 @@ class LedgerEntry:
 
     @property
     def agrees(self) -> bool:
-        """Whether what is claimed is what the streams give.
+        """Whether what is claimed is what the streams give, and both are of the record's scenario."""
+        return self.disagreement is None
+
+    @cached_property
+    def disagreement(self) -> str | None:
+        """The first figure of the record that streams and scenario do not give; None if they give all.
 
         A record that leaves out what it is compared with does not agree.
-        """
-        mu, epsilon = self._figures["mu"], self._figures["epsilon"]
-        mine = _same(self.claimed_mu, mu) and _bounds(self.claimed_epsilon, epsilon, mu is not None)
-        try:
-            return mine and self._evaluates_as_told() and self._shows_the_same() and self._are_of_the_run()
-        except (
-            KeyError,
-            TypeError,
-            AttributeError,
-            ValueError,
-        ):  # whoever wrote it, it is no record of these streams
-            return False
 
-    def _evaluates_as_told(self) -> bool:
-        """Whether evaluations are there where the scenario has them, of all silos and as often as told."""
-        tests, told = self.tests, self.told
-        if bool(told["scenario"].get("evaluation")) != bool(tests):
-            return False
-        if not tests:
-            return True
+        Guarantee: trust, silos, rounds, relation, unit and δ are those of the scenario, whatever is written beside
+        it, and so is how much the noise promises.
+        """
+        try:
+            return next(itertools.chain(self._beside_the_scenario(), self._beside_the_streams()), None)
+        except (KeyError, TypeError, AttributeError, ValueError, InputError) as error:  # whoever wrote it
+            return f"is none of a run ({type(error).__name__}: {printable(str(error), 100)})"
+
+    @cached_property
+    def resolved(self) -> "Cell | None":
+        """The scenario; None for one that names a row, or a module, of somebody's own that is not here."""
+        from fedpriv.scenario.load import resolve_cell
+
+        try:
+            return resolve_cell(self.told["scenario"], "record.scenario")
+        except InputError:
+            return None
+
+    @cached_property
+    def _asked(self) -> "tuple[FederationSection, PrivacySection]":
+        from fedpriv.scenario.sections import FederationSection, PrivacySection
+
+        scenario = self.told["scenario"]
+        federation, privacy = scenario["federation"], scenario["privacy"]
+        return FederationSection.model_validate(federation), PrivacySection.model_validate(privacy)
+
+    def _beside_the_scenario(self) -> Iterator[str]:
+        """What the scenario says otherwise, of the record first and then of the streams."""
+        federation, privacy = self._asked
+        right: dict[str, Any] = {
+            "trust": self.told["scenario"]["algorithm"]["trust"],
+            "silos": federation.silos,
+            "delta": privacy.delta,
+            "relation": privacy.relation,
+            "unit": privacy.protected.words,
+        }
+        if self.resolved is not None:
+            right["rounds"] = self.resolved.schedule.rounds
+        for name, value in right.items():
+            if (said := self.told[name]) != value:
+                yield f"{name} is {said!r:.60}, and the scenario gives {value!r:.60}"
+        if self.resolved is not None:
+            yield from self._beside_the_cell(self.resolved)
+        yield from self._beside_the_target(privacy)
+
+    def _beside_the_cell(self, cell: "Cell") -> Iterator[str]:
+        """Participation, weights, clips and distance of the rounds, as far as they need no shape of a record."""
+        from fedpriv.rounds.plan import weights_of
+        from fedpriv.rounds.recomputed import clips_of, distance_of
+
+        unit, sizes = cell.privacy.protected, cell.batch_sizes
+        order, in_mean = cell.schedule.as_data(), unit.in_mean(weights_of(cell), sizes)
+        for stream in (stream for stream in self.streams if stream.step == ROUNDS and stream.std):
+            if stream.schedule.as_data() != order:
+                yield f"participation of {stream.owner} is not that of the scenario"
+            weights = [unit.in_silo(sizes[silo]) for silo in stream.silos] or [in_mean]
+            if any(not _same(stream.per_record, weight) for weight in weights):
+                yield f"per_record of {stream.owner} is {stream.per_record:.6g}, by the scenario {weights[0]:.6g}"
+            if (clips := clips_of(cell)) is not None and not _alike(stream.clips, clips):
+                yield f"clips of {stream.owner} are not those of the scenario"
+            if stream.apart < APART and stream.apart != (apart := distance_of(cell)):
+                yield f"apart of {stream.owner} is {stream.apart:.6g}, and the scenario gives {apart:.6g}"
+
+    def _beside_the_target(self, privacy: "PrivacySection") -> Iterator[str]:
+        """Whether the noise promises what the scenario asks for: no less protection, and no other run's."""
+        target, claim = privacy.target, self.claim
+        if target is None or claim is None:
+            if (target is None) != (claim is None):
+                yield f"std is that of a run {'without' if claim is None else 'with'} noise, unlike the scenario's"
+            return
+        mu = claim.guarantee.mu
+        said = claim.guarantee.epsilon_of(privacy.delta) if mu is None else mu
+        right = epsilon_of(target, privacy.delta) if mu is None else target
+        if not right / _LOOSER <= said <= right * (_LOOSER if mu is None else 1.0 + 1e-8):
+            name = "epsilon" if mu is None else "mu"
+            yield f"std gives {name} = {said:.6g}, and the scenario asks for {right:.6g}"
+
+    def _beside_the_streams(self) -> Iterator[str]:
+        mu, epsilon = self._figures["mu"], self._figures["epsilon"]
+        if not _same(self.claimed_mu, mu):
+            yield f"mu is {self.claimed_mu!r:.60}, and the releases give {mu!r:.60}"
+        if not _bounds(self.claimed_epsilon, epsilon, mu is not None):
+            yield f"epsilon is {self.claimed_epsilon!r:.60}, and the releases give {epsilon!r:.60}"
+        yield from self._beside_the_evaluations()
+        if not self._shows_the_same():
+            yield "relation, unit, zcdp or epsilon_paper is not what the releases give"
+        if not self._are_of_the_run():
+            yield "releases are not those of all rounds, silos and steps of its scenario"
+        if self.told["noise"] == "release" and self.told["engine"] != "deployment":
+            yield "noise for release is drawn by a deployment only"
+
+    def _beside_the_evaluations(self) -> Iterator[str]:
+        """Whether evaluations are where the scenario has them, of all silos, as often, and with its noise."""
+        tests, asked = self.tests, self.told["scenario"].get("evaluation")
+        if bool(asked) != bool(tests):
+            yield "evaluation is there, or not, where the scenario has it otherwise"
+        if not asked or not tests:
+            return
         noisy = [stream for stream in tests if stream.std]
         trust = "trusted" if tests[0].owner == "server" else "untrusted"
-        if noisy and not _from_all(noisy, trust, told["silos"]):
-            return False
-        count = min(told["rounds"], told["scenario"]["run"]["evaluations"])
+        if noisy and not _from_all(noisy, trust, self._asked[0].silos):
+            yield "evaluation.releases are not those of all silos of the scenario"
+        count = min(self.told["rounds"], self.told["scenario"]["run"]["evaluations"])
         if any(stream.schedule.rounds != count for stream in tests):
-            return False
-        private = [stream.relation == told["relation"] for stream in noisy]
-        return _same(self.claimed_of_tests, mu_of_tests(tests)) and all(private)
+            yield f"evaluation.releases are not those of {count} evaluations"
+        if any(stream.relation != self.told["relation"] for stream in noisy):
+            yield "evaluation.releases have another relation than the scenario"
+        if any(stream.apart < APART for stream in tests) and not (asked.get("curves") and count == 1):
+            yield "evaluation.releases have an apart below 2, and the scenario has no single evaluation of curves"
+        mu, target = mu_of_tests(tests), asked.get("mu")
+        if not _same(self.claimed_of_tests, mu):
+            yield f"evaluation.mu is {self.claimed_of_tests!r:.60}, and its releases give {mu!r:.60}"
+        if (mu is None) != (target is None) or not (
+            mu is None or target is None or target / _LOOSER <= mu <= target * (1.0 + 1e-8)
+        ):
+            yield f"evaluation.releases give mu = {mu!r:.20}, and the scenario asks for {target!r:.20}"
 
     def _shows_the_same(self) -> bool:
         """Whether the other figures of the record are those of the claim."""
@@ -150,9 +247,7 @@ class LedgerEntry:
         asked = told["scenario"]["privacy"]
         if asked.get("shares") and not _keep_shares([stream for stream in rounds if stream.std], asked):
             return False
-        if any((stream.relation, stream.unit.name) != (asked["relation"], asked["unit"]) for stream in noisy):
-            return False
-        return bool(told["noise"] != "release" or told["engine"] == "deployment")
+        return all((each.relation, each.unit.name) == (asked["relation"], asked["unit"]) for each in noisy)
 
     def _charges_all_of_a_step_elsewhere(
         self, scale: Mapping[str, Any] | None, first: Sequence[ReleaseStream]
@@ -193,6 +288,10 @@ def _keep_shares(streams: Sequence[ReleaseStream], asked: Mapping[str, Any]) -> 
         <= epsilon_of(mu, privacy.delta) * (_LOOSER if known.mu is None else 1.0 + 1e-8)
         for known, mu in targets
     )
+
+
+def _alike(clips: Sequence[float], others: Sequence[float]) -> bool:
+    return len(clips) == len(others) and all(map(_same, clips, others))
 
 
 def _same(claimed: float | None, recomputed: float | None) -> bool:

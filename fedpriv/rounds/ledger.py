@@ -287,10 +287,11 @@ def from_data(data: Mapping[str, Any]) -> ReleaseStream:
         raise InputError(f"ledger: noise of standard deviation {data['std']} is none that a run can have")
     if not isinstance(data["owner"], str):
         raise InputError(f"ledger: owner = {data['owner']!r}: expected the name of one")
+    schedule = participation_from(data["participation"])
     return ReleaseStream(
         owner=data["owner"],
         mechanism=mechanism_from(data["mechanism"]),
-        schedule=participation_from(data["participation"]),
+        schedule=schedule,
         decay=data["decay"],
         clips=tuple(clip for clip, rounds in data["clips"] for _ in range(rounds)),
         per_record=data["per_record"],
@@ -300,15 +301,24 @@ def from_data(data: Mapping[str, Any]) -> ReleaseStream:
         unit=unit_from(data["unit"]),
         integers=Integers(**data["integers"]) if data.get("integers") else None,
         step=data.get("step", ROUNDS),
-        apart=_apart_of(data),
+        apart=_apart_of(data, schedule),
     )
 
 
-def _apart_of(data: Mapping[str, Any]) -> float:
-    """InputError for a distance that no two increments can have, or with rounds among which they move."""
+def _apart_of(data: Mapping[str, Any], schedule: Participation) -> float:
+    """InputError for a distance that no two increments can have, or with rounds among which they move.
+
+    Guarantee: below 2 clips only in a public order.  Where rounds are secret an increment's distance from zeros
+    leaks, too, and that is a whole clip however close two increments lie.
+    """
     apart = data.get("apart", APART)
     if isinstance(apart, bool) or not isinstance(apart, int | float):
         raise InputError(f"ledger: apart = {apart!r}: expected a number of clips")
     if not 1.0 <= apart <= APART or (apart < APART and sum(rounds for _, rounds in data["clips"]) != 1):
         raise InputError(f"ledger: increments that are {apart} clips apart are none that a run can have")
+    if apart < APART and schedule.secret:
+        raise InputError(
+            f"ledger: increments that are {apart} clips apart with {schedule.title}: where rounds are secret they "
+            f"are {APART:g}"
+        )
     return float(apart)

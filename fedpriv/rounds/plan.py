@@ -298,12 +298,7 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
     batch_sizes = cell.batch_sizes
     weights = weights_of(cell)
     problem = problem_of(cell, objective)
-    estimator = row.estimator(settings, problem)
-    workload = workload_of(estimator, schedule)
-    mechanism = row.mechanism(settings, problem, workload)
-    if (factors := settings.clip_factors(mechanism, workload)) is not None:
-        estimator = RaisedClips(estimator, factors)
-        workload = workload_of(estimator, schedule)
+    estimator, mechanism, workload = sums_of(cell, problem)
     check_known(mechanism, workload, row.name)
     check_gaps(cell, estimator, mechanism)
     private = cell.target is not None
@@ -346,6 +341,18 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
         unit,
         apart=apart,
     )
+
+
+def sums_of(cell: Cell, problem: Problem) -> tuple[Estimator, Mechanism, Workload]:
+    """Estimator, mechanism and running sums of a cell's row, before any noise is calibrated."""
+    row, settings, schedule = cell.algorithm.row, cell.algorithm.settings, cell.schedule
+    estimator = row.estimator(settings, problem)
+    workload = workload_of(estimator, schedule)
+    mechanism = row.mechanism(settings, problem, workload)
+    if (factors := settings.clip_factors(mechanism, workload)) is not None:
+        estimator = RaisedClips(estimator, factors)
+        workload = workload_of(estimator, schedule)
+    return estimator, mechanism, workload
 
 
 def weights_of(cell: Cell) -> tuple[float, ...]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from markupsafe import escape
 
 from fedpriv.core.figures import counted, delta_figure, epsilon_figure, lower_figure, upper_figure
+from fedpriv.data.named import schema_of
 from fedpriv.noise.trust import trust_named
 from fedpriv.scenario.published import Tuned
 from fedpriv.show.statement import NOT_PROTECTED, Statement, statements
@@ -78,7 +79,7 @@ def _statement(of: Verified) -> Statement:
             published=None,
             cells=[body["record"]],
             versions=run["versions"],
-            rerun=run["rerun"],
+            rerun=None,
             tuned=tuned,
             date=run["date"],
         )
@@ -139,7 +140,7 @@ def _guarantee(of: Verified, statement: Statement) -> list[Answer]:
             f"who knows all else and guesses about one {of.claim.unit.noun} is right in at most {level.attacker} "
             "of cases, where blind guessing is in 50 %",
         ),
-        Answer("What weakens it?", NIST, " ".join(statement.caveats) or "nothing that is known"),
+        Answer("What weakens it?", NIST, " ".join(weaknesses(of, statement))),
         Answer("Why this ε?", _BOTH, _person(of.body, "reason_for_epsilon")),
         Answer(
             "Which releases add up to it?",
@@ -153,9 +154,66 @@ def _guarantee(of: Verified, statement: Statement) -> list[Answer]:
     ]
 
 
-def _trust(of: Verified, statement: Statement) -> list[Answer]:
+_READ_OFF = "if they were read off the records, they tell of them whatever the noise"
+
+
+def weaknesses(of: Verified, statement: Statement) -> list[str]:
+    """What weakens the figures, a sentence or two each; on the page and on the card."""
     record = of.body["record"]
-    signed = f"the coordinator and each of {counted(record['silos'], 'silo')}; their keys are in certificate.json"
+    missing = [f"NOT ALL SILOS SIGNED: {of.about}."] if of.unsigned else []
+    return [
+        *missing,
+        "This is a simulation, whose noise anybody can recompute and remove."
+        if of.simulated
+        else "This is of a release: who drew the noise, and from which key, is said below.",
+        *statement.caveats,
+        _declared(of, record["scenario"]["data"]),
+        "Settings were chosen by fedpriv tune, and what that cost is said below."
+        if of.body["tuned"]
+        else "Whether settings were chosen by a look at these records, no file of the run says; that is for the "
+        "coordinator to answer.",
+        *([_runs_of(each) for each in of.silos] or ["Whether these records were used before is not known."]),
+        *([] if of.simulated else [_MODEL]),
+    ]
+
+
+_MODEL = (
+    "That the model is the one that this run gave is the coordinator's word: whichever run it came from, a silo's "
+    "records are protected by all of that silo's runs together."
+)
+
+
+def _declared(of: Verified, data: Mapping[str, Any]) -> str:
+    """Whether ranges and vocabularies are public, and who says so."""
+    table = data.get("table")
+    if table is None and schema_of(data["name"], None) is not None:
+        return "Ranges, vocabularies and classes of the table are public, as fedpriv describes this data set."
+    if table is None:
+        return "Shapes of records and the number of classes are taken to be public, as the scenario has them."
+    signers = [each for each in of.silos if each["table_public"]]
+    silos = f", and by the policies of {counted(len(signers), 'silo')} that signed" if signers else ""
+    return (
+        "Ranges, vocabularies, classes and sites of the table were declared public by the coordinator's scenario "
+        f"(data.table.public = {str(table['public']).lower()}){silos}: {_READ_OFF}."
+    )
+
+
+def _runs_of(each: Mapping[str, Any]) -> str:
+    """How often a silo's ledger has these records in other runs, and what all runs are together."""
+    parts = [("records", each["training"]), *([("test records", each["tests"])] if "tests" in each else [])]
+    said = []
+    for what, facts in parts:
+        runs, again = facts["spent"]["runs"] - 1, facts["runs_of_this_scenario"] - 1
+        same = f", {again} of the very same scenario" if again else ""
+        spent = facts["spent"]["mu"]
+        together = "more than any budget" if spent is None else f"μ = {upper_figure(spent)}"
+        more = f"; all together are {together}" if runs else ""
+        said.append(f"{counted(runs, 'other run')} on its {what}{same}{more}")
+    return f"Silo {each['silo']} had {', and '.join(said)}."
+
+
+def _trust(of: Verified, statement: Statement) -> list[Answer]:
+    signed = f"the coordinator; {of.about}; their keys are in certificate.json"
     return [
         Answer(
             "Against whom does it protect?", _BOTH, f"{trust_named(statement.trust).title}: {statement.protects}"
@@ -216,6 +274,11 @@ def _limits(of: Verified, statement: Statement) -> list[Answer]:
     ]
 
 
+def _first_line(of: Verified) -> str:
+    """Who vouches for it: what a page begins with."""
+    return _SIMULATED if of.simulated else f"{of.about[0].upper()}{of.about[1:]}."
+
+
 def page(of: Verified) -> str:
     """The page that a board files: HTML that stands alone, and prints."""
     run, parts = of.body["run"], list[str]()
@@ -226,13 +289,13 @@ def page(of: Verified) -> str:
             shown = f'<span class="open">{escape(each.text)}</span>' if each.open else str(escape(each.text))
             parts.append(f"<dt>{escape(each.question)} {asked}</dt>\n<dd>{shown}</dd>")
         parts.append("</dl>")
-    note = f'<p class="note"><strong>{escape(_SIMULATED)}</strong></p>\n' if of.simulated else ""
+    first = f'<p class="note"><strong>{escape(_first_line(of))}</strong></p>\n'
     title = escape(f"Certificate of a model: {run['title'] or run['name']}")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
-        f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n{note}"
+        f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{first}<h1>{title}</h1>\n"
         f"<p>{escape(_NO_LAW)} The facts are those of certificate.json beside it, which <code>fedpriv certify "
         "--verify</code> recomputes without the data.</p>\n" + "\n".join(parts) + "\n</body>\n</html>\n"
     )
@@ -248,11 +311,11 @@ def model_card(of: Verified) -> str:
         *(f"- {tag}" for tag in tags),
         "---",
         "",
+        f"> **{_first_line(of)}**",
+        "",
         f"# {_plain(run['title'] or run['name'])}",
         "",
     ]
-    if of.simulated:
-        head += [f"> **{_SIMULATED}**", ""]
     if of.claim is not None:
         epsilon, delta = epsilon_figure(record["epsilon"]), delta_figure(record["delta"])
         head += [f"ε = {epsilon} at δ = {delta} for {record['unit']} ({record['relation']}).", ""]

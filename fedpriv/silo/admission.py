@@ -18,15 +18,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 
-from fedpriv.accounting.budget import ApproximateGDP, LifetimeBudget, Price, composed, price, slack_of
-from fedpriv.accounting.curves import LEAST_DELTA
+from fedpriv.accounting.budget import ApproximateGDP, LifetimeBudget, Price, composed, price
 from fedpriv.accounting.gaussian import relation_named
-from fedpriv.accounting.guarantees import Guarantee
 from fedpriv.core.errors import CodeError, FedprivError, InputError, RunError, printable
 from fedpriv.core.figures import lower_figure, upper_figure
 from fedpriv.core.limits import mebibytes
@@ -36,12 +33,10 @@ from fedpriv.loss.models import SHIPPED as SHIPPED_MODELS
 from fedpriv.loss.objective import Objective
 from fedpriv.noise.registry import AUTO
 from fedpriv.noise.registry import MECHANISMS as SHIPPED_MECHANISMS
-from fedpriv.noise.trust import RECORD, Trust, trust_named, unit_named
+from fedpriv.noise.trust import RECORD, trust_named, unit_named
 from fedpriv.papers.table import SHIPPED as SHIPPED_ALGORITHMS
 from fedpriv.participation.registry import ADDED as ADDED_SAMPLINGS
 from fedpriv.participation.registry import PARTICIPATIONS as SHIPPED_SAMPLINGS
-from fedpriv.participation.secret import SecretOrder
-from fedpriv.rounds.ledger import ReleaseStream
 from fedpriv.rounds.plan import Plan, plan_of
 from fedpriv.rounds.task import ModelInputs
 from fedpriv.scenario.load import resolve_cell
@@ -50,6 +45,7 @@ from fedpriv.silo.counted import uncounted
 from fedpriv.silo.memory import LONGEST_STATE, state_of, taken_by
 from fedpriv.silo.numbers import bounded_int, no_number, numbers_in
 from fedpriv.silo.policy import Policy, presuming, unaccountable
+from fedpriv.silo.prices import Cost, cost_of, priced_stream, prices_of
 from fedpriv.silo.shard import Shard
 
 
@@ -65,53 +61,6 @@ class Charge(NamedTuple):
     def words(self) -> str:
         """As a refusal says it."""
         return f"it was charged {upper_figure(self.mu)}"
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What a run promises, of which follows what it costs at any slack."""
-
-    guarantee: Guarantee | None
-    """None without noise."""
-    overflow: float = 0.0
-    """Of the slack, for rounds that draw more records than a round is made to hold."""
-
-    def at(self, slack: float) -> Price:
-        """The price, at a `slack` for runs that need one; None, more than any budget, for a run without noise.
-
-        InputError for a slack that is too small.
-        """
-        if self.guarantee is None:
-            return None
-        if self.guarantee.mu is not None:
-            return self.guarantee.charge(0.0)
-        if not (rest := (slack - self.overflow) * (1.0 - 1e-12)) >= LEAST_DELTA:
-            raise InputError(
-                f"allow.slack_per_run = {slack:g}: a run of this length needs {upper_figure(self.overflow, 2)} of "
-                f"it for rounds that draw very many records, and {LEAST_DELTA:g} on top"
-            )
-        return ApproximateGDP(_mu_of(self.guarantee, rest), slack)
-
-
-@lru_cache(maxsize=64)
-def _mu_of(guarantee: Guarantee, slack: float) -> float:
-    return guarantee.charge(slack).mu
-
-
-def priced_stream(plan: Plan, silo: int, asked: Trust, allowed: Trust) -> ReleaseStream:
-    """What a silo is charged for: its own messages, or what is left of them where it trusts others so far."""
-    if asked.charged_alone(allowed):
-        return plan.stream_of(silo, plan.schedule.rounds)
-    (stream,) = plan.releases(plan.schedule.rounds)  # noisy means, or sums of masked messages
-    return stream
-
-
-def cost_of(plan: Plan, guarantee: Guarantee | None, silo: int) -> Cost:
-    """What one silo's part in a plan costs, whose releases promise `guarantee`."""
-    order = plan.schedule
-    if guarantee is None or not isinstance(order, SecretOrder):
-        return Cost(guarantee)
-    return Cost(guarantee, slack_of(order.capacity(plan.batch_sizes[silo]), order.rounds))
 
 
 def spent(charges: Sequence[Charge], relation: str, unit: str = RECORD.name) -> list[Price]:
@@ -226,26 +175,27 @@ class Admission:
         """The least μ that any policy can have charged for a run of the past; 0 where it cannot be planned here.
 
         Silos that a policy trusted then may be trusted no more, so the cheaper of both counts.
-
-        Guarantee: a stored scenario imports no code that the policy does not permit now.
         """
-        allow = self.policy.allow.model_copy(update={"dimension": 2**62})  # the run was within its policy then
-        wide, silo = replace(self, policy=self.policy.model_copy(update={"allow": allow})), self.policy.silo
         try:
+            cell, objective = self.recall(charge.cell)
             with self._refusing():
-                tree = json.loads(charge.cell)
-                if self._unknown(tree) is not None:
-                    return 0.0
-                cell = resolve_cell(tree, "a scenario on file")
-                if any(path not in allow.models for path in cell.model.code):
-                    return 0.0
-                _, plan = wide._planned(cell, wide._objective(cell)[1])
-                own, released = plan.stream_of(silo, plan.schedule.rounds), plan.releases(plan.schedule.rounds)
-                streams = [own, *(released if len(released) == 1 else ())]
-                prices = [cost_of(plan, stream.guarantee, silo).at(charge.slack) for stream in streams]
+                prices = prices_of(self._planned(cell, objective)[1], self.policy.silo, charge.slack)
         except FedprivError:
             return 0.0
         return min(math.inf if each is None else each.mu for each in prices)
+
+    def recall(self, canonical: str) -> tuple[Cell, Objective]:
+        """A run of the past, which was within the policy of its time; RunError if it cannot be planned now.
+
+        Guarantee: a stored scenario imports no code that the policy does not permit now.
+        """
+        allow = self.policy.allow.model_copy(update={"dimension": 2**62})
+        wide = replace(self, policy=self.policy.model_copy(update={"allow": allow}))
+        with self._refusing():
+            if (reason := self._unknown(tree := json.loads(canonical))) is not None:
+                raise InputError(reason)
+            self._check_code(cell := resolve_cell(tree, "a scenario on file"))
+            return cell, wide._objective(cell)[1]
 
     def canonical(self, cell_json: str) -> str:
         """The scenario in one spelling, whoever wrote it; RunError if it is none."""
@@ -350,8 +300,7 @@ class Admission:
         if cell.privacy.unit != allow.unit:
             raise self.refusal(f"the scenario protects by the {cell.privacy.unit}, allowed is by the {allow.unit}")
         self._check_enough(cell)
-        if unknown := [path for path in cell.model.code if path not in allow.models]:
-            raise self.refusal(f"the scenario's model runs {unknown[0]!r}, and allow.models does not name it")
+        self._check_code(cell)
         if cell.model.regression != (self.policy.class_count == 0):
             held = "real numbers" if self.policy.class_count == 0 else "classes"
             raise self.refusal(f"model {cell.model.name!r} is not for labels that are {held}, as they are here")
@@ -359,6 +308,10 @@ class Admission:
             raise self.refusal("the scenario describes the columns of the table otherwise than this policy does")
         if cell.privacy.relation != allow.relation:
             raise self.refusal(f"the scenario's relation is {cell.privacy.relation}, allowed is {allow.relation}")
+
+    def _check_code(self, cell: Cell) -> None:
+        if unknown := [path for path in cell.model.code if path not in self.policy.allow.models]:
+            raise self.refusal(f"the scenario's model runs {unknown[0]!r}, and allow.models does not name it")
 
     def _check_participation(self, cell: Cell) -> None:
         if cell.schedule.secret and self.policy.allow.slack == 0.0:

@@ -34,9 +34,9 @@ from fedpriv.rounds.plan import Plan, plan_of
 from fedpriv.rounds.task import PublicTask, task_of_cell
 from fedpriv.scenario.load import Scenario
 from fedpriv.scenario.schema import Cell
-from fedpriv.silo.admission import cost_of, priced_stream
 from fedpriv.silo.memory import DEFAULT, taken_by
 from fedpriv.silo.policy import SLACK_PER_RUN, keep_to_owner, own_folder, presuming, private, unaccountable
+from fedpriv.silo.prices import cost_of, priced_stream
 from fedpriv.silo.shard_key import key_beside, made_key
 
 

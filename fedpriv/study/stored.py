@@ -130,24 +130,36 @@ class CellRecord(BaseModel):
         return self
 
 
+def stated_of(
+    cell: Cell,
+    releases: Sequence[ReleaseStream],
+    evaluations: Sequence[ReleaseStream],
+    noise: Literal["simulation", "release"],
+) -> dict[str, Any]:
+    """What a record says that follows from the scenario and the releases alone."""
+    federation, held = cell.federation, cell.schedule.batches_held
+    stated = privacy_of(cell, releases, noise)
+    return {
+        "seed": cell.seed,
+        **stated,
+        "evaluation": evaluation_data(evaluations, cell.algorithm.trust, stated["mu"]),
+        "silos": federation.silos,
+        **({} if federation.clients is None else {"clients": federation.clients}),
+        "rounds": cell.schedule.rounds,
+        "records": sum(cell.batch_sizes) * held,
+        "unread": cell.unread,
+        "smallest_silo": min(cell.batch_sizes) * held,
+        "batch": sum(cell.batch_sizes),
+    }
+
+
 def record_of(place: int, point: Point, finished: Finished, engine: str) -> dict[str, Any]:
     """Everything that results.json says of one finished cell."""
-    federation, rounds = point.cell.federation, point.cell.schedule.rounds
-    stated = privacy_of(point.cell, finished.releases, finished.noise)
     return {
         "cell": place,
         "point": dict(point.swept),
-        "seed": point.cell.seed,
         **finished.metrics,
-        **stated,
-        "evaluation": evaluation_data(finished.evaluations, point.cell.algorithm.trust, stated["mu"]),
-        "silos": federation.silos,
-        **({} if federation.clients is None else {"clients": federation.clients}),
-        "rounds": rounds,
-        "records": sum(point.cell.batch_sizes) * point.cell.schedule.batches_held,
-        "unread": point.cell.unread,
-        "smallest_silo": min(point.cell.batch_sizes) * point.cell.schedule.batches_held,
-        "batch": sum(point.cell.batch_sizes),
+        **stated_of(point.cell, finished.releases, finished.evaluations, finished.noise),
         "dimension": finished.model.size,
         "gradient_evaluations": finished.gradient_evaluations,
         "bytes_sent": finished.bytes_sent,

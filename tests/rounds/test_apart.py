@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 
+import fedpriv
 from fedpriv.accounting.gaussian import APART, factor_of, moved_by
 from fedpriv.core.errors import InputError
 from fedpriv.loss.indicators import Indicators
+from fedpriv.rounds.entries import entry_of
 from fedpriv.rounds.ledger import as_data, from_data
 from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.task import task_of_schema
 from fedpriv.scenario.load import resolve_cell
+from tests.conftest import small_tree
 from tests.silo.test_statistics import plan, scenario
 
 OTHERWISE: dict[str, dict[str, Any]] = {
@@ -73,6 +76,44 @@ def test_a_ledger_of_many_rounds_has_no_smaller_distance(tmp_path: Path) -> None
     data = as_data(plan(tmp_path).planned().releases(1)[0])
     with pytest.raises(InputError, match="clips apart"):
         from_data({**data, "clips": [[1.0, 2]]})
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "allocation", "balanced"])
+def test_a_ledger_has_no_smaller_distance_where_rounds_are_secret(tmp_path: Path, sampling: str) -> None:
+    """Guarantee: with a coin for each record its distance from zeros leaks, too, which is a whole clip.
+
+    Poisson, one round, rate .1, noise .5 of the clip: ε 1.79 was claimed at δ = 1e-5, and the truth is δ = 5.9e-3.
+    """
+    stream = plan(tmp_path).planned().releases(1)[0]
+    data = {**as_data(stream), "participation": {"name": sampling, "rounds": 1, "rounds_per_epoch": 10}}
+    if sampling != "poisson":
+        data["participation"]["rounds_per_epoch"] = 1
+    whole = from_data({**data, "apart": 2.0})
+    assert whole.schedule.secret
+    with pytest.raises(InputError, match=r"clips apart with .*: where rounds are secret they are 2"):
+        from_data(data)
+
+
+def test_a_record_says_no_smaller_distance_than_its_scenario_gives(tmp_path: Path) -> None:
+    """Guarantee: `apart` and the clips of a record are those of its scenario's plan."""
+    tree = small_tree(
+        federation={"silos": 1, "rounds": 1, "batch": 4},
+        algorithm={"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1},
+        privacy={"relation": "replace-one", "mu": 1.0},
+    )
+    folder = fedpriv.run(tree, out=tmp_path / "run").folder
+    cell = json.loads((folder / "results.json").read_text())["cells"][0]
+    assert entry_of(cell).agrees
+    cell["releases"][0].update(
+        apart=1.0, std=cell["releases"][0]["std"] / 2.0
+    )  # the same claim, half of the noise
+    cell.update(json.loads(json.dumps(entry_of(cell).recomputed)))
+    assert entry_of(cell).claimed_mu == pytest.approx(1.0)
+    assert entry_of(cell).disagreement == "apart of silo 0 is 1, and the scenario gives 2"
+    del cell["releases"][0]["apart"]
+    cell["releases"][0]["clips"] = [[0.5, 1]]
+    cell.update(json.loads(json.dumps(entry_of(cell).recomputed)))
+    assert entry_of(cell).disagreement == "clips of silo 0 are not those of the scenario"
 
 
 def test_the_distance_is_of_exchanged_records_only() -> None:

@@ -82,13 +82,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         release["participation"]["name"] = Whispered.name
     claim = claim_of(list(map(from_data, cell["releases"])))
     cell |= {**figures_of(claim, cell["delta"]), "participation": Whispered.title}
+    cell["scenario"]["federation"]["sampling"] = Whispered.name
+    del cell["scenario"]["privacy"]["mu"]
+    cell["scenario"]["privacy"]["epsilon"] = cell["epsilon"]
     path.write_text(json.dumps(tree))
     return folder
 
 
 def test_a_fourth_kind_is_told_by_ledger_table_page_and_terminal(folder: Path) -> None:
     (entry,) = read_ledger(folder)
-    assert entry.agrees
+    assert entry.agrees, entry.disagreement
     assert entry.claim is not None
     guarantee = entry.claim.guarantee
     assert guarantee == Concentrated(pytest.approx(0.02))

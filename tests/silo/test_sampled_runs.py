@@ -21,12 +21,13 @@ from fedpriv.participation.secret import Allocation
 from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
-from fedpriv.silo.admission import Charge, Cost, cost_of, refusal, spent, together
+from fedpriv.silo.admission import Charge, refusal, spent, together
 from fedpriv.silo.demo import allowance_of
 from fedpriv.silo.guard import open_guard
 from fedpriv.silo.guards import begin_ledgers, status_lines
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import read_policy
+from fedpriv.silo.prices import Cost, cost_of
 from fedpriv.silo.silo import Silo
 from tests.accounting.ratios import replaced_by_sampling
 from tests.conftest import small_tree
@@ -236,7 +237,7 @@ def test_what_is_certified_and_what_overflows_are_within_the_slack(slack: float)
     """Guarantee: in rationals, not only up to a rounding."""
     for part in (0.1, 0.3, 1 / 3, 0.7):
         overflow, asked = part * slack, []
-        with mock.patch("fedpriv.silo.admission._mu_of", lambda _, rest, found=asked: found.append(rest) or 1.0):
+        with mock.patch("fedpriv.silo.prices._mu_of", lambda _, rest, found=asked: found.append(rest) or 1.0):
             Cost(PoissonGaussian(1.0, 0.1, 10), overflow).at(slack)
         (rest,) = asked
         assert Fraction(rest) + Fraction(overflow) <= Fraction(slack)
