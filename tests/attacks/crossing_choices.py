@@ -128,7 +128,10 @@ def fitting(unit: str, participation: str, trust: str = "untrusted") -> tuple[st
 def models_and_keys() -> list[Choice]:
     """Every model, every key of its settings, under every participation; the rest in turn."""
     rest = in_turn(
-        list(examples.TRUSTS[:3]), list(examples.RELATIONS), ["dp-sgd", "dp-adam", "dp-ftrl"], ["", "dtype"]
+        list(examples.TRUSTS[:3]),
+        list(examples.RELATIONS),
+        ["dp-sgd", "dp-adam", "dp-ftrl"],
+        ["", "dtype", "", "passes", "arithmetic"],
     )
     choices = []
     for model in examples.MODELS:
