@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from fedpriv.loss.models import model_named
@@ -112,9 +113,10 @@ def keys_of(model: str) -> list[str]:
 
 
 def in_turn(*axes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    """Values of all axes side by side, for ever; those of axes of different lengths meet one another."""
-    places = itertools.count()
-    return (tuple(axis[(place // (1 + turn)) % len(axis)] for turn, axis in enumerate(axes)) for place in places)
+    """Values of all axes, for ever, drawn so that no axis of a grid goes in step with them; the same each time."""
+    draw = np.random.default_rng(len(axes))
+    while True:
+        yield tuple(axis[draw.integers(len(axis))] for axis in axes)
 
 
 def fitting(unit: str, participation: str, trust: str = "untrusted") -> tuple[str, str]:
@@ -128,7 +130,10 @@ def fitting(unit: str, participation: str, trust: str = "untrusted") -> tuple[st
 def models_and_keys() -> list[Choice]:
     """Every model, every key of its settings, under every participation; the rest in turn."""
     rest = in_turn(
-        list(examples.TRUSTS[:3]), list(examples.RELATIONS), ["dp-sgd", "dp-adam", "dp-ftrl"], ["", "dtype"]
+        list(examples.TRUSTS[:3]),
+        list(examples.RELATIONS),
+        ["dp-sgd", "dp-adam", "dp-ftrl"],
+        ["", "dtype", "", "passes", "arithmetic"],
     )
     choices = []
     for model in examples.MODELS:
@@ -219,7 +224,7 @@ def fast_choices() -> list[Choice]:
     """A few combinations in which every model, algorithm, mechanism, participation, unit and trust is once."""
     once = [name for name, example in examples.MODELS.items() if example.federation]
     models = iter([name for name in examples.MODELS if name not in LONG and name not in once])
-    rest = in_turn(examples.TRUSTS[:3], examples.RELATIONS)
+    rest = zip(itertools.cycle(examples.TRUSTS[:3]), itertools.cycle(examples.RELATIONS), strict=False)
     choices = []
     for name in [name for name in ALGORITHMS if name not in NEVER]:
         trust, relation = next(rest)

@@ -35,6 +35,7 @@ from fedpriv.accounting.gaussian import RELATION_FACTOR
 from fedpriv.core.random import SERVER, simulation_noise
 from fedpriv.loss.alone import aligned
 from fedpriv.loss.objective import Records
+from fedpriv.loss.passes import ShortPasses
 from fedpriv.loss.running_sums import point_of
 from fedpriv.loss.views import absent
 from fedpriv.participation.orders import Participation
@@ -246,6 +247,7 @@ class Crossing:
         if self.whole:
             return 0.0
         near = 1e-9 if self.records.features.dtype == torch.float64 else 1e-4
+        near = 2e-2 if isinstance(self.plan.objective, ShortPasses) else near
         return near * max(self._bounds(t)) * max(1, len(self._places(t)))
 
     def _alike(self, t: int, one: NDArray[Any], other: NDArray[Any]) -> bool:
