@@ -157,6 +157,7 @@ def _power(masses: Floats, times: int) -> Floats:
 _MOST_BINS, _MOST_EPOCHS = 100_000, 10_000
 _CAPS = (8.0, 1.0, 0.125)  # of the ratio when a unit is added: small ones resolve the ratios that large ε ask for
 _MOST_PLACES, _LEAST_STEP = 2**17, 1e-12  # of the lattice of one epoch's losses
+_MORE = 1.002  # noise where the bound at the target is luckier than those beside it
 _MISSING = 1e-4  # what a grid made for one δ may leave out, in parts of this δ
 _TAILS = (1e-5, 1e-7, 1e-9, 1e-11, 1e-13)  # what grids made for all δ leave out, an epoch
 
@@ -351,4 +352,9 @@ def calibrated(
 
     tails = _tails_for(delta, epochs)
     coarse, fine = (lambda z: _curve(mechanism(z), _COARSE, tails)), (lambda z: _curve(mechanism(z), _FINE, tails))
-    return mechanism(least_noise(epsilon, delta, coarse, fine))
+    multiplier = least_noise(epsilon, delta, coarse, fine)
+    while (
+        mechanism(multiplier).epsilon_of(delta) > epsilon
+    ):  # grids differ from ε to ε, and bounds on them may rise
+        multiplier *= _MORE
+    return mechanism(multiplier)

@@ -70,8 +70,9 @@ _MOST_ROUNDS = 100_000
 _WIDEST, _NARROWEST = 4e-4, 1e-5  # steps of the lattice of losses
 _WORTH = 6e-3  # the step times √rounds: what it adds to ε grows with the square of this
 _COARSER = 10.0  # than the fine step, in a search
-_MOST_PLACES = 2**22  # of the lattice
+_MOST_PLACES, _FEW_PLACES = 2**22, 2**12  # of the lattice, and of one by which it is refused
 _OF_GROUPS = 4.0  # times the fine step, on the lattice of several units' losses
+_HOPELESS, _HOPELESS_DELTA = 600.0, 1e-3  # so much less than `MOST_EPSILON` as few places may be wrong by
 _MOST_OF_GROUPS = 2**18  # places of it, on which the step is longer if need be
 _MOST_VALUES = 2**22  # computed at a time
 _TABLE = 2**14  # places of a table of losses
@@ -138,6 +139,13 @@ def _step(rounds: int) -> float:
 
 @lru_cache(maxsize=4)  # up to tens of megabytes each
 def _cached_curve(mechanism: PoissonGaussian) -> Curve:
+    """InputError where ε is beyond what is a float, before a long grid is built."""
+    one = _OneRound.of(mechanism, "REPLACE" if mechanism.relation == "replace-one" else "REMOVE")
+    if one.is_hopeless(mechanism.rounds):
+        raise InputError(
+            f"noise_multiplier = {mechanism.noise_multiplier:.3g}: ε of {mechanism.rounds:,} rounds is above "
+            f"{_HOPELESS:g} at delta = {_HOPELESS_DELTA:g}, which protects nobody; take more noise"
+        )
     return _curve(mechanism, _step(mechanism.rounds))
 
 
@@ -158,25 +166,52 @@ def directions(mechanism: PoissonGaussian, step: float | None = None) -> tuple[C
     return _all_rounds(mechanism, "REMOVE", step).deltas, _all_rounds(mechanism, "ADD", step).deltas
 
 
-def _all_rounds(mechanism: PoissonGaussian, order: str, step: float) -> Losses:
-    """The law of the loss of all rounds, from dp-accounting's hockey stick of one."""
-    from dp_accounting.pld import privacy_loss_mechanism as theirs  # slow to import: only who samples pays for it
+@dataclass(frozen=True)
+class _OneRound:
+    """The hockey stick of one round, and the losses between which it lies."""
 
-    pair = theirs.GaussianPrivacyLoss(
-        mechanism.noise_multiplier,
-        sampling_prob=mechanism.sampling_rate,
-        adjacency_type=theirs.AdjacencyType[order],
-    )
-    bounds = pair.connect_dots_bounds()
-    low, high = math.floor(bounds.epsilon_lower / step), math.ceil(bounds.epsilon_upper / step)
-    if high - low > _MOST_PLACES:
+    deltas: Curve
+    low: float
+    high: float
+
+    @staticmethod
+    def of(mechanism: PoissonGaussian, order: str) -> "_OneRound":
+        """dp-accounting's, in one of its orders."""
+        from dp_accounting.pld import privacy_loss_mechanism as theirs  # slow to import: for who samples alone
+
+        pair = theirs.GaussianPrivacyLoss(
+            mechanism.noise_multiplier,
+            sampling_prob=mechanism.sampling_rate,
+            adjacency_type=theirs.AdjacencyType[order],
+        )
+        bounds = pair.connect_dots_bounds()
+        return _OneRound(pair.get_delta_for_epsilon, bounds.epsilon_lower, bounds.epsilon_upper)
+
+    def on_lattice(self, step: float) -> LatticeLosses:
+        """The law that is above it, on the multiples of `step`."""
+        first, last = math.floor(self.low / step), math.ceil(self.high / step)
+        return connected_dots(step, first, as_floats(self.deltas(as_floats(step * np.arange(first, last + 1)))))
+
+    def is_hopeless(self, rounds: int) -> bool:
+        """Whether ε of so many rounds is above 600 at δ = 1e-3, which protects nobody: by a few points."""
+        few = self.on_lattice((self.high - self.low) / _FEW_PLACES)
+        return float(few.composed(rounds).deltas(MOST_EPSILON)) > _HOPELESS_DELTA
+
+
+_NO_BOUND = Losses(np.zeros(1), np.zeros(1), 1.0)
+
+
+def _all_rounds(mechanism: PoissonGaussian, order: str, step: float) -> Losses:
+    """The law of the loss of all rounds; one that says nothing where they are hopeless."""
+    one = _OneRound.of(mechanism, order)
+    if one.is_hopeless(mechanism.rounds):
+        return _NO_BOUND
+    if one.high - one.low > _MOST_PLACES * step:
         raise InputError(
             f"noise_multiplier = {mechanism.noise_multiplier}: too small for a privacy loss distribution, whose "
-            f"losses would reach {bounds.epsilon_upper:.3g}"
+            f"losses would reach {one.high:.3g}"
         )
-    epsilons = step * np.arange(low, high + 1)
-    deltas = np.asarray(pair.get_delta_for_epsilon(epsilons), np.float64)
-    return connected_dots(step, low, deltas).composed(mechanism.rounds)
+    return one.on_lattice(step).composed(mechanism.rounds)
 
 
 @lru_cache(maxsize=4)
@@ -185,11 +220,10 @@ def _cached_group_curve(mechanism: PoissonGaussian, size: int) -> Curve:
     curves = []
     for order in orders:
         pair = GroupJoins(mechanism.noise_multiplier, mechanism.sampling_rate, size, order)
-        low, high = (min(MOST_EPSILON, max(-MOST_EPSILON, end)) for end in pair.range)
-        step = max(_OF_GROUPS * _step(mechanism.rounds), (high - low) / _MOST_OF_GROUPS)
-        first, last = math.floor(low / step), math.ceil(high / step)
-        deltas = pair.deltas(as_floats(step * np.arange(first, last + 1)))
-        curves.append(connected_dots(step, first, deltas).composed(mechanism.rounds).deltas)
+        one = _OneRound(pair.deltas, *(min(MOST_EPSILON, max(-MOST_EPSILON, end)) for end in pair.range))
+        step = max(_OF_GROUPS * _step(mechanism.rounds), (one.high - one.low) / _MOST_OF_GROUPS)
+        law = _NO_BOUND if one.is_hopeless(mechanism.rounds) else one.on_lattice(step).composed(mechanism.rounds)
+        curves.append(law.deltas)
     return highest(curves)
 
 
