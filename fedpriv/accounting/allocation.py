@@ -353,8 +353,7 @@ def calibrated(
     tails = _tails_for(delta, epochs)
     coarse, fine = (lambda z: _curve(mechanism(z), _COARSE, tails)), (lambda z: _curve(mechanism(z), _FINE, tails))
     multiplier = least_noise(epsilon, delta, coarse, fine)
-    while (
-        mechanism(multiplier).epsilon_of(delta) > epsilon
-    ):  # grids differ from ε to ε, and bounds on them may rise
-        multiplier *= _MORE
+    if relation == "replace-one" and epochs == 1:  # a grid of its own for each ε: its bounds may rise with ε
+        while mechanism(multiplier).epsilon_of(delta) > epsilon:
+            multiplier *= _MORE
     return mechanism(multiplier)

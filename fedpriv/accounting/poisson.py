@@ -275,7 +275,8 @@ class GroupJoins:
         δ is flat there, so that an error e in x costs e² only.  Newton's steps start between two places of a table
         and stay there; every fourth one halves what is left instead.
         """
-        places = np.linspace(*self._ends, _TABLE)
+        start, end = self._ends.tolist()
+        places = np.linspace(start, end, _TABLE)
         table = np.maximum.accumulate(self.losses(places))
         after = np.searchsorted(table, epsilons)
         low, high = places[np.maximum(after - 1, 0)], places[np.minimum(after, _TABLE - 1)]
