@@ -157,6 +157,7 @@ def _power(masses: Floats, times: int) -> Floats:
 _MOST_BINS, _MOST_EPOCHS = 100_000, 10_000
 _CAPS = (8.0, 1.0, 0.125)  # of the ratio when a unit is added: small ones resolve the ratios that large ε ask for
 _MOST_PLACES, _LEAST_STEP = 2**17, 1e-12  # of the lattice of one epoch's losses
+_MORE = 1.002  # noise where the bound at the target is luckier than those beside it
 _MISSING = 1e-4  # what a grid made for one δ may leave out, in parts of this δ
 _TAILS = (1e-5, 1e-7, 1e-9, 1e-11, 1e-13)  # what grids made for all δ leave out, an epoch
 
@@ -351,4 +352,8 @@ def calibrated(
 
     tails = _tails_for(delta, epochs)
     coarse, fine = (lambda z: _curve(mechanism(z), _COARSE, tails)), (lambda z: _curve(mechanism(z), _FINE, tails))
-    return mechanism(least_noise(epsilon, delta, coarse, fine))
+    multiplier = least_noise(epsilon, delta, coarse, fine)
+    if relation == "replace-one" and epochs == 1:  # a grid of its own for each ε: its bounds may rise with ε
+        while mechanism(multiplier).epsilon_of(delta) > epsilon:
+            multiplier *= _MORE
+    return mechanism(multiplier)

@@ -16,25 +16,38 @@ two increments of norm C at most: turning one away from the other only raises th
 directions. Rényi accounting is no check here: dp-accounting's leaves the 2C out (google/differential-privacy,
 issue 378).
 
-Of k units together each joins by a coin of its own: one round is dominated by N(Bin(k, q), z²) against N(0, z²),
-in both orders under zero-out (Choquette-Choo et al. 2023, Corollary 4.7, for the norm in place of the vectors;
-Ganesh 2024 for groups).  Under replace-one it is the chain of both orders through the run without the k units.
-Units of different classes of rounds meet less often, and (Bin(a, q), Bin(b, q)) is no longer than Bin(a + b, q).
+Of k units together each joins by a coin of its own, and one round is dominated by these pairs:
+
+    zero-out      N(Bin(k, q), z²)   and   N(0, z²), in both orders
+    replace-one   N(Bin(k, q), z²)   and   N(-Bin(k, q), z²)
+
+**That they dominate.** Given the past and what all others add, a set S of the units joins with probability p_S,
+under P and Q alike, and moves the release by u_S or by v_S, of norm |S| at most in clips (v_S = 0 under zero-out).
+Let A be any event, of probability a under N(0, z² I).  Of all events of this probability the half-line H =
+{x > t} has the most under a shift by ‖u_S‖ and the least under one by -‖v_S‖ (Neyman & Pearson); the one rises and
+the other falls with the norm.  t follows from a alone, so that one H serves all S at once:
+
+    P(A) - γ Q(A) ≤ Σ_S p_S (N(|S|, z²)(H) - γ N(-|S|, z²)(H)),   γ ≥ 0.
+
+Hockey sticks are jointly convex, so this holds averaged over the coins of others.  ∎  A round of one class and a
+round of another, in which i and j units join, are one release with ‖u_S‖ ≤ √(i² + j²) ≤ i + j: units in different
+classes of rounds are no worse than as many in one.  Choquette-Choo et al. 2023, Corollary 4.7, has the case v_S =
+0; Ganesh 2024 has groups.
 """
 
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
-from scipy.special import gammaln, logsumexp, ndtr
+from scipy.special import gammaln, ndtr
 
 from fedpriv.accounting.curves import (
+    MOST_EPSILON,
     Curve,
     Floats,
     as_floats,
-    chained,
     check_size,
     gaussian,
     highest,
@@ -57,9 +70,12 @@ _MOST_ROUNDS = 100_000
 _WIDEST, _NARROWEST = 4e-4, 1e-5  # steps of the lattice of losses
 _WORTH = 6e-3  # the step times √rounds: what it adds to ε grows with the square of this
 _COARSER = 10.0  # than the fine step, in a search
-_MOST_PLACES = 2**22  # of the lattice
+_MOST_PLACES, _FEW_PLACES = 2**22, 2**12  # of the lattice, and of one by which it is refused
 _OF_GROUPS = 4.0  # times the fine step, on the lattice of several units' losses
-_MOST_OF_GROUPS = 2**18  # places of it
+_HOPELESS, _HOPELESS_DELTA = 600.0, 1e-3  # so much less than `MOST_EPSILON` as few places may be wrong by
+_MOST_OF_GROUPS = 2**18  # places of it, on which the step is longer if need be
+_MOST_VALUES = 2**22  # computed at a time
+_TABLE = 2**14  # places of a table of losses
 _REACH = 10.5  # standard deviations: beyond lies less than 1e-25
 _NEWTON, _CLOSE = 60, 1e-9  # steps at most, and how short the last one is in standard deviations
 
@@ -100,8 +116,8 @@ class PoissonGaussian(Sampled):
         """In how many rounds a unit takes part whose coins all come up heads."""
         return self.rounds
 
-    def group_curve(self, size: int) -> Curve | None:
-        """The curve of `size` units together, from the law of how many of them join; None where it is too long.
+    def group_curve(self, size: int) -> Curve:
+        """The curve of `size` units together, from the law of how many of them join.
 
         Guarantee: each of them joins by a coin of its own, in rounds of one class or of several.
         """
@@ -123,6 +139,13 @@ def _step(rounds: int) -> float:
 
 @lru_cache(maxsize=4)  # up to tens of megabytes each
 def _cached_curve(mechanism: PoissonGaussian) -> Curve:
+    """InputError where ε is beyond what is a float, before a long grid is built."""
+    one = _OneRound.of(mechanism, "REPLACE" if mechanism.relation == "replace-one" else "REMOVE")
+    if one.is_hopeless(mechanism.rounds):
+        raise InputError(
+            f"noise_multiplier = {mechanism.noise_multiplier:.3g}: ε of {mechanism.rounds:,} rounds is above "
+            f"{_HOPELESS:g} at delta = {_HOPELESS_DELTA:g}, which protects nobody; take more noise"
+        )
     return _curve(mechanism, _step(mechanism.rounds))
 
 
@@ -143,97 +166,158 @@ def directions(mechanism: PoissonGaussian, step: float | None = None) -> tuple[C
     return _all_rounds(mechanism, "REMOVE", step).deltas, _all_rounds(mechanism, "ADD", step).deltas
 
 
-def _all_rounds(mechanism: PoissonGaussian, order: str, step: float) -> Losses:
-    """The law of the loss of all rounds, from dp-accounting's hockey stick of one."""
-    from dp_accounting.pld import privacy_loss_mechanism as theirs  # slow to import: only who samples pays for it
+@dataclass(frozen=True)
+class _OneRound:
+    """The hockey stick of one round, and the losses between which it lies."""
 
-    pair = theirs.GaussianPrivacyLoss(
-        mechanism.noise_multiplier,
-        sampling_prob=mechanism.sampling_rate,
-        adjacency_type=theirs.AdjacencyType[order],
-    )
-    bounds = pair.connect_dots_bounds()
-    low, high = math.floor(bounds.epsilon_lower / step), math.ceil(bounds.epsilon_upper / step)
-    if high - low > _MOST_PLACES:
+    deltas: Curve
+    low: float
+    high: float
+
+    @staticmethod
+    def of(mechanism: PoissonGaussian, order: str) -> "_OneRound":
+        """dp-accounting's, in one of its orders."""
+        from dp_accounting.pld import privacy_loss_mechanism as theirs  # slow to import: for who samples alone
+
+        pair = theirs.GaussianPrivacyLoss(
+            mechanism.noise_multiplier,
+            sampling_prob=mechanism.sampling_rate,
+            adjacency_type=theirs.AdjacencyType[order],
+        )
+        bounds = pair.connect_dots_bounds()
+        return _OneRound(pair.get_delta_for_epsilon, bounds.epsilon_lower, bounds.epsilon_upper)
+
+    def on_lattice(self, step: float) -> LatticeLosses:
+        """The law that is above it, on the multiples of `step`."""
+        first, last = math.floor(self.low / step), math.ceil(self.high / step)
+        return connected_dots(step, first, as_floats(self.deltas(as_floats(step * np.arange(first, last + 1)))))
+
+    def is_hopeless(self, rounds: int) -> bool:
+        """Whether ε of so many rounds is above 600 at δ = 1e-3, which protects nobody: by a few points."""
+        few = self.on_lattice((self.high - self.low) / _FEW_PLACES)
+        return float(few.composed(rounds).deltas(MOST_EPSILON)) > _HOPELESS_DELTA
+
+
+_NO_BOUND = Losses(np.zeros(1), np.zeros(1), 1.0)
+
+
+def _all_rounds(mechanism: PoissonGaussian, order: str, step: float) -> Losses:
+    """The law of the loss of all rounds; one that says nothing where they are hopeless."""
+    one = _OneRound.of(mechanism, order)
+    if one.is_hopeless(mechanism.rounds):
+        return _NO_BOUND
+    if one.high - one.low > _MOST_PLACES * step:
         raise InputError(
             f"noise_multiplier = {mechanism.noise_multiplier}: too small for a privacy loss distribution, whose "
-            f"losses would reach {bounds.epsilon_upper:.3g}"
+            f"losses would reach {one.high:.3g}"
         )
-    epsilons = step * np.arange(low, high + 1)
-    deltas = np.asarray(pair.get_delta_for_epsilon(epsilons), np.float64)
-    return connected_dots(step, low, deltas).composed(mechanism.rounds)
+    return one.on_lattice(step).composed(mechanism.rounds)
 
 
 @lru_cache(maxsize=4)
-def _cached_group_curve(mechanism: PoissonGaussian, size: int) -> Curve | None:
-    step = _OF_GROUPS * _step(mechanism.rounds)
-    pair = GroupJoins(mechanism.noise_multiplier, mechanism.sampling_rate, size)
-    both = []
-    for removed in (True, False):
-        low, high = pair.range_of(removed)
-        first, last = math.floor(low / step), math.ceil(high / step)
-        if last - first > _MOST_OF_GROUPS:
-            return None
-        deltas = pair.deltas(as_floats(step * np.arange(first, last + 1)), removed)
-        both.append(connected_dots(step, first, deltas).composed(mechanism.rounds).deltas)
-    return highest(both) if mechanism.relation == "zero-out" else chained(*both)
+def _cached_group_curve(mechanism: PoissonGaussian, size: int) -> Curve:
+    orders: tuple[Order, ...] = ("replaced",) if mechanism.relation == "replace-one" else ("removed", "added")
+    curves = []
+    for order in orders:
+        pair = GroupJoins(mechanism.noise_multiplier, mechanism.sampling_rate, size, order)
+        one = _OneRound(pair.deltas, *(min(MOST_EPSILON, max(-MOST_EPSILON, end)) for end in pair.range))
+        step = max(_OF_GROUPS * _step(mechanism.rounds), (one.high - one.low) / _MOST_OF_GROUPS)
+        law = _NO_BOUND if one.is_hopeless(mechanism.rounds) else one.on_lattice(step).composed(mechanism.rounds)
+        curves.append(law.deltas)
+    return highest(curves)
+
+
+Order = Literal["removed", "added", "replaced"]
+"""What P has more than Q: the units, nothing (Q has them), or the units while Q has others."""
 
 
 @dataclass(frozen=True)
 class GroupJoins:
-    """One round of `size` units that each join with probability `rate`: N(Bin(size, rate), z²) and N(0, z²).
+    """One round of `size` units that each join with probability `rate`, in one order.
 
-    The loss l(x) = ln Σ_j p_j e^(jx/z² - j²/2z²) rises with x, so that the best test for every ε is a threshold.
+    P is N(Bin(size, rate), z²) if units are removed or replaced, Q is N(-Bin(size, rate), z²) if they are added or
+    replaced; otherwise they are N(0, z²).  With l(x) = ln Σ_j p_j e^(jx/z² - j²/2z²) the loss is l(x), -l(-x), or
+    l(x) - l(-x).  Each rises with x, so that the best test for every ε is a threshold.
     """
 
     multiplier: float
     """z."""
     rate: float
     size: int
+    order: Order
 
-    def range_of(self, removed: bool) -> tuple[float, float]:
-        """Between which losses all but 1e-25 of the mass lies, of P the mixture (`removed`) or of N(0, z²)."""
-        far = _REACH * self.multiplier
-        ends = self.losses(np.array([-far, far + (self.size if removed else 0.0)]))
-        return (float(ends[0]), float(ends[1])) if removed else (-float(ends[1]), -float(ends[0]))
+    @property
+    def range(self) -> tuple[float, float]:
+        """The losses between which all but 1e-25 of the mass of P lies."""
+        low, high = self.losses(self._ends)
+        return float(low), float(high)
 
     def losses(self, at: Floats) -> Floats:
-        """l(x)."""
-        logs = self._log_weights + np.multiply.outer(at, self._joined) / self.multiplier**2
-        return np.asarray(logsumexp(logs, axis=-1), np.float64)
+        """The loss at x."""
+        return self._of_p * self._log_ratio(at)[0] - self._of_q * self._log_ratio(-at)[0]
 
-    def deltas(self, epsilons: Floats, removed: bool) -> Floats:
-        """The hockey stick at every ε, of the mixture against N(0, z²) (`removed`) or the other way."""
-        wanted = epsilons if removed else -epsilons
-        always = wanted <= self._log_probabilities[0]  # below every loss: no threshold
-        z = self.multiplier
-        at = self._thresholds(np.where(always, self._log_probabilities[0] + 1.0, wanted))
+    def deltas(self, epsilons: Floats) -> Floats:
+        """The hockey stick of P against Q at every ε, (n,)."""
+        rows = max(1, _MOST_VALUES // (self.size + 1))
+        parts = [self._deltas(epsilons[start : start + rows]) for start in range(0, len(epsilons), rows)]
+        return np.concatenate(parts)
+
+    def _deltas(self, epsilons: Floats) -> Floats:
+        at, z = self._thresholds(epsilons)[:, None], self.multiplier
         probabilities = np.exp(self._log_probabilities)
-        if removed:
-            of_mixture = ndtr((self._joined - at[:, None]) / z) @ probabilities
-            found = np.where(always, -np.expm1(epsilons), of_mixture - np.exp(epsilons) * ndtr(-at / z))
-        else:
-            of_mixture = ndtr((at[:, None] - self._joined) / z) @ probabilities
-            found = np.where(always, 0.0, ndtr(at / z) - np.exp(epsilons) * of_mixture)
-        return np.clip(found, 0.0, 1.0)
+        of_p = ndtr((self._of_p * self._joined - at) / z) @ probabilities
+        of_q = ndtr((-self._of_q * self._joined - at) / z) @ probabilities
+        return as_floats(np.clip(of_p - np.exp(epsilons) * of_q, 0.0, 1.0))
 
-    def _thresholds(self, wanted: Floats) -> Floats:
-        """x with l(x) = `wanted` above ln p_0; δ is flat there, so that an error e in x costs e² only.
+    def _thresholds(self, epsilons: Floats) -> Floats:
+        """x where the loss is ε, or the end of the range that is nearest: beyond both lies less than 1e-25 of P.
 
-        l is convex and rises: Newton's steps come down to x from where one term alone is `wanted`.
+        δ is flat there, so that an error e in x costs e² only.  Newton's steps start between two places of a table
+        and stay there; every fourth one halves what is left instead.
         """
-        joined, square = self._joined[1:], self.multiplier**2
-        of_terms = np.subtract.outer(wanted, self._log_probabilities[1:]) * square / joined + joined / 2.0
-        at = np.min(of_terms, axis=-1)
-        for _ in range(_NEWTON):
-            logs = self._log_weights + np.multiply.outer(at, self._joined) / square
-            value = logsumexp(logs, axis=-1)
-            slope = np.exp(logs - value[:, None]) @ self._joined / square
-            step = (value - wanted) / slope
-            at = at - step
-            if float(np.max(np.abs(step))) <= _CLOSE * self.multiplier:
+        start, end = self._ends.tolist()
+        places = np.linspace(start, end, _TABLE)
+        table = np.maximum.accumulate(self.losses(places))
+        after = np.searchsorted(table, epsilons)
+        low, high = places[np.maximum(after - 1, 0)], places[np.minimum(after, _TABLE - 1)]
+        at = np.clip(np.interp(epsilons, table, places), low, high)
+        for step in range(1, _NEWTON):
+            (own, own_slope), (other, other_slope) = self._log_ratio(at), self._log_ratio(-at)
+            excess = self._of_p * own - self._of_q * other - epsilons
+            low, high = np.where(excess < 0.0, at, low), np.where(excess < 0.0, high, at)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                away = -excess / (self._of_p * own_slope + self._of_q * other_slope)
+            far = np.abs(away) > _CLOSE * self.multiplier
+            halved = ~((low <= at + away) & (at + away <= high)) | (far & (step % 4 == 0))
+            moved = np.where(halved, 0.5 * (low + high) - at, away)
+            at = at + moved
+            if float(np.max(np.abs(moved))) <= _CLOSE * self.multiplier:
                 break
-        return np.asarray(at, np.float64)
+        return as_floats(at)
+
+    def _log_ratio(self, at: Floats) -> tuple[Floats, Floats]:
+        """l and its derivative at x, each (n,)."""
+        logs = (
+            self._log_probabilities
+            + (np.multiply.outer(at, self._joined) - 0.5 * self._joined**2) / self.multiplier**2
+        )
+        largest = logs.max(axis=-1, keepdims=True)
+        parts = np.exp(logs - largest)
+        total = parts.sum(axis=-1)
+        return np.log(total) + largest[..., 0], parts @ self._joined / (total * self.multiplier**2)
+
+    @property
+    def _ends(self) -> Floats:
+        far = _REACH * self.multiplier
+        return np.array([-far, far + self._of_p * self.size])
+
+    @property
+    def _of_p(self) -> float:
+        return 0.0 if self.order == "added" else 1.0
+
+    @property
+    def _of_q(self) -> float:
+        return 0.0 if self.order == "removed" else 1.0
 
     @property
     def _joined(self) -> Floats:
@@ -248,10 +332,6 @@ class GroupJoins:
         counts = gammaln(size + 1.0) - gammaln(joined + 1.0) - gammaln(size - joined + 1.0)
         several = np.where(joined == size, 0.0, size - joined) * (tails if self.rate < 1.0 else -1e300)
         return np.asarray(counts + joined * heads + several, np.float64)
-
-    @property
-    def _log_weights(self) -> Floats:
-        return self._log_probabilities - 0.5 * (self._joined / self.multiplier) ** 2
 
 
 def connected_dots(step: float, low: int, deltas: Floats) -> LatticeLosses:

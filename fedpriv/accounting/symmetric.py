@@ -58,6 +58,9 @@ _MOST_LOG = 600.0  # of a grid's end
 _NOISE, _NOISE_PER_BIN = 2e-12, 1e-14  # of a probability: what Fourier transforms may hide
 _LEAST_TAIL, _TAIL = 1e-16, 3e-4  # what lies beyond a grid, in parts of δ: a choice
 _RELATIVE = 1e-9
+_MUCH, _LITTLE_NOISE = 0.2, 0.5  # a larger tail, where a small multiplier spreads points far: a choice
+_NEAR = 2.0  # lengths of the positive part of a grid, that R is given on either side: a choice
+_SETTLED = 0.9  # of a bound: as long as a grid made for it gives less, one is made for that
 _SHRINK = 0.8  # from one end of the curve that is tried to the next
 _MOST = 60.0  # ε that is told from larger ones
 _FEW = 2  # values of ε
@@ -94,6 +97,7 @@ class Symmetric:
         At a few ε it is computed, on a finer grid; at many it is that of the law on `knots`.
         """
         finer = replace(self, size=2 * self.size)
+        shares = (_TAIL, _MUCH) if self.multiplier < _LITTLE_NOISE else (_TAIL,)
 
         @cache
         def law() -> Losses:
@@ -104,8 +108,12 @@ class Symmetric:
                 return law().deltas(epsilons)
             found = []
             for epsilon, about in zip(np.ravel(epsilons), np.ravel(loose(epsilons)), strict=True):
-                near = finer.delta(float(epsilon), _tail_for(float(about)))
-                found.append(min(near, finer.delta(float(epsilon), _tail_for(near))))
+                before, bound = math.inf, float(about)
+                while bound < _SETTLED * before:
+                    before = bound
+                    for share in shares:
+                        bound = min(bound, finer.delta(float(epsilon), _tail_for(bound, share)))
+                found.append(bound)
             return as_floats(found).reshape(np.shape(epsilons))
 
         return curve
@@ -135,13 +143,17 @@ class Symmetric:
         return end
 
     def _grid(self, gamma: float, tail: float) -> tuple[int, float]:
-        """How many points lie below 0, and how far apart all of them are."""
+        """How many points lie below 0, and how far apart all of them are.
+
+        Where e^ε is large R is far below 0, and only what D_1 reaches has to be resolved.
+        """
         z, bins = self.multiplier, self.bins
         of_one = math.exp(min(_MOST_LOG, (0.5 / z - float(ndtri(tail))) / z))
+        near = _NEAR * (of_one + bins)
         wide, narrow = math.expm1(z**-2), -math.expm1(-(z**-2))
         spread = 10.0 * math.sqrt(bins * ((1.0 + gamma**2) * wide + 2.0 * gamma * narrow))
-        low = min(4.0 * gamma * bins, (gamma - 1.0) * bins + spread) + 2.0 * gamma
-        high = of_one + min(2.0 * gamma * bins, spread)
+        low = min(4.0 * gamma * bins + 2.0 * gamma, (gamma - 1.0) * bins + spread + 2.0 * gamma, 2.0 * near)
+        high = of_one + min(2.0 * gamma * bins, spread, near)
         spacing = (low + high) / (self.size - 1)
         return math.ceil(low / spacing), spacing
 
@@ -180,8 +192,8 @@ class Symmetric:
         return as_floats(most), as_floats(np.maximum(0.0, from_each_on[1, places] - self._noise))
 
 
-def _tail_for(delta: float) -> float:
-    return max(_LEAST_TAIL, _TAIL * delta)
+def _tail_for(delta: float, share: float = _TAIL) -> float:
+    return max(_LEAST_TAIL, share * delta)
 
 
 def _power(laws: Floats, times: int, below: int) -> Floats:

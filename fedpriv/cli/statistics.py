@@ -16,8 +16,9 @@ from fedpriv.engines.table import LOCAL, Connection, engine_row
 from fedpriv.scenario.statistics import read_plan
 from fedpriv.show.statistics import data_of, number, write_all
 from fedpriv.show.table import write_table
+from fedpriv.study.kaplan_meier import Z
 from fedpriv.study.results import read_claims
-from fedpriv.study.statistics import TRUSTS, Statistics, TableResult, Z
+from fedpriv.study.statistics import TRUSTS, Statistics, TableResult
 from fedpriv.study.sweep import RunOptions, run_sweep
 
 _SHOWN = 24

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.estimators import Round, Split
-from fedpriv.loss.objective import Batch, Objective, Query, Records
+from fedpriv.loss.objective import Batch, Increment, Objective, Query, Records
 
 
 class Part(NamedTuple):
@@ -100,10 +100,12 @@ def absorb_split(
     split: Split,
     query: Tensor,
     objective: Objective,
-    records: Records,
+    records: Records | None,
     weights: Tensor,
 ) -> tuple[RunningSum, Tensor]:
     """The state after this round's records, and the most records that any part clipped (...).
+
+    Without records all three parts are 0, and the queries are remembered as in any round.
 
     Guarantee: under zero-out one record moves G_t, Δ_t and r_t each by at most its weight times that part's clip,
     under replace-one by twice that, whatever the queries are; r_t is 0 in the first round of an epoch.
@@ -112,16 +114,20 @@ def absorb_split(
     started = min(2, epoch + (place > 0))
     remembered, ring = state.past[:started], state.past[started:]
     (gradient, change, residual), anchors = parts_of(current, query, remembered, 1)
-    batch = Batch(records, weights)
-    part = objective.increment(gradient.query, batch, gradient.clip)
-    own, clipped = part.total, part.clipped
+
+    def increment(part: Part) -> Increment:
+        if records is None:
+            return Increment(torch.zeros_like(state.total), query.new_zeros(query.shape[:-1], dtype=torch.int64))
+        return objective.increment(part.query, Batch(records, weights), part.clip)
+
+    own, clipped = increment(gradient)
     if change is not None:
-        changed = objective.increment(change.query, batch, change.clip)
+        changed = increment(change)
         own = (1.0 - split.mixing) * (ring[0] + changed.total) + split.mixing * own
         clipped = torch.maximum(clipped, changed.clipped)
     added = own
     if residual is not None:
-        since = objective.increment(residual.query, batch, residual.clip)
+        since = increment(residual)
         added, clipped = own + since.total, torch.maximum(clipped, since.clipped)
     kept = (*ring, own)[-split.rounds_per_epoch :]
     return RunningSum((*anchors, *kept), torch.add(added, state.total, alpha=current.decay)), clipped
@@ -155,11 +161,11 @@ def absorb(
     """
     if weights.dtype != state.total.dtype:  # torch takes a while to see that there is nothing to do
         weights = weights.to(state.total.dtype)
+    if current.split is not None:
+        return absorb_split(state, current, current.split, query, objective, records, weights)
     if records is None:
         past = (query, *state.past)[: memory - 1]
         return RunningSum(past, current.decay * state.total), query.new_zeros(query.shape[:-1], dtype=torch.int64)
-    if current.split is not None:
-        return absorb_split(state, current, current.split, query, objective, records, weights)
     asked, past = _as_a_whole(current, query, state.past, memory)
     increment = objective.increment(asked, Batch(records, weights), current.clip)
     total = increment.total  # made for this round alone

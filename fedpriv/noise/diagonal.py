@@ -205,7 +205,7 @@ class ScheduledGaussian(Mechanism):
     Guarantee: a record that takes part in round τ moves the sums of rounds τ, τ+1, … by decay^(t-τ) times its
     increment; the squares of what it moved, over the squared sizes, add up.  The worst record of a fixed order is
     charged, exactly, for any clips: with one pass, decay 1 and clip S that is S √(Σ_t 1/d_t²).  Separated
-    participations are bounded.
+    participations are bounded.  Sums that restart are refused.
     """
 
     name: ClassVar[str] = "scheduled"
@@ -245,6 +245,7 @@ class ScheduledGaussian(Mechanism):
         return {"noise_sizes": list(self.sizes)}
 
     def certified(self, workload: Workload) -> Sensitivity:
+        self._check(workload)
         order = workload.order
         if order.single_pass:
             squares = workload.clips**2 * self.columns(workload).squared_norms

@@ -44,6 +44,8 @@ from fedpriv.participation.dependence import Dependence
 MOST = 50
 """Parameters: so many give 1,325 numbers a release."""
 _CHUNK = 2**22
+_LEAST_ROUNDS = 2
+"""From which on intervals cover."""
 
 
 @lru_cache(maxsize=8)
@@ -172,9 +174,15 @@ class GradientAndHessian(View):
 
             N_t = H⁻¹ [σ² I + v_t/2 (tr(M_t) I + M_t)] H⁻¹,     M_t that of x_t - x*,  M_1 = x* x*ᵀ
 
-        to first order, M_2 = N_1, then (N_2 + … + N_{t-1}) / (t - 2)².  Sampling adds H⁻¹ (A₊/n) H⁻¹.
+        to first order, M_2 = N_1, then (N_2 + … + N_{t-1}) / (t - 2)².  Sampling adds H⁻¹ (A₊/n) H⁻¹.  InputError
+        after one round, whose step from 0 is not yet at the minimum: such intervals would cover about 77 %.
         """
         std, records, counted, rounds = published
+        if rounds < _LEAST_ROUNDS:
+            raise InputError(
+                f"federation.rounds: {rounds} round of noisy-newton is one step from 0, whose intervals would "
+                f"cover far less than 95 %; take {_LEAST_ROUNDS} rounds or more"
+            )
         size, penalty = self.parameters, self.penalty / counted
         weights = point[:size].double().numpy()
         whole = matrix(point[size:] / counted, size).numpy()

@@ -90,7 +90,7 @@ def check_sums(noise: Noise, largest_sum: float, fresh_std: float) -> None:
 MOST_SLACK = 2.0**-60
 """Of a claim, in total variation: what reports call it."""
 _WITHIN = 2.0**22
-"""So many roundings of a coordinate are in a clip at least: `plan.ALLOWANCE` is above those of two records."""
+"""Units in a clip for each √d at least, where records are closer than 2 clips: `plan.ALLOWANCE` rests on it."""
 _SAFE = 1.0 - 2.0**-38
 """Less than what rounding to the safe side adds to μ: what is recorded stays within what was asked for."""
 

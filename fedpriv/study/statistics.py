@@ -28,12 +28,13 @@ from fedpriv.scenario.load import Scenario, scenario_of
 from fedpriv.scenario.messages import validated
 from fedpriv.scenario.schema import Cell
 from fedpriv.scenario.statistics import Asked, StatisticsPlan
+from fedpriv.study.kaplan_meier import Z, survival_bands
 
-Z = 1.959963984540054
-"""Standard errors of half an interval of 95 %."""
 MISSING, SITE = "missing", "site"
 _BINS = 10
 TRUSTS = ("untrusted", "secure-aggregation", "trusted")
+_LEAST = 4.0
+"""Standard errors of the number of values below which there is no mean of them."""
 Floats = NDArray[np.float64]
 
 
@@ -321,55 +322,13 @@ def _first(values: Floats, upper: Floats) -> float:
     return float(upper[reached[0]] if reached.size else upper[-1])
 
 
-_LEAST = 4.0
-"""Standard errors of the number at risk below which a curve ends."""
-
-
 def _survival(table: Cells, group: tuple[str, ...], released: Floats, std: float) -> tuple[list[Estimate], Curve]:
-    """Kaplan–Meier's curve at the edges of the bins, and the number at risk at its beginning.
-
-    With events d_b and censored c_b of bin b, and l_i all that leave in bin i or beyond:
-    R_b = Σ_{i ≥ b} l_i - c_b/2, h_b = d_b/R_b, S = Π (1 - h).  The interval is that of log(-log S), with
-    Greenwood's variance and, by the delta method, that of the noise.  The curve ends where R_b ≤ 4 of its standard
-    errors.
-    """
-    bins = table.bins
-    edges = np.array(table.axes[-2].edges)
-    seen, left = summing(bins).T, summing(bins + 1).T  # suffix sums of noise
-    died, gone = seen @ released[:bins], left @ released[bins : 2 * bins + 1]
-    width = 2 * bins + 1
-    of_died = np.hstack([seen, np.zeros((bins, bins + 1))])
-    of_gone = np.hstack([np.zeros((bins + 1, bins)), left])
-    of_events = of_died - np.vstack([of_died[1:], np.zeros((1, width))])
-    events = died - np.append(died[1:], 0.0)
-    at_risk = died + (gone[:-1] + gone[1:]) / 2.0
-    of_risk = of_died + (of_gone[:-1] + of_gone[1:]) / 2.0
-    errors = std * np.linalg.norm(of_risk, axis=1)
-    few = np.flatnonzero(at_risk <= _LEAST * errors)
-    last = int(few[0]) if few.size else bins
-    start = Estimate((*group, "at risk at the start"), float(died[0] + gone[0]), float(errors[0]), 0.0, 0.0)
-    half = Z * start.standard_error
-    start = replace(start, low=max(0.0, start.value - half), high=max(0.0, start.value + half))
-    at, values, low, high = [float(edges[0])], [1.0], [1.0], [1.0]
-    moved, greenwood, survival = np.zeros(width), 0.0, 1.0
-    for each in range(last):
-        risk = float(at_risk[each])
-        hazard = float(events[each]) / risk
-        inside = min(max(hazard, 0.0), 1.0 - 1e-9)
-        moved = moved - (of_events[each] - hazard * of_risk[each]) / (risk * (1.0 - inside))
-        greenwood += inside / (risk * (1.0 - inside))
-        survival *= max(0.0, 1.0 - hazard)
-        shown = min(values[-1], survival)
-        deviation = math.sqrt(greenwood + float(moved @ moved) * std**2)
-        band = _log_log(shown, deviation)
-        for row, value in zip((at, values, low, high), (float(edges[each + 1]), shown, *band), strict=True):
-            row.append(value)
-    return [start], Curve(group, *map(tuple, (at, values, low, high)))
-
-
-def _log_log(survival: float, deviation: float) -> tuple[float, float]:
-    """Of 95 % for S, whose logarithm has this deviation."""
-    if not 0.0 < survival < 1.0:
-        return (max(0.0, math.exp(-Z * deviation)), 1.0) if survival >= 1.0 else (0.0, 1.0)
-    factor = math.exp(min(Z * deviation / -math.log(survival), 700.0))
-    return survival**factor, survival ** (1.0 / factor)
+    """Kaplan–Meier's curve at the edges of the bins, and the number at risk at its beginning."""
+    bands = survival_bands(released[: 2 * table.bins + 1], std)
+    start, half = float(bands.start), Z * bands.start_error
+    low, high = max(0.0, start - half), max(0.0, start + half)
+    last = int(np.sum(bands.known))
+    edges = table.axes[-2].edges or ()
+    rows = ([1.0, *row[:last].tolist()] for row in (bands.values, bands.low, bands.high))
+    found = Estimate((*group, "at risk at the start"), start, bands.start_error, low, high)
+    return [found], Curve(group, tuple(map(float, edges[: last + 1])), *map(tuple, rows))

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from scipy.special import ndtr
 
 from fedpriv.accounting import gaussian as gdp
+from fedpriv.accounting import poisson
 from fedpriv.accounting.curves import chained, epsilon_at
 from fedpriv.accounting.gaussian import Relation
+from fedpriv.accounting.losses import LatticeLosses
 from fedpriv.accounting.poisson import PoissonGaussian, calibrated, connected_dots, directions
 from fedpriv.core.errors import InputError
 from tests.parts import in_parts, in_turn
@@ -260,7 +262,7 @@ def test_what_means_nothing_is_refused(z: float, rate: float, rounds: int, relat
 
 def test_noise_too_small_for_a_law_is_refused() -> None:
     with pytest.raises(InputError, match="too small"):
-        PoissonGaussian(0.01, 0.1, 10, "replace-one").epsilon_of(DELTA)
+        PoissonGaussian(0.01, 1e-4, 1).epsilon_of(DELTA)
 
 
 def renyi_epsilon(mechanism: PoissonGaussian, delta: float) -> float:
@@ -320,3 +322,29 @@ def test_golden_epsilon_below_renyi(multiplier: float, rate: float, rounds: int,
     mechanism = PoissonGaussian(multiplier, rate, rounds)
     assert mechanism.epsilon_of(DELTA) == pytest.approx(golden, rel=1e-4)
     assert mechanism.epsilon_of(DELTA) < renyi_epsilon(mechanism, DELTA)
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize(("z", "rate", "rounds"), [(0.05, 1 / 60, 600), (0.5, 0.1, 100_000), (0.03, 0.5, 2)])
+def test_noise_that_protects_nobody_is_refused_by_a_few_points(
+    monkeypatch: pytest.MonkeyPatch, z: float, rate: float, rounds: int, relation: Relation
+) -> None:
+    """The first took 3.8 GB and minutes, and then had no ε."""
+    sizes = list[int]()
+    whole = connected_dots
+
+    def counted(step: float, low: int, deltas: np.ndarray) -> LatticeLosses:
+        sizes.append(len(deltas))
+        return whole(step, low, deltas)
+
+    monkeypatch.setattr(poisson, "connected_dots", counted)
+    with pytest.raises(InputError, match=r"^noise_multiplier = .*: ε of .* rounds is above 600 at delta = 0\.001"):
+        PoissonGaussian(z, rate, rounds, relation).epsilon_of(DELTA)
+    assert sum(sizes) < 5000
+
+
+def test_a_search_goes_past_noise_that_protects_nobody() -> None:
+    """At the multiplier that it starts from, 20,000 rounds of a tenth of all have no ε."""
+    found = calibrated(2.0, DELTA, 0.1, 20_000)
+    assert found.noise_multiplier > 20.0
+    assert found.epsilon_of(DELTA) <= 2.0

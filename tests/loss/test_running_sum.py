@@ -135,3 +135,19 @@ def test_parts_are_summed_in_the_sums_own_type() -> None:
         state, _ = absorb(state, estimator.round(t), query, objective, records, torch.ones(1), estimator.memory)
         assert state.total.dtype == torch.float64
     assert [vector.dtype for vector in state.past] == [torch.float32] * 2 + [torch.float64] * 3
+
+
+@pytest.mark.parametrize("empty", [1, 2, 3, 5])
+def test_a_split_round_without_records_is_one_whose_records_count_nothing(empty: int) -> None:
+    """It dropped the first queries of the epochs, and a later round raised IndexError; integers keep them."""
+    queries, features, labels = path_and_records(6, 3)
+    estimator = SplitGradient(clip=1.0, difference_clip=0.5, residual_clip=0.5, mixing=0.5, rounds_per_epoch=3)
+    none, zero = empty_sum(queries[0]), empty_sum(queries[0])
+    for t, query in enumerate(queries, start=1):
+        records, weights = Records(features[t - 1 : t], labels[t - 1 : t]), torch.ones(1, dtype=torch.float64)
+        there = None if t == empty else records
+        none, _ = absorb(none, estimator.round(t), query, OBJECTIVE, there, weights, estimator.memory)
+        weights = weights * (t != empty)
+        zero, _ = absorb(zero, estimator.round(t), query, OBJECTIVE, records, weights, estimator.memory)
+        torch.testing.assert_close(none.total, zero.total)
+        assert len(none.past) == len(zero.past)

@@ -156,3 +156,10 @@ def test_separated_participations_are_covered() -> None:
         for t in range(8)
     ]
     assert np.all(most_moved(workload) <= np.array(moved) * (1 + 1e-12))
+
+
+@pytest.mark.parametrize("order", [Schedule(6, 6), Schedule(6, 3)])
+def test_sums_that_restart_are_refused(order: Schedule) -> None:
+    """Two epochs of 3 places and period 2 were charged 30.98, "exactly", where the truth is 21.93."""
+    with pytest.raises(InputError, match="built for period = None, the workload has period = 2"):
+        ScheduledGaussian(SIZES[:6]).certified(Workload(order, 1.0, np.ones(6), period=2))

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from fedpriv.clients.simulated import SimulatedFederation
-from fedpriv.core.errors import RunError
+from fedpriv.core.errors import InputError, RunError
 from fedpriv.data.schema import TableSchema
+from fedpriv.noise.integers.increments import integers
 from fedpriv.rounds.plan import ALLOWANCE, plan_of
 from fedpriv.rounds.task import task_of_schema
 from fedpriv.scenario.load import resolve_cell
@@ -286,6 +287,35 @@ def test_the_guard_derives_the_distance_and_charges_by_it(tmp_path: Path) -> Non
         assert stream.std * size >= math.sqrt(2.0) / 0.5
     zeroed = plan(tmp_path, tables=TABLES[1:2], relation="zero-out").planned(released=True)
     assert zeroed.releases(1)[0].std * 36 == pytest.approx(2.0, rel=1e-6)
+
+
+def test_a_word_whose_clip_is_too_coarse_for_the_distance_is_refused(tmp_path: Path) -> None:
+    """Words of 40 bits have clips of 2^15 units, of which √d alone can be 1 %: 2^-20 would not be above it."""
+    asked = plan(tmp_path, "secure-aggregation", TABLES[1:2], mu=1e-4)
+    cell, objective = asked.cell, task_of_schema(asked.cell, asked.schema).objective
+    exact = plan_of(cell, objective, released=True).exact
+    assert math.sqrt(objective.dimension) * 2.0**22 <= min(exact.norms(1))
+    short = cell.model_copy(update={"run": cell.run.model_copy(update={"word": 40})})
+    with pytest.raises(InputError, match="units are too coarse; ask for fewer cells, or take a longer word"):
+        plan_of(short, objective, released=True)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_added_to_a_distance_is_above_the_rounding_of_two_records(seed: int) -> None:
+    """At the coarsest lattice that is accepted, 2^22 √d units a clip: vectors that lose nearly 1 a coordinate."""
+    draw, size = np.random.default_rng(seed), 64
+    norm = math.ceil(2.0**22 * math.sqrt(size))
+    clip = norm + 0.999  # in units
+    worst = 0.0
+    for _ in range(200):
+        pair = draw.normal(size=(2, size)) * draw.exponential(size=(2, 1))
+        pair *= draw.uniform(0.9, 1.5) * clip / np.linalg.norm(pair, axis=1, keepdims=True)
+        pair = np.floor(pair) + np.array([[1e-9], [1.0 - 1e-9]])
+        pair /= np.maximum(1.0, np.linalg.norm(pair, axis=1, keepdims=True) / clip)
+        apart = max(1.0, float(np.linalg.norm(pair[0] - pair[1])) / clip)
+        first, second = integers(pair, norm, 1.0).astype(float)
+        worst = max(worst, float(np.linalg.norm(first - second)) / (norm * apart) - 1.0)
+    assert worst <= ALLOWANCE
 
 
 def test_a_guards_rows_and_a_simulations_give_the_same_bytes(tmp_path: Path) -> None:
