@@ -97,6 +97,7 @@ def _short(line: str) -> str:
 
 def parts() -> dict[str, Any]:
     """The parts by name, each a function of (piece, of how many) that gives pairs of a name and a text."""
+    from benchmarks.record_certificates import certificates
     from benchmarks.record_commands import commands, privacy, reports
     from benchmarks.record_guards import guards
     from benchmarks.record_parts import PARTS
@@ -105,6 +106,7 @@ def parts() -> dict[str, Any]:
     return {
         **PARTS,
         "guards": guards,
+        "certificates": certificates,
         "privacy": privacy,
         "reports": reports,
         "commands": commands,
