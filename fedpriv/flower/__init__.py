@@ -6,6 +6,7 @@
 | `PrivateStrategy` | ServerApp | any row of the table of algorithms, or a scenario file |
 | `PrivateClient` | ClientApp | answers these strategies, by itself or by the silo's guard |
 | `guard_of`, `SiloGuard` | ClientApp | answers Flower's own strategies, by the silo's guard |
+| `ExactAccountant` | ServerApp | Flower's `PrivacyAccountant` by exact accounting |
 
 Each is imported when it is first asked for: a SuperNode starts a process for every message.
 """
@@ -14,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedpriv.flower.accountant import ExactAccountant
     from fedpriv.flower.client import PrivateClient
     from fedpriv.flower.guards import SiloGuard, guard_of
     from fedpriv.flower.strategies import (
@@ -33,13 +35,14 @@ __all__ = [
     "DPGoldstein",
     "DPMomentum",
     "DPMu2FL",
+    "ExactAccountant",
     "PrivateClient",
     "PrivateStrategy",
     "SiloGuard",
     "guard_of",
 ]
 
-_HOMES = {"PrivateClient": "client", "SiloGuard": "guards", "guard_of": "guards"}
+_HOMES = {"ExactAccountant": "accountant", "PrivateClient": "client", "SiloGuard": "guards", "guard_of": "guards"}
 
 
 def __getattr__(name: str) -> Any:

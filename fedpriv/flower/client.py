@@ -100,8 +100,9 @@ class PrivateClient:
         try:
             content = self._answer(message.content, records)
         except FedprivError as error:
-            _log.warning("fedpriv: silo %s: %s", silo, error)
-            content = refusal_content(Refusal(f"silo {silo}: {error}", final=True))
+            reason = str(error) if str(error).startswith(f"silo {silo}") else f"silo {silo}: {error}"
+            _log.warning("fedpriv: %s", reason)
+            content = refusal_content(Refusal(reason, final=True))
         except Exception:
             _log.exception("fedpriv: silo %s", silo)
             content = refusal_content(
@@ -173,12 +174,12 @@ class PrivateClient:
                 )
             return {**now, "key": kept.get("key", system_key())}
         if not kept:
-            raise RunError(f"round {terms.t}: this node has no state of the run; was it started again?")
+            raise RunError("this node has no state of the run; was it started again?")
         if kept["terms"] != now["terms"]:
-            raise RunError(f"round {terms.t}: the scenario is not the one that the run began with")
+            raise RunError("the scenario is not the one that the run began with")
         if kept["records"] != now["records"]:
             raise RunError(
-                f"round {terms.t}: the records, or their order, are not those that the run began with: give the "
+                "the records, or their order, are not those that the run began with: give the "
                 "same ones to every round, without shuffling and without random transforms"
             )
         return kept

@@ -162,13 +162,8 @@ def test_evaluate_fn_and_result_are_flowers_own() -> None:
 
 def test_epsilon_is_logged_as_it_grows(caplog: pytest.LogCaptureFixture) -> None:
     strategy = DPMu2FL(**ROW)
-    logger = logging.getLogger("flwr")
-    logger.addHandler(caplog.handler)
-    try:
-        with caplog.at_level(logging.INFO, "flwr"):
-            run_app(strategy, network())
-    finally:
-        logger.removeHandler(caplog.handler)
+    with caplog.at_level(logging.INFO, "flwr"):
+        run_app(strategy, network())
     last = strategy.epsilon(ROUNDS)
     assert last is not None
     (line,) = [text for text in caplog.messages if f"after round {ROUNDS}" in text]
