@@ -158,7 +158,9 @@ class PrivateClient:
         query = named.vector(content.array_records[ARRAYS])
         release, state = _released(silo, state, terms, query)
         leaving = silo.message(release.vector, terms.t, keys_in(content), state.chain)
-        self._context.state[_RECORD] = ConfigRecord({**kept, "state": pack(state)})  # last: all of it, or nothing
+        last = terms.t == silo.plan.schedule.rounds  # nothing more is drawn, and nobody needs key and state
+        after = {"key": b"", "state": b""} if last else {"state": pack(state)}
+        self._context.state[_RECORD] = ConfigRecord({**kept, **after})  # at the end: all of it, or nothing
         return release_content(leaving, release.counts) if terms.seeded else sealed("release", leaving.numpy())
 
     def _kept(self, terms: Terms, number: int, arrays: Arrays) -> dict[str, Any]:
@@ -175,6 +177,8 @@ class PrivateClient:
             return {**now, "key": kept.get("key", system_key())}
         if not kept:
             raise RunError("this node has no state of the run; was it started again?")
+        if kept.get("state") == b"":
+            raise RunError("the run is over, and its key is forgotten")
         if kept["terms"] != now["terms"]:
             raise RunError("the scenario is not the one that the run began with")
         if kept["records"] != now["records"]:

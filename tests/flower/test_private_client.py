@@ -266,6 +266,25 @@ def test_a_second_strategy_in_the_same_run_is_refused() -> None:
         DPMu2FL(**ROW).start(grid, ArrayRecord(module.state_dict()))
 
 
+def test_key_and_state_are_forgotten_with_the_last_round() -> None:
+    """Whoever finds the node's memory afterwards can take no noise away, and no round is answered again."""
+    module, contexts, last = network(), dict[int, Context](), list[Message]()
+    inner = train_of(module, shares())
+
+    def train(message: Message, context: Context) -> Message:
+        contexts[int(context.node_config["partition-id"])] = context
+        last[:] = [message]
+        return inner(message, context)
+
+    started(train)
+    for context in contexts.values():
+        kept = context.state["fedpriv-private"]
+        assert (kept["key"], kept["state"]) == (b"", b"")
+    refusal = refusal_in(inner(last[0], contexts[0]).content)
+    assert refusal is not None
+    assert refusal.reason == "silo 0: the run is over, and its key is forgotten"
+
+
 def test_a_greeting_that_is_sent_again_keeps_the_key() -> None:
     """A server that lost the first answer asks again before round 1; nothing was released."""
     module, state = network(), RecordDict()
