@@ -50,7 +50,10 @@ class ExactAccountant:
         return self._counts.total()
 
     def compose(self, event: GaussianPrivacyEvent, count: int = 1) -> None:
-        """Add `count` releases; InputError for another population, and for another Poisson sampling."""
+        """Add `count` releases.
+
+        InputError for another population, and for another Poisson sampling.
+        """
         self._counts = self._with(event, count)
 
     def get_epsilon(self, delta: float) -> float:
@@ -68,15 +71,15 @@ class ExactAccountant:
 
     def get_privacy_spent(self, delta: float | None = None) -> PrivacySpent:
         """The cost of all releases, at the δ of the configuration if none is given."""
-        chosen = self._config.target_delta if delta is None else delta
-        return PrivacySpent(self.get_epsilon(chosen), chosen, self.num_releases, _METHOD)
+        target_delta = self._config.target_delta if delta is None else delta
+        return PrivacySpent(self.get_epsilon(target_delta), target_delta, self.num_releases, _METHOD)
 
     def would_exceed(self, event: GaussianPrivacyEvent, max_epsilon: float | None = None, count: int = 1) -> bool:
         """Whether ε would exceed `max_epsilon`, or the configuration's, after `count` more releases."""
-        most = self._config.max_epsilon if max_epsilon is None else max_epsilon
-        if most is None:
+        limit = self._config.max_epsilon if max_epsilon is None else max_epsilon
+        if limit is None:
             raise InputError("max_epsilon: give it to PrivacyConfig or to would_exceed")
-        return _epsilon(self._config, self._with(event, count), self._config.target_delta) > most
+        return _epsilon(self._config, self._with(event, count), self._config.target_delta) > limit
 
     def state_dict(self) -> dict[str, object]:
         """Everything that `load_state_dict` needs, as JSON has it."""
@@ -84,15 +87,18 @@ class ExactAccountant:
         return {"backend": _METHOD, "config": _plain(self._config), "events": events}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Take a state over; InputError for one of another configuration, or that is damaged."""
+        """Take a state over.
+
+        InputError for one of another configuration, or that is damaged.
+        """
         if state.get("backend") != _METHOD or state.get("config") != _plain(self._config):
             raise InputError("load_state_dict: the state is of another accountant or configuration")
         loaded = ExactAccountant(self._config)
         try:
             for event in cast(list[dict[str, Any]], state["events"]):
-                given = dict(event)
-                count = given.pop("count")
-                loaded.compose(GaussianPrivacyEvent(**given), count)
+                fields = dict(event)
+                count = fields.pop("count")
+                loaded.compose(GaussianPrivacyEvent(**fields), count)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"load_state_dict: the state is damaged ({error})") from None
         self._counts = loaded._counts
@@ -114,7 +120,7 @@ class ExactAccountant:
 def _guarantee(
     config: PrivacyConfig, counts: Counter[GaussianPrivacyEvent]
 ) -> GaussianDP | PoissonGaussian | None:
-    """The guarantee of all events together; None for none."""
+    """The guarantee of all events together, or None for none."""
     if not counts:
         return None
     if config.sampling_method is SamplingMethod.POISSON:

@@ -78,7 +78,7 @@ class NamedArrays:
 
     @staticmethod
     def of(arrays: ArrayRecord) -> "NamedArrays":
-        """Read off names, shapes and type; InputError in one line for arrays that are no parameters."""
+        """Read off names, shapes and type.  InputError in one line for arrays that are no parameters."""
         if not arrays:
             raise InputError("initial_arrays: there are none; give ArrayRecord(net.state_dict())")
         for name, array in arrays.items():
@@ -108,12 +108,12 @@ class NamedArrays:
     def check_module(self, module: nn.Module) -> None:
         """InputError unless these are the parameters that are trained in `module`, in its order."""
         trained = trained_of(module)
-        own = list(zip(trained, (tuple(each.shape) for each in trained.values()), strict=True))
-        asked = list(zip(self.names, self.layout.shapes, strict=True))
-        if own == asked:
+        own_arrays = list(zip(trained, (tuple(parameter.shape) for parameter in trained.values()), strict=True))
+        server_arrays = list(zip(self.names, self.layout.shapes, strict=True))
+        if own_arrays == server_arrays:
             return
-        pairs = [pair for pair, other in zip(asked, own, strict=False) if pair != other]
-        name, shape = (*pairs, *asked[len(own) :], *own[len(asked) :])[0]
+        pairs = [pair for pair, other in zip(server_arrays, own_arrays, strict=False) if pair != other]
+        name, shape = (*pairs, *server_arrays[len(own_arrays) :], *own_arrays[len(server_arrays) :])[0]
         reason = "its requires_grad is False" if name in frozen_of(module) else "it is none that is trained here"
         if name in trained:
             reason = f"here it has shape {tuple(trained[name].shape)}, or another place in the order"

@@ -115,15 +115,15 @@ class PrivateClient:
         cell = resolve_cell(json.loads(terms.cell_json), "the server's scenario")
         number = silo_number(self._context, cell.federation.silos)
         if guard_socket(self._context, number) is not None:
-            return self._guarded(content, terms, cell, number)
+            return self._answer_by_guard(content, terms, cell, number)
         if terms.seeded and in_supernode():
             raise RunError(
                 "a simulation's noise protects nobody, and this is a SuperNode: leave `seed` out of the strategy"
             )
         with one_thread():  # the order of sums must not depend on the cores
-            return self._own(content, terms, cell, number, records() if callable(records) else records)
+            return self._answer_alone(content, terms, cell, number, records() if callable(records) else records)
 
-    def _guarded(self, content: RecordDict, terms: Terms, cell: Cell, number: int) -> RecordDict:
+    def _answer_by_guard(self, content: RecordDict, terms: Terms, cell: Cell, number: int) -> RecordDict:
         """The guard's answer: it checks the query, and knows budget and records."""
         socket, run = guard_socket(self._context, number), str(self._context.run_id)
         assert socket is not None  # as the caller has seen
@@ -144,52 +144,54 @@ class PrivateClient:
         public = given(ask(socket, run, terms.cell_json, 0, np.empty(0, np.uint8)))
         return _greeting(number, public.tobytes())
 
-    def _own(self, content: RecordDict, terms: Terms, cell: Cell, number: int, records: AppRecords) -> RecordDict:
+    def _answer_alone(
+        self, content: RecordDict, terms: Terms, cell: Cell, number: int, records: AppRecords
+    ) -> RecordDict:
         """The answer of the silo that this process is."""
-        named = NamedArrays.of(content.array_records[ARRAYS])
-        named.check_module(self._module)
+        layout = NamedArrays.of(content.array_records[ARRAYS])
+        layout.check_module(self._module)
         arrays = _read(records, cell.schedule.batches_held * cell.batch_sizes[number])
-        kept = self._kept(terms, number, arrays)
-        silo = self._silo(terms, cell, number, arrays, bytes(kept["key"]))
+        memory = self._recall(terms, number, arrays)
+        silo = self._silo(terms, cell, number, arrays, bytes(memory["key"]))
         if not terms.t:
-            self._context.state[_RECORD] = ConfigRecord(kept)
+            self._context.state[_RECORD] = ConfigRecord(memory)
             return _greeting(number, silo.masker.public if silo.plan.masked else b"")
-        state = unpack(bytes(kept["state"]), silo) if "state" in kept else silo.start()
-        query = named.vector(content.array_records[ARRAYS])
+        state = unpack(bytes(memory["state"]), silo) if "state" in memory else silo.start()
+        query = layout.vector(content.array_records[ARRAYS])
         release, state = _released(silo, state, terms, query)
         leaving = silo.message(release.vector, terms.t, keys_in(content), state.chain)
         last = terms.t == silo.plan.schedule.rounds  # nothing more is drawn, and nobody needs key and state
         after = {"key": b"", "state": b""} if last else {"state": pack(state)}
-        self._context.state[_RECORD] = ConfigRecord({**kept, **after})  # at the end: all of it, or nothing
+        self._context.state[_RECORD] = ConfigRecord({**memory, **after})  # at the end: all of it, or nothing
         return release_content(leaving, release.counts) if terms.seeded else sealed("release", leaving.numpy())
 
-    def _kept(self, terms: Terms, number: int, arrays: Arrays) -> dict[str, Any]:
-        """What the Context keeps of this run, with a fresh key in round 0; RunError for another run."""
-        found = values_in(self._context.state).get(_RECORD)
-        kept = dict(values_in(found)) if isinstance(found, ConfigRecord) else {}
+    def _recall(self, terms: Terms, number: int, arrays: Arrays) -> dict[str, Any]:
+        """Return what the Context keeps of this run, with a fresh key in round 0.  RunError for another run."""
+        record = values_in(self._context.state).get(_RECORD)
+        memory = dict(values_in(record)) if isinstance(record, ConfigRecord) else {}
         now = {"terms": _digest(repr(terms._replace(t=0)).encode()), "records": _digest_of(arrays)}
         if not terms.t:
-            if "state" in kept:
+            if "state" in memory:
                 raise RunError(
                     "its records were released in this run already, and a second strategy would spend another "
                     "budget: start it in a run of its own"
                 )
-            return {**now, "key": kept.get("key", system_key())}
-        if not kept:
+            return {**now, "key": memory.get("key", system_key())}
+        if not memory:
             raise RunError("this node has no state of the run; was it started again?")
-        if kept.get("state") == b"":
+        if memory.get("state") == b"":
             raise RunError("the run is over, and its key is forgotten")
-        if kept["terms"] != now["terms"]:
+        if memory["terms"] != now["terms"]:
             raise RunError("the scenario is not the one that the run began with")
-        if kept["records"] != now["records"]:
+        if memory["records"] != now["records"]:
             raise RunError(
                 "the records, or their order, are not those that the run began with: give the "
                 "same ones to every round, without shuffling and without random transforms"
             )
-        return kept
+        return memory
 
     def _silo(self, terms: Terms, cell: Cell, number: int, arrays: Arrays, key: bytes) -> Silo:
-        objective, records = _over(self._module, self._loss, arrays, DTYPES[cell.run.dtype])
+        objective, records = _objective_and_records(self._module, self._loss, arrays, DTYPES[cell.run.dtype])
         plan, gaps = plan_of(cell, objective, released=not terms.seeded), cell.without_silos is not None
         if terms.seeded:
             noise = simulation_noise(cell.noise_seed, cell.run.dtype)
@@ -198,7 +200,7 @@ class PrivateClient:
 
 
 def named_loss(loss: Any) -> LossGiven:
-    """The loss by name where torch's own is given; other functions are of one record's output and label."""
+    """The loss by name where torch's own is given.  Other functions are of one record's output and label."""
     if isinstance(loss, nn.CrossEntropyLoss):
         if loss.weight is not None or loss.ignore_index >= 0:
             raise InputError(
@@ -229,7 +231,7 @@ def _greeting(number: int, public: bytes) -> RecordDict:
 
 
 def _read(records: AppRecords, count: int) -> Arrays:
-    """The first `count` records; RunError that tells nothing of them where they cannot be read."""
+    """The first `count` records.  RunError that tells nothing of them where they cannot be read."""
     if isinstance(records, DataLoader) and isinstance(records.sampler, RandomSampler):
         raise RunError("records: a DataLoader that shuffles; every record has its rounds, so give shuffle=False")
     try:
@@ -242,13 +244,15 @@ def _read(records: AppRecords, count: int) -> Arrays:
     return features[:count], labels[:count]
 
 
-def _over(module: nn.Module, loss: LossGiven, arrays: Arrays, dtype: torch.dtype) -> tuple[Objective, Records]:
-    """The module's loss over these records; RunError that tells nothing of them where they cannot be used."""
+def _objective_and_records(
+    module: nn.Module, loss: LossGiven, arrays: Arrays, dtype: torch.dtype
+) -> tuple[Objective, Records]:
+    """The module's loss over these records.  RunError that tells nothing of them where they cannot be used."""
     features, labels = arrays
     real, record = labels.dtype.kind == "f", features.shape[1:]
     choice = choice_of(loss, real=real)
-    own = copy.deepcopy(module).to("cpu", dtype)
-    classes = 0 if real else _classes(own, choice, features, dtype)
+    local = copy.deepcopy(module).to("cpu", dtype)
+    classes = 0 if real else _classes(local, choice, features, dtype)
     try:
         check_records(features, labels, classes, "records")
         labels = labels.astype(np.float64 if real else np.int64)
@@ -257,7 +261,7 @@ def _over(module: nn.Module, loss: LossGiven, arrays: Arrays, dtype: torch.dtype
         _log.warning("fedpriv: %s", error)
         raise RunError("its records cannot be used, and its own log says why") from None
     layout = Layout(records.features.shape[1], inputs_of(features), labels.shape[1:], classes=classes > 0)
-    objective, whole = objective_over(own, layout, record, choice, classes, 0, dtype, GIVEN)
+    objective, whole = objective_over(local, layout, record, choice, classes, 0, dtype, GIVEN)
     return Started(objective, whole), records
 
 
@@ -267,7 +271,7 @@ def _classes(module: nn.Module, choice: Choice, features: NDArray[Any], dtype: t
     if choice.function is None and kind is not None and kind.single:
         return 2
     whole = shown(module, inputs_of(features), features.shape[1:])
-    probe = torch.zeros(1, sum(each.size for each in inputs_of(features)), dtype=dtype)
+    probe = torch.zeros(1, sum(part.size for part in inputs_of(features)), dtype=dtype)
     try:
         return int(outputs_of_trial(whole, probe).shape[-1])
     except Exception:  # whatever a module does; `objective_over` says it in words

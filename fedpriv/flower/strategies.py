@@ -40,8 +40,8 @@ from fedpriv.server.grid import ask_roster
 from fedpriv.server.strategy import ReleaseStrategy, ServerSums
 
 _log = logging.getLogger("flwr")  # whose lines `flwr run --stream` shows
-_TOLD = 20
-"""How often ε is computed in a run, at most."""
+_MAX_REPORTS = 20
+"""Most rounds of a run for which ε is computed."""
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -166,7 +166,7 @@ class PrivateStrategy(Strategy):
 
     @property
     def plan(self) -> Plan:
-        """Everything that is fixed and public before round 1; InputError before `start`."""
+        """Everything that is fixed and public before round 1.  InputError before `start`."""
         return self._begun.plan
 
     @property
@@ -180,7 +180,7 @@ class PrivateStrategy(Strategy):
         return f"{claim.sentence('line', self.cell.privacy.delta)}, {self.plan.trust.title}{seeded}"
 
     def epsilon(self, rounds: int) -> float | None:
-        """ε of the first `rounds` rounds at the δ of `delta`, rounded up; None without noise."""
+        """ε of the first `rounds` rounds at the δ of `delta`, rounded up, or None without noise."""
         claim = claim_of(self.plan.releases(rounds))
         return None if claim is None else claim.guarantee.epsilon_of(self.cell.privacy.delta)
 
@@ -226,24 +226,24 @@ class PrivateStrategy(Strategy):
             with_dtype(self.cell, arrays.layout.dtype), arrays, initial, seeded=self._seeded
         )
         rounds = self._affordable(planned)
-        self._accounted_rounds = evaluation_rounds(rounds, min(rounds, _TOLD))
+        self._accounted_rounds = evaluation_rounds(rounds, min(rounds, _MAX_REPORTS))
         self._releases.nodes(grid, timeout)
         result = super().start(grid, initial_arrays, rounds, timeout, train_config, evaluate_config, evaluate_fn)
         _log.info("fedpriv: after %d of %d rounds: %s", rounds, planned, self.claim)
         return result
 
     def _affordable(self, planned: int) -> int:
-        """The rounds whose ε is at most `max_epsilon`; InputError if round 1 exceeds it."""
-        if (most := self._max_epsilon) is None:
+        """The rounds whose ε is at most `max_epsilon`.  InputError if round 1 exceeds it."""
+        if (limit := self._max_epsilon) is None:
             return planned
         if self.epsilon(1) is None:
-            raise InputError(f"max_epsilon = {most}: this run adds no noise, so that its ε is infinite")
-        rounds = bisect_right(range(1, planned + 1), most, key=lambda t: self.epsilon(t) or 0.0)
+            raise InputError(f"max_epsilon = {limit}: this run adds no noise, so that its ε is infinite")
+        rounds = bisect_right(range(1, planned + 1), limit, key=lambda t: self.epsilon(t) or 0.0)
         if not rounds:
             words = epsilon_words(self.epsilon(1) or 0.0, self.cell.privacy.delta)
-            raise InputError(f"max_epsilon = {most}: round 1 alone has {words}")
+            raise InputError(f"max_epsilon = {limit}: round 1 alone has {words}")
         if rounds < planned:
-            _log.warning("fedpriv: max_epsilon = %s ends the run after %d of %d rounds", most, rounds, planned)
+            _log.warning("fedpriv: max_epsilon = %s ends the run after %d of %d rounds", limit, rounds, planned)
         return rounds
 
     @property
@@ -255,7 +255,7 @@ class PrivateStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """One message to every silo, with the query; `arrays`, the model, is not what silos are asked at."""
+        """One message to every silo, with the query.  `arrays`, the model, is not what silos are asked at."""
         with torch.inference_mode(), one_thread():
             return self._begun.configure_train(server_round, self._begun.query(), config, grid)
 
@@ -278,11 +278,11 @@ class PrivateStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As FedAvg: the model to a share of the nodes."""
+        """Send the model to a share of the nodes, as FedAvg does."""
         return self._evaluation.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """As FedAvg: the weighted mean of the nodes' metrics."""
+        """Return the weighted mean of the nodes' metrics, as FedAvg does."""
         return self._evaluation.aggregate_evaluate(server_round, replies)
 
     def summary(self) -> None:
@@ -301,7 +301,7 @@ class _OfRow(PrivateStrategy):
     row: ClassVar[str]
 
     def __init__(self, **keywords: Any) -> None:
-        """Fix the run; keywords are those of `PrivateStrategy`."""
+        """Fix the run.  Keywords are those of `PrivateStrategy`."""
         super().__init__(self.row, **keywords)
 
 

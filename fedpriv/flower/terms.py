@@ -29,14 +29,14 @@ class Terms(NamedTuple):
     """Terms that a message brings."""
 
     t: int
-    """The round; 0 before round 1, when silos say who they are."""
+    """Number of the round, or 0 before round 1, when silos say who they are."""
     cell_json: str
     seeded: bool
     """Whether noise is a simulation's, of the scenario's seed."""
 
 
 def terms_in(content: RecordDict) -> Terms:
-    """The terms of a message; RunError where another strategy has sent it."""
+    """The terms of a message.  RunError where another strategy has sent it."""
     config = values_in(content).get(CONFIG)
     values = values_in(config) if isinstance(config, ConfigRecord) else {}
     cell_json, seeded = values.get(CELL), values.get(SEEDED)
@@ -54,7 +54,7 @@ def terms_config(cell: Cell, *, seeded: bool) -> ConfigRecord:
 
 
 def cell_of_scenario(path: Path, row: str | None, seed: int | None) -> Cell:
-    """The one run of a scenario file; InputError if it is of another row, or stands for several runs."""
+    """The one run of a scenario file.  InputError if it is of another row, or stands for several runs."""
     points = load_scenario(path, [] if seed is None else [f"seed={seed}"]).points
     if len(points) != 1:
         raise InputError(f"{path}: sweep: an app is one run, and this stands for {len(points)}")

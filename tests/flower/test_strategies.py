@@ -55,7 +55,13 @@ OF_ROWS: Mapping[str, tuple[type[PrivateStrategy], dict[str, Any]]] = {
 
 
 def scenario_model(
-    tmp_path: Path, row: str, trust: str, settings: Mapping[str, Any], module: nn.Module, dtype: str
+    tmp_path: Path,
+    row: str,
+    trust: str,
+    settings: Mapping[str, Any],
+    module: nn.Module,
+    dtype: str,
+    federation: Mapping[str, Any] = SIZES,
 ) -> Any:
     """The model of the same run as a scenario, on the in-process engine."""
     images, labels = data()
@@ -63,7 +69,7 @@ def scenario_model(
         "name": "same",
         "seed": SEED,
         "data": {"name": "synthetic"},
-        "federation": SIZES,
+        "federation": dict(federation),
         "algorithm": {"name": row, "trust": trust, **settings},
         "privacy": PRIVACY,
         "run": {"dtype": dtype, "evaluations": 1},
@@ -96,6 +102,28 @@ def test_every_papers_row_has_the_scenarios_model_bit_for_bit(tmp_path: Path, ro
     expected = scenario_model(tmp_path, row, "trusted", settings, module, "float32")
     np.testing.assert_array_equal(flat(result.arrays), expected)
     assert np.linalg.norm(expected - flat(ArrayRecord(module.state_dict()))) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("federation", "row", "settings"),
+    [
+        ({"epochs": 2, "sampling": "poisson"}, "dp-sgd", {"clip": 1.0, "step": 0.5}),
+        ({"epochs": 2}, "dp-ftrl", {"clip": 1.0, "step": 0.5, "mechanism": "banded", "bands": 2}),
+        ({"drop_out": 0.3}, "dp-mu2-fl", SETTINGS),
+    ],
+    ids=["poisson", "epochs", "drop-outs"],
+)
+def test_participation_is_the_scenarios(
+    tmp_path: Path, federation: dict[str, Any], row: str, settings: dict[str, Any]
+) -> None:
+    """Who takes part when, by the same coins."""
+    whole, module = {**SIZES, **federation}, network()
+    count = ROUNDS // federation.get("epochs", 1) * SIZES["batch"]
+    grid = grid_of(train_of(module, shares(count=count)))
+    strategy = PrivateStrategy(row, seed=SEED, trust="untrusted", **whole, **PRIVACY, **settings)
+    result = strategy.start(grid, ArrayRecord(module.state_dict()))
+    expected = scenario_model(tmp_path, row, "untrusted", settings, module, "float32", whole)
+    np.testing.assert_array_equal(flat(result.arrays), expected)
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
