@@ -19,6 +19,7 @@ the guard is at work or ready}; deploy/health.py sends it.
 
 import json
 import socket as sockets
+import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -81,12 +82,7 @@ def forward_key(message: Message, context: Context, socket: Path) -> Message:
 
 def forward_agreement(message: Message, context: Context, socket: Path) -> Message:
     """Ask the guard whether it would refuse the run; it opens, charges and releases nothing for that."""
-    refusal = disagreement(context)
-    if refusal is None:
-        header = {AGREE: True, "run": run_of(context), "cell": _cell_json(context)}
-        header |= {"protocol": PROTOCOL, "fedpriv": metadata.version("fedpriv")}
-        answer = _asked(socket, header, b"", lambda answer, _: bool(answer[AGREE]))
-        refusal = answer if isinstance(answer, Refusal) else None
+    refusal = disagreement(context) or ask_agreement(socket, run_of(context), _cell_json(context))
     return Message(RecordDict() if refusal is None else refusal_content(refusal), reply_to=message)
 
 
@@ -104,6 +100,11 @@ def disagreement(context: Context) -> Refusal | None:
         "install the same version on both",
         final=True,
     )
+
+
+def in_supernode() -> bool:
+    """Whether this is a process `flwr-clientapp`, which SuperNodes start for messages, and simulations never."""
+    return Path(sys.argv[0]).name.startswith("flwr-clientapp")
 
 
 def run_of(context: Context) -> str:
@@ -155,6 +156,14 @@ def ask_remembered(
         return Answered(release, bytes.fromhex(answer.get(COMMIT, "")))
 
     return _asked(socket, header, query.tobytes(), read)
+
+
+def ask_agreement(socket: Path, run: str, cell_json: str) -> Refusal | None:
+    """The refusal that the guard would give this run; None if it would answer."""
+    header = {AGREE: True, "run": run, "cell": cell_json}
+    header |= {"protocol": PROTOCOL, "fedpriv": metadata.version("fedpriv")}
+    answer = _asked(socket, header, b"", lambda answer, _: bool(answer[AGREE]))
+    return answer if isinstance(answer, Refusal) else None
 
 
 def ask_shapes(socket: Path, cell_json: str) -> list[tuple[int, ...]] | Refusal:

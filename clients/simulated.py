@@ -4,11 +4,9 @@ A silo's state is kept in Flower's Context.  `client_app_of` makes a ClientApp o
 answer as guards do: no SuperNode, no socket.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -16,6 +14,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
+from fedpriv.clients.app import in_supernode
 from fedpriv.core.errors import RunError
 from fedpriv.core.random import KeyedNormal, integers_key, simulation_noise
 from fedpriv.loss.objective import Records
@@ -61,26 +60,19 @@ class SimulatedFederation:
         task, shard = task_of_cell(self.cell), self.order[number]
         records = Records(task.train.features[shard], task.train.labels[shard])
         key, gaps = integers_key(self.cell.noise_seed), self.cell.without_silos is not None
-        return _seeded(number, self.plan, records, self.noise, key, gaps=gaps)
+        return Silo.seeded(number, self.plan, records, self.noise, key, gaps=gaps)
 
     def evaluated(self, number: int) -> Silo:
         """Silo `number` as it evaluates: its test records, which train nothing."""
         if self.tests is None:
             raise RunError(f"silo {number}: the scenario has no [evaluation]")
         plan, key = self.tests.asked.plan, evaluation_integers_key(self.cell)
-        return _seeded(number, plan, self.tests.shares[number], self.tests.noise, key)
+        return Silo.seeded(number, plan, self.tests.shares[number], self.tests.noise, key)
 
     @cached_property
     def tests(self) -> SimulatedEvaluation | None:
         """The evaluations; None where silos do not evaluate."""
         return SimulatedEvaluation.of(self.cell)
-
-
-def _seeded(
-    number: int, plan: Plan, records: Records, noise: KeyedNormal, key: bytes, *, gaps: bool = False
-) -> Silo:
-    """A silo whose floating-point noise is of `noise`, and all else of integers of `key`."""
-    return Silo(number, plan, records, *plan.arithmetic.source(key, noise), gaps=gaps)
 
 
 class _LiveState(ConfigRecord):
@@ -170,8 +162,7 @@ def _silo_of(context: Context) -> Silo:
 
 
 def _refuse_unguarded() -> None:
-    """A SuperNode starts a process `flwr-clientapp` for each message; a simulation never does."""
-    if Path(sys.argv[0]).name.startswith("flwr-clientapp"):
+    if in_supernode():
         raise RunError(
             "this SuperNode has no guard, and a simulation's seeded noise protects nobody: start `fedpriv silo "
             "POLICY` and give the SuperNode --node-config \"partition-id=N guard='SOCKET'\""

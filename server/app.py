@@ -214,9 +214,13 @@ def deployed_strategy(
 
 def simulated_strategy(plan: Plan, initial: Tensor, cell: Cell) -> ReleaseStrategy:
     """The strategy of a simulation's server, whose noise is the seed's."""
+    return ReleaseStrategy(plan, initial, simulated_sums(plan, initial, cell), absences=absences_of(cell))
+
+
+def simulated_sums(plan: Plan, initial: Tensor, cell: Cell) -> ServerSums:
+    """The server's part in a simulation, with the seed's noise."""
     noise = simulation_noise(cell.noise_seed, cell.run.dtype)
-    sums = ServerSums(plan, initial, integers_key(cell.noise_seed), simulated=noise)
-    return ReleaseStrategy(plan, initial, sums, absences=absences_of(cell))
+    return ServerSums(plan, initial, integers_key(cell.noise_seed), simulated=noise)
 
 
 def _run(

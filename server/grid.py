@@ -32,16 +32,30 @@ _POLL_SECONDS = 0.1  # between looks for nodes, and after an answer that says at
 
 def learn_roster(grid: Grid, silos: int, timeout: float) -> list[int]:
     """The node id of silo 0, 1, …; RunError if a silo has no node, or two, or the wait is over."""
+    replies = ask_roster(grid, silos, timeout, lambda node: Message(RecordDict(), node, ROSTER))
+    return [reply.metadata.src_node_id for reply in replies]
+
+
+def ask_roster(grid: Grid, silos: int, timeout: float, question: Callable[[int], Message]) -> list[Message]:
+    """Ask every node which silo it is, and return the replies of silo 0, 1, ….
+
+    RunError if a silo has no node, or two, if a node refuses, or the wait is over.
+    """
     nodes = _wait_for_nodes(grid, silos, timeout)
     found: dict[int, int] = {}
-    for reply in grid.send_and_receive([Message(RecordDict(), node, ROSTER) for node in nodes], timeout=timeout):
+    replies: dict[int, Message] = {}
+    for reply in grid.send_and_receive([question(node) for node in nodes], timeout=timeout):
         if reply.has_error():
             raise RunError(f"a node failed to say which silo it is: {printable(str(reply.error.reason))}")
-        enter(found, silos, number_in(reply.content, "metrics", "silo"), reply.metadata.src_node_id)
+        if (refusal := refusal_in(reply.content)) is not None:
+            raise RunError(refusal.reason)
+        silo, node = number_in(reply.content, "metrics", "silo"), reply.metadata.src_node_id
+        enter(found, silos, silo, node)
+        replies[silo] = reply
     missing = sorted(set(range(silos)) - set(found))
     if missing:
         raise RunError(f"no node says it is silo {', '.join(map(str, missing))}")
-    return [found[silo] for silo in range(silos)]
+    return [replies[silo] for silo in range(silos)]
 
 
 def enter(found: dict[int, int], silos: int, silo: int, node: int) -> None:

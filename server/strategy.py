@@ -307,14 +307,14 @@ class ReleaseStrategy(Strategy):
                 if self.plan.masked:
                     self._keys = self._keys or self._public_keys(grid, timeout)
                     config["keys"] = self._keys
-                messages = self.configure_train(t, self._query(), config, grid)
+                messages = self.configure_train(t, self.query(), config, grid)
                 self.aggregate_train(t, grid.send_and_receive(messages, timeout=timeout))
             else:
                 self._move(t, self._sums.repeat(known, t))
-            metrics = evaluate_fn(t, self._array(self.model)) if evaluate_fn else None
+            metrics = evaluate_fn(t, self.published()) if evaluate_fn else None
             if metrics is not None:
                 result.evaluate_metrics_serverapp[t] = metrics
-        result.arrays = self._array(self.model)
+        result.arrays = self.published()
         return result
 
     def nodes(self, grid: Grid, timeout: float) -> list[int]:
@@ -330,7 +330,7 @@ class ReleaseStrategy(Strategy):
         grid: Grid,
     ) -> Iterable[Message]:
         """One message a silo that is there, in the order of silos, all with the same query and round number."""
-        content = query_content(arrays, server_round, config)
+        content = self.content_of(arrays, server_round, config)
         away = self._absences.away(server_round)
         asked = [silo for silo in range(len(self._nodes)) if silo not in away]
         if (commits := self._commits) is None:
@@ -370,17 +370,29 @@ class ReleaseStrategy(Strategy):
             last = self._last if keeps else None
             self._journal.record(server_round, released.kept, self.missed, last, released.secret)
         self._move(server_round, released.vector)
-        return self._query(), None
+        return self.query(), None
 
-    def _query(self) -> ArrayRecord:
+    def query(self) -> ArrayRecord:
         """The query of the next round."""
         return self._array(self.plan.optimizer.query(self._optimizer_state))
+
+    def published(self) -> ArrayRecord:
+        """The model that a run which stopped now would publish, as arrays."""
+        return self._array(self.model)
 
     def _array(self, vector: Tensor) -> ArrayRecord:
         """`vector` (d,) in bytes: those of the last if it is the same, as a model that is asked about next is."""
         if self._shown is None or self._shown[0] is not vector:
-            self._shown = vector, one_array(vector)
+            self._shown = vector, self.record_of(vector)
         return self._shown[1]
+
+    def record_of(self, vector: Tensor) -> ArrayRecord:
+        """The arrays that a vector (d,) is sent and published as."""
+        return one_array(vector)
+
+    def content_of(self, arrays: ArrayRecord, t: int, config: ConfigRecord) -> RecordDict:
+        """The content of the message that asks silos at the query in `arrays`."""
+        return query_content(arrays, t, config)
 
     def _public_keys(self, grid: Grid, timeout: float) -> bytes:
         """The public keys of silo 0, 1, … in a row; RunError unless every silo gives one."""

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import counted, delta_figure, upper_figure
-from fedpriv.data.layout import in_order
+from fedpriv.data.given import records_of
 from fedpriv.loss.imported import Trained, trained, with_parameters
 from fedpriv.loss.losses import predicted
 from fedpriv.rounds.outcome import WithMetrics
@@ -64,22 +64,6 @@ class Drawing:
 
     def _repr_svg_(self) -> str:
         return self.svg
-
-
-def array_of(values: ArrayLike) -> NDArray[Any]:
-    """A copy of an array or a tensor."""
-    return np.array(values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values)
-
-
-def records_of(given: ArrayLike) -> NDArray[Any]:
-    """Records as one array, of several inputs where they are a tuple of arrays; InputError if these do not fit."""
-    if not isinstance(given, tuple) or not all(isinstance(each, np.ndarray | torch.Tensor) for each in given):
-        return array_of(given)
-    inputs = [array_of(each) for each in given]
-    counts = [len(each) if each.ndim else 0 for each in inputs]
-    if len(set(counts)) != 1:
-        raise InputError(f"records: the inputs of a tuple have {counts} records; give as many of each")
-    return in_order(inputs)
 
 
 @dataclass(frozen=True, repr=False)

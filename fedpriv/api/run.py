@@ -3,23 +3,23 @@
 import copy
 import json
 import sys
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import nn
-from torch.utils.data import Dataset, TensorDataset
 
 from fedpriv.api.advised import OWN, as_advised
-from fedpriv.api.results import RunResults, array_of, records_of, results_of
+from fedpriv.api.results import RunResults, results_of
 from fedpriv.cli.progress import Progress
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import scenario_file
 from fedpriv.data.frames import Frame, add_frame, given_name, is_frame
-from fedpriv.data.named import ARGUMENTS, Part, add_data, dataset_of
+from fedpriv.data.given import Given, arrays_of
+from fedpriv.data.named import ARGUMENTS, add_data, dataset_of
 from fedpriv.engines.workers import Workers
 from fedpriv.loss.frozen import trained_of
 from fedpriv.loss.imported import GIVEN as OF_MODULE
@@ -28,9 +28,6 @@ from fedpriv.rounds.outcome import RunObserver
 from fedpriv.scenario.load import load_scenario, read_toml, scenario_of
 from fedpriv.show.table import write_table
 from fedpriv.study.sweep import RunOptions, run_sweep
-
-Given = Part | Dataset[Any]
-"""(records, labels), or a torch Dataset of such pairs; records with several inputs are a tuple of arrays."""
 
 ENGINES = ("vectorized", "inprocess")
 """The engines that run in the calling process, and so have what it holds."""
@@ -61,7 +58,7 @@ def with_own(
         if model is not None:
             raise InputError("model: a module is given with train and test; a scenario's data has models by name")
         return found
-    parts = _part(cast(Given, train)), _part(test)
+    parts = arrays_of(cast(Given, train)), arrays_of(test)
     checked = dataset_of(ARGUMENTS, *parts, classes)
     name = given_name(_digest(*(array for part in parts for array in part)))
     add_data(name, lambda: parts, checked.classes)
@@ -103,35 +100,6 @@ def _told(loss: LossGiven) -> str:
         return "squared"
     code = getattr(loss, "__code__", None)
     return str(loss) if code is None else f"{code.co_code.hex()} {code.co_consts} {code.co_names}"
-
-
-def _part(given: Given) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Copy two arrays, so that later changes of the program's own change no run."""
-    if isinstance(given, TensorDataset):
-        *inputs, of_labels = given.tensors
-        return _pair((tuple(inputs) if len(inputs) > 1 else inputs[0], of_labels))
-    if isinstance(given, Dataset):
-        pairs: list[tuple[Any, Any]] = [given[place] for place in range(len(cast(Sized, given)))]
-        records, labels = zip(*pairs, strict=True)
-        if isinstance(records[0], tuple):
-            return _pair((tuple(_stack(each) for each in zip(*records, strict=True)), _stack(labels)))
-        return _pair((_stack(records), _stack(labels)))
-    return _pair(given)
-
-
-def _stack(values: Sequence[ArrayLike]) -> NDArray[Any]:
-    return np.stack([array_of(each) for each in values])
-
-
-def _pair(given: Any) -> tuple[NDArray[Any], NDArray[Any]]:
-    try:
-        records, labels = given
-    except (TypeError, ValueError):
-        raise InputError(
-            "train, test: expected (records, labels) or a torch Dataset of such pairs; several inputs of a "
-            "record are a tuple, ((tokens, mask), labels)"
-        ) from None
-    return records_of(records), array_of(labels)
 
 
 def _digest(*arrays: NDArray[Any], text: str = "") -> bytes:

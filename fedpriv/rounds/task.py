@@ -113,6 +113,20 @@ class Task(PublicTask):
     """Which of `tests` each training record is, where every row of a file has a place in both parts."""
 
 
+def labelled_records(features: Tensor, labels: NDArray[Any], dtype: torch.dtype) -> Records:
+    """Put labels beside features: classes as they are, numbers of a regression in `dtype`.
+
+    Several labels of a record lie behind its features, and say beside them only whether the record counts.
+    """
+    counts = counted(labels)
+    if labels.ndim > 1:
+        behind = torch.from_numpy(np.where(counts[:, None], labels.reshape(len(labels), -1), 0))
+        features = torch.cat([features, behind.to(features.dtype)], dim=1)
+        labels = blanked(np.zeros(len(labels), labels.dtype), counts)
+    of_records = torch.from_numpy(labels)
+    return Records(features, of_records.to(dtype if of_records.is_floating_point() else of_records.dtype))
+
+
 @dataclass(frozen=True)
 class ModelInputs:
     """Inputs of a cell's model, everything that its task depends on: the data set, and the map of its records."""
@@ -141,18 +155,8 @@ class ModelInputs:
         return self.model.row.features(given, DTYPES[self.dtype], self.model.settings)
 
     def records(self, images: NDArray[Any], labels: NDArray[Any]) -> Records:
-        """Labels are classes as they are, or numbers of a regression in the type of the features.
-
-        Several labels of a record lie behind its features, and say beside them only whether the record counts.
-        """
-        features, counts = self.features(images), counted(labels)
-        if labels.ndim > 1:
-            behind = torch.from_numpy(np.where(counts[:, None], labels.reshape(len(labels), -1), 0))
-            features = torch.cat([features, behind.to(features.dtype)], dim=1)
-            labels = blanked(np.zeros(len(labels), labels.dtype), counts)
-        of_records = torch.from_numpy(labels)
-        dtype = DTYPES[self.dtype] if of_records.is_floating_point() else of_records.dtype
-        return Records(features, of_records.to(dtype))
+        """The records as the model sees them: see `labelled_records`."""
+        return labelled_records(self.features(images), labels, DTYPES[self.dtype])
 
     def layout(self, images: NDArray[Any], labels: NDArray[Any], classes: int) -> Layout:
         """What lies where in a row of `records`; no value is looked at."""

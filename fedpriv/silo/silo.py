@@ -131,6 +131,13 @@ class Silo:
             plan.arithmetic.check_released()
         return Silo(number, plan, records, KeyedNormal(key, np.float64), key, scenario, gaps)
 
+    @staticmethod
+    def seeded(
+        number: int, plan: Plan, records: Records, noise: KeyedNormal, key: bytes, *, gaps: bool = False
+    ) -> "Silo":
+        """The silo of a simulation: its floating-point noise is of `noise`, and all else of integers of `key`."""
+        return Silo(number, plan, records, *plan.arithmetic.source(key, noise), gaps=gaps)
+
     def start(self) -> State:
         """Before round 1."""
         return self.arithmetic.start(self.number)

@@ -62,7 +62,7 @@ def write_policy(folder: Path, silo: int, evaluation: Mapping[str, Any] | None =
 
 
 @contextmanager
-def guards(folder: Path, silos: int, **allow: Any) -> Iterator[list["subprocess.Popen[str]"]]:
+def guards(folder: Path, silos: int, /, **allow: Any) -> Iterator[list["subprocess.Popen[str]"]]:
     """A guard process for each silo; the app's model is installed where they run."""
     started = []
     with pytest.MonkeyPatch.context() as patch:

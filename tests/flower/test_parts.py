@@ -9,7 +9,9 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.flower import ModelLayout, guard_of, read_terms
+from fedpriv.flower import guard_of
+from fedpriv.flower.arrays import ModelLayout
+from fedpriv.flower.guards import read_terms
 from fedpriv.loss.imported import shapes_of
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell

@@ -16,7 +16,6 @@ Every step is one round of a run at the guard.  With K local steps, the server's
 """
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from numpy.typing import NDArray
 
 from fedpriv.clients.app import ask, ask_shapes
 from fedpriv.core.errors import InputError, RunError, printable
+from fedpriv.flower.arrays import ModelLayout
 from fedpriv.loss.scores import named_scores
 from fedpriv.noise.trust import UNTRUSTED
 from fedpriv.papers.sgd import DP_SGD, SgdSettings
@@ -38,55 +38,6 @@ from fedpriv.rounds.beside import evaluations_of
 from fedpriv.rounds.outcome import evaluation_rounds
 from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell
-
-Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class ModelLayout:
-    """Shapes of the arrays of a model, in the order of its state_dict, and the type of the guard's vector."""
-
-    shapes: tuple[Shape, ...]
-    dtype: str
-
-    @staticmethod
-    def of(
-        arrays: Sequence[NDArray[Any]], names: Sequence[str], dtype: str, asked: Sequence[Shape]
-    ) -> "ModelLayout":
-        """The layout of `arrays`; InputError in one line unless they are floats of the guard's shapes, `asked`.
-
-        Names are for messages only: the guard's model may call its arrays otherwise.
-        """
-        if len(arrays) != len(asked):
-            raise InputError(
-                f"the app's model has {len(arrays)} arrays, the guard's has {len(asked)}: allow.models and "
-                "model.name have to name the same network (buffers, as BatchNorm keeps them, are arrays too)"
-            )
-        for number, (array, name, shape) in enumerate(zip(arrays, names, asked, strict=True)):
-            if array.shape != shape:
-                raise InputError(
-                    f"array {number}, {name!r}, has shape {array.shape} in the app's model and {shape} in the "
-                    "guard's: model.name has to name the same network, its layers in the same order"
-                )
-            if array.dtype.kind != "f":
-                raise InputError(
-                    f"array {number}, {name!r}, is {array.dtype}: parameters are floating-point numbers"
-                )
-        return ModelLayout(tuple(asked), dtype)
-
-    def flat(self, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        """The arrays one behind the other: (d,), of the guard's type.
-
-        A server's optimizer may have made other floats of them: Flower's FedAdam sends float64.
-        """
-        with np.errstate(over="ignore"):  # what does not fit is infinite, and refused by the guard
-            return np.concatenate([np.ravel(array).astype(self.dtype) for array in arrays])
-
-    def split(self, vector: NDArray[Any]) -> list[NDArray[Any]]:
-        """`flat`, undone."""
-        ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
-        return [piece.reshape(shape) for piece, shape in zip(np.split(vector, ends), self.shapes, strict=True)]
-
 
 _ELSEWHERE = {
     "momentum": "the server's strategy can have it (FedAvgM, FedAdam)",
@@ -227,7 +178,7 @@ class SiloGuard:
             )
         layout, point = self._asked(arrays, names)
         for t in range(first, first + steps):
-            release = _given(ask(self.socket, self.run, terms.cell_json, t, point))
+            release = given(ask(self.socket, self.run, terms.cell_json, t, point))
             if release.shape != point.shape:
                 raise RunError(f"round {t}: the guard's release has {release.size} values, expected {point.size}")
             point = (point - terms.step * release.astype(np.float64)).astype(point.dtype)
@@ -262,7 +213,7 @@ class SiloGuard:
             return {}
         _, point = self._asked(arrays, names)
         place = places.index(server_round) + 1
-        means = _given(ask(self.socket, self.run, self.terms.cell_json, place, point, tests=True))
+        means = given(ask(self.socket, self.run, self.terms.cell_json, place, point, tests=True))
         if means.shape != (1 + asked.classes,):
             raise RunError(f"evaluation {place}: the guard sent {means.size} scores, expected {1 + asked.classes}")
         found = named_scores(torch.from_numpy(means.astype(np.float64)), asked.loss_bound, classes=asked.classes)
@@ -279,7 +230,7 @@ class SiloGuard:
 
     def _asked(self, arrays: Sequence[NDArray[Any]], names: Sequence[str]) -> tuple[ModelLayout, NDArray[Any]]:
         """The arrays as the guard's model has them, one behind the other; InputError where they are not."""
-        shapes = _given(ask_shapes(self.socket, self.terms.cell_json))
+        shapes = given(ask_shapes(self.socket, self.terms.cell_json))
         layout = ModelLayout.of(arrays, names or [str(n) for n in range(len(arrays))], self.terms.dtype, shapes)
         return layout, layout.flat(arrays)
 
@@ -292,14 +243,8 @@ def guard_of(context: Context, scenario: Path, local_steps: int = 1) -> SiloGuar
     missing.
     """
     terms = read_terms(scenario)
-    number = context.node_config.get("partition-id")
-    if not isinstance(number, int) or not 0 <= number < len(terms.batches):
-        raise InputError(
-            f"partition-id = {number!r} in the node configuration: expected the silo's number, 0 to "
-            f"{len(terms.batches) - 1} by federation.silos of {scenario}"
-        )
-    socket = context.node_config.get("guard") or context.run_config.get("guard")
-    if not isinstance(socket, str):
+    number = silo_number(context, len(terms.batches), f" of {scenario}")
+    if (socket := guard_socket(context, number)) is None:
         raise InputError(
             "guard: missing; start the SuperNode with --node-config "
             "\"partition-id=0 guard='/run/fedpriv/guard.sock'\""
@@ -308,10 +253,28 @@ def guard_of(context: Context, scenario: Path, local_steps: int = 1) -> SiloGuar
         raise InputError(
             f"local_steps = {local_steps}: federation.rounds = {terms.rounds} of {scenario} has to be a multiple"
         )
-    return SiloGuard(Path(socket.replace("{silo}", str(number))), str(context.run_id), number, terms, local_steps)
+    return SiloGuard(socket, str(context.run_id), number, terms, local_steps)
 
 
-def _given(answer: Answer | Refusal) -> Answer:
+def silo_number(context: Context, silos: int, source: str = "") -> int:
+    """The silo that a node is; InputError where its configuration names none of so many."""
+    number = context.node_config.get("partition-id")
+    if not isinstance(number, int) or not 0 <= number < silos:
+        raise InputError(
+            f"partition-id = {number!r} in the node configuration: expected the silo's number, 0 to "
+            f"{silos - 1} by federation.silos{source}"
+        )
+    return number
+
+
+def guard_socket(context: Context, number: int) -> Path | None:
+    """The socket of the silo's guard, where there is one: the node's own word goes before the server's."""
+    socket = context.node_config.get("guard") or context.run_config.get("guard")
+    return Path(socket.replace("{silo}", str(number))) if isinstance(socket, str) else None
+
+
+def given(answer: Answer | Refusal) -> Answer:
+    """The answer of a guard; RunError with its reason for a refusal."""
     if isinstance(answer, Refusal):
         raise RunError(printable(answer.reason))
     return answer

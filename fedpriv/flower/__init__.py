@@ -1,0 +1,51 @@
+"""Private training in Flower apps of one's own.
+
+| name | where | what it does |
+|---|---|---|
+| `DPMu2FL`, `AcceleratedDPSRGD`, `DPMomentum`, `DPGoldstein`, `DPSGD`, `DPFTRL` | ServerApp | strategies |
+| `PrivateStrategy` | ServerApp | any row of the table of algorithms, or a scenario file |
+| `PrivateClient` | ClientApp | answers these strategies, by itself or by the silo's guard |
+| `guard_of`, `SiloGuard` | ClientApp | answers Flower's own strategies, by the silo's guard |
+| `ExactAccountant` | ServerApp | Flower's `PrivacyAccountant` by exact accounting |
+
+Each is imported when it is first asked for: a SuperNode starts a process for every message.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedpriv.flower.accountant import ExactAccountant
+    from fedpriv.flower.client import PrivateClient
+    from fedpriv.flower.guards import SiloGuard, guard_of
+    from fedpriv.flower.strategies import (
+        DPFTRL,
+        DPSGD,
+        AcceleratedDPSRGD,
+        DPGoldstein,
+        DPMomentum,
+        DPMu2FL,
+        PrivateStrategy,
+    )
+
+__all__ = [
+    "DPFTRL",
+    "DPSGD",
+    "AcceleratedDPSRGD",
+    "DPGoldstein",
+    "DPMomentum",
+    "DPMu2FL",
+    "ExactAccountant",
+    "PrivateClient",
+    "PrivateStrategy",
+    "SiloGuard",
+    "guard_of",
+]
+
+_HOMES = {"ExactAccountant": "accountant", "PrivateClient": "client", "SiloGuard": "guards", "guard_of": "guards"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'fedpriv.flower' has no attribute {name!r}")
+    return getattr(import_module(f"fedpriv.flower.{_HOMES.get(name, 'strategies')}"), name)

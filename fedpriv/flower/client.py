@@ -1,0 +1,293 @@
+"""The ClientApp's side of a private strategy: a silo's records, its noise and its state, in one call.
+
+    private = PrivateClient(context, Net(), nn.CrossEntropyLoss())
+    return private.train(msg, load_data(context))
+
+Where the node's configuration names a guard, the call goes to the guard, and `records` are not looked at.
+"""
+
+import copy
+import hashlib
+import hmac
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, RandomSampler
+
+from fedpriv.clients.app import ask, ask_agreement, ask_remembered, ask_shapes, in_supernode
+from fedpriv.core.errors import FedprivError, InputError, RunError
+from fedpriv.core.random import derive_key, integers_key, simulation_noise, system_key
+from fedpriv.core.replicates import one_thread
+from fedpriv.data.given import Given, arrays_of
+from fedpriv.data.layout import Layout, inputs_of
+from fedpriv.data.own import check_records
+from fedpriv.flower.arrays import ModelLayout, NamedArrays
+from fedpriv.flower.guards import given, guard_socket, silo_number
+from fedpriv.flower.terms import ARRAYS, Terms, terms_in
+from fedpriv.loss.features import pixels
+from fedpriv.loss.frozen import outputs_of_trial
+from fedpriv.loss.imported import GIVEN
+from fedpriv.loss.inputs import objective_over, shown
+from fedpriv.loss.losses import LOSSES, Choice
+from fedpriv.loss.objective import Objective, Records
+from fedpriv.loss.own import LossGiven, choice_of
+from fedpriv.loss.weights import Started
+from fedpriv.protocol.arrays import release_content
+from fedpriv.protocol.messages import (
+    CONFIG,
+    Refusal,
+    keys_in,
+    refusal_content,
+    sealed,
+    values_in,
+)
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import DTYPES, labelled_records
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
+from fedpriv.silo.silo import Silo, pack, unpack, without_denormals
+
+_log = logging.getLogger("flwr")
+_RECORD = "fedpriv-private"
+
+AppRecords = Given | DataLoader[Any]
+"""(records, labels), a torch Dataset of such pairs, or a DataLoader that does not shuffle."""
+Arrays = tuple[NDArray[Any], NDArray[Any]]
+
+
+class PrivateClient:
+    """A silo of an app's run.
+
+    Guarantee: a silo of an untrusted server, or one that masks, adds its noise here, of a key of the operating
+    system that stays in the node's Context.  Rounds are answered in order, each once, for one scenario and for
+    the same records in the same order; everything else is refused.  Without a guard, whoever ships the app can
+    replace all of this, and nothing counts what several runs cost together.
+    """
+
+    def __init__(self, context: Context, module: nn.Module, loss: Any = None) -> None:
+        """Take the node's Context, and what the app trains.
+
+        Args:
+            context: as Flower gives it to the ClientApp.
+            module: maps (n, …) to (n, outputs); its values are not used, and it is not changed.
+            loss: nn.CrossEntropyLoss(), a name ("cross-entropy", "binary", "squared-error", …) or a dictionary, as
+                for `fedpriv.run`, or a function of one record's output and label.  Left out: the cross-entropy, or
+                the squared error of labels that are floats.
+
+        Raises:
+            InputError: the loss cannot be used.
+        """
+        self._context, self._module, self._loss = context, module, named_loss(loss)
+
+    def train(self, message: Message, records: AppRecords | Callable[[], AppRecords]) -> Message:
+        """Answer one message of a private strategy.
+
+        A refusal is an answer, too: the strategy ends the run with its reason.
+
+        Args:
+            message: as Flower gives it to the ClientApp.
+            records: all records of the silo, in the same order in every round; or a function that loads them,
+                which is not called where a guard answers.
+        """
+        silo = self._context.node_config.get("partition-id")
+        try:
+            content = self._answer(message.content, records)
+        except FedprivError as error:
+            reason = str(error) if str(error).startswith(f"silo {silo}") else f"silo {silo}: {error}"
+            _log.warning("fedpriv: %s", reason)
+            content = refusal_content(Refusal(reason, final=True))
+        except Exception:
+            _log.exception("fedpriv: silo %s", silo)
+            content = refusal_content(
+                Refusal(f"silo {silo}: its client failed, and its own log says why", final=True)
+            )
+        return Message(content, reply_to=message)
+
+    def _answer(self, content: RecordDict, records: AppRecords | Callable[[], AppRecords]) -> RecordDict:
+        terms = terms_in(content)
+        cell = resolve_cell(json.loads(terms.cell_json), "the server's scenario")
+        number = silo_number(self._context, cell.federation.silos)
+        if guard_socket(self._context, number) is not None:
+            return self._answer_by_guard(content, terms, cell, number)
+        if terms.seeded and in_supernode():
+            raise RunError(
+                "a simulation's noise protects nobody, and this is a SuperNode: leave `seed` out of the strategy"
+            )
+        with one_thread():  # the order of sums must not depend on the cores
+            return self._answer_alone(content, terms, cell, number, records() if callable(records) else records)
+
+    def _answer_by_guard(self, content: RecordDict, terms: Terms, cell: Cell, number: int) -> RecordDict:
+        """The guard's answer: it checks the query, and knows budget and records."""
+        socket, run = guard_socket(self._context, number), str(self._context.run_id)
+        assert socket is not None  # as the caller has seen
+        if terms.seeded:
+            raise RunError("a guard draws noise of its own: leave `seed` out of the strategy")
+        record = content.array_records[ARRAYS]
+        arrays = NamedArrays.of(record)
+        if terms.t:
+            query, keys = arrays.vector(record).numpy(), keys_in(content)
+            answer = given(ask_remembered(socket, run, terms.cell_json, terms.t, query, keys))
+            return sealed("release", answer.release)
+        shapes = given(ask_shapes(socket, terms.cell_json))
+        ModelLayout.of(record.to_numpy_ndarrays(), arrays.names, arrays.layout.dtype, shapes)
+        if (refusal := ask_agreement(socket, run, terms.cell_json)) is not None:
+            given(refusal)
+        if not _masked(cell):
+            return _greeting(number, b"")
+        public = given(ask(socket, run, terms.cell_json, 0, np.empty(0, np.uint8)))
+        return _greeting(number, public.tobytes())
+
+    def _answer_alone(
+        self, content: RecordDict, terms: Terms, cell: Cell, number: int, records: AppRecords
+    ) -> RecordDict:
+        """The answer of the silo that this process is."""
+        layout = NamedArrays.of(content.array_records[ARRAYS])
+        layout.check_module(self._module)
+        arrays = _read(records, cell.schedule.batches_held * cell.batch_sizes[number])
+        memory = self._recall(terms, number, arrays)
+        silo = self._silo(terms, cell, number, arrays, bytes(memory["key"]))
+        if not terms.t:
+            self._context.state[_RECORD] = ConfigRecord(memory)
+            return _greeting(number, silo.masker.public if silo.plan.masked else b"")
+        state = unpack(bytes(memory["state"]), silo) if "state" in memory else silo.start()
+        query = layout.vector(content.array_records[ARRAYS])
+        release, state = _released(silo, state, terms, query)
+        leaving = silo.message(release.vector, terms.t, keys_in(content), state.chain)
+        last = terms.t == silo.plan.schedule.rounds  # nothing more is drawn, and nobody needs key and state
+        after = {"key": b"", "state": b""} if last else {"state": pack(state)}
+        self._context.state[_RECORD] = ConfigRecord({**memory, **after})  # at the end: all of it, or nothing
+        return release_content(leaving, release.counts) if terms.seeded else sealed("release", leaving.numpy())
+
+    def _recall(self, terms: Terms, number: int, arrays: Arrays) -> dict[str, Any]:
+        """Return what the Context keeps of this run, with a fresh key in round 0.  RunError for another run."""
+        record = values_in(self._context.state).get(_RECORD)
+        memory = dict(values_in(record)) if isinstance(record, ConfigRecord) else {}
+        key = bytes(memory.get("key", b"")) or system_key()
+        now = {"terms": _digest(repr(terms._replace(t=0)).encode()), "records": _fingerprint(key, arrays)}
+        if not terms.t:
+            if "state" in memory:
+                raise RunError(
+                    "its records were released in this run already, and a second strategy would spend another "
+                    "budget: start it in a run of its own"
+                )
+            return {**now, "key": key}
+        if not memory:
+            raise RunError("this node has no state of the run; was it started again?")
+        if memory.get("state") == b"":
+            raise RunError("the run is over, and its key is forgotten")
+        if memory["terms"] != now["terms"]:
+            raise RunError("the scenario is not the one that the run began with")
+        if memory["records"] != now["records"]:
+            raise RunError(
+                "the records, or their order, are not those that the run began with: give the "
+                "same ones to every round, without shuffling and without random transforms"
+            )
+        return memory
+
+    def _silo(self, terms: Terms, cell: Cell, number: int, arrays: Arrays, key: bytes) -> Silo:
+        objective, records = _objective_and_records(self._module, self._loss, arrays, DTYPES[cell.run.dtype])
+        plan, gaps = plan_of(cell, objective, released=not terms.seeded), cell.without_silos is not None
+        if terms.seeded:
+            noise = simulation_noise(cell.noise_seed, cell.run.dtype)
+            return Silo.seeded(number, plan, records, noise, integers_key(cell.noise_seed), gaps=gaps)
+        return Silo.of(number, plan, records, key, _digest(terms.cell_json.encode()), gaps=gaps)
+
+
+def named_loss(loss: Any) -> LossGiven:
+    """The loss by name where torch's own is given.  Other functions are of one record's output and label."""
+    if isinstance(loss, nn.CrossEntropyLoss):
+        if loss.weight is not None or loss.ignore_index >= 0:
+            raise InputError(
+                "loss: torch divides by the weights of a batch, and records are clipped one by one; give "
+                '{"name": "cross-entropy", "class_weights": [...]}'
+            )
+        return {"name": "cross-entropy", "label_smoothing": loss.label_smoothing}
+    if loss is functional.cross_entropy:
+        return "cross-entropy"
+    return loss  # type: ignore[no-any-return]
+
+
+def _released(silo: Silo, state: Any, terms: Terms, query: Tensor) -> Any:
+    with torch.inference_mode():
+        if terms.seeded:
+            return silo.answer(state, terms.t, query)
+        with without_denormals():
+            return silo.answer(state, terms.t, query)
+
+
+def _masked(cell: Cell) -> bool:
+    return cell.algorithm.trust_setting.masked and cell.target is not None
+
+
+def _greeting(number: int, public: bytes) -> RecordDict:
+    """The answer to round 0: which silo this is, and its public key if it masks."""
+    return RecordDict({"metrics": MetricRecord({"silo": number}), CONFIG: ConfigRecord({"public": public})})
+
+
+def _read(records: AppRecords, count: int) -> Arrays:
+    """The first `count` records.  RunError that tells nothing of them where they cannot be read."""
+    if isinstance(records, DataLoader) and isinstance(records.sampler, RandomSampler):
+        raise RunError("records: a DataLoader that shuffles; every record has its rounds, so give shuffle=False")
+    try:
+        features, labels = arrays_of(records, "records")
+    except Exception:
+        _log.exception("fedpriv: records")
+        raise RunError("its records cannot be read, and its own log says why") from None
+    if len(labels) < count or len(features) < count:
+        raise RunError(f"records: the scenario reads {count} of them, and there are fewer")
+    return features[:count], labels[:count]
+
+
+def _objective_and_records(
+    module: nn.Module, loss: LossGiven, arrays: Arrays, dtype: torch.dtype
+) -> tuple[Objective, Records]:
+    """The module's loss over these records.  RunError that tells nothing of them where they cannot be used."""
+    features, labels = arrays
+    real, record = labels.dtype.kind == "f", features.shape[1:]
+    choice = choice_of(loss, real=real)
+    local = copy.deepcopy(module).to("cpu", dtype)
+    classes = 0 if real else _classes(local, choice, features, dtype)
+    try:
+        check_records(features, labels, classes, "records")
+        labels = labels.astype(np.float64 if real else np.int64)
+        records = labelled_records(pixels(features, dtype), labels, dtype)
+    except FedprivError as error:
+        _log.warning("fedpriv: %s", error)
+        raise RunError("its records cannot be used, and its own log says why") from None
+    layout = Layout(records.features.shape[1], inputs_of(features), labels.shape[1:], classes=classes > 0)
+    objective, whole = objective_over(local, layout, record, choice, classes, 0, dtype, GIVEN)
+    return Started(objective, whole), records
+
+
+def _classes(module: nn.Module, choice: Choice, features: NDArray[Any], dtype: torch.dtype) -> int:
+    """The classes that the module tells apart, by its outputs for a record of zeros."""
+    kind = LOSSES.get(choice.name)
+    if choice.function is None and kind is not None and kind.single:
+        return 2
+    whole = shown(module, inputs_of(features), features.shape[1:])
+    probe = torch.zeros(1, sum(part.size for part in inputs_of(features)), dtype=dtype)
+    try:
+        return int(outputs_of_trial(whole, probe).shape[-1])
+    except Exception:  # whatever a module does; `objective_over` says it in words
+        return 2
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()
+
+
+def _fingerprint(key: bytes, arrays: Arrays) -> bytes:
+    """A fingerprint of records in their order, which says nothing of them once the run's key is forgotten."""
+    digest = hmac.new(derive_key(key, "records"), digestmod=hashlib.sha256)
+    for array in arrays:
+        digest.update(f"{array.dtype} {array.shape} ".encode())
+        digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+    return digest.digest()

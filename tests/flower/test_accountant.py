@@ -1,0 +1,129 @@
+"""Flower's protocol of accountants by exact accounting, beside Flower's own."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.serverapp import (
+    GaussianPrivacyEvent,
+    NeighboringRelation,
+    PrivacyAccountant,
+    PrivacyConfig,
+    RdpAccountant,
+    SamplingMethod,
+)
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
+
+from fedpriv.accounting.gaussian import epsilon_of
+from fedpriv.core.errors import InputError
+from fedpriv.flower import ExactAccountant
+from tests.flower.apps import SILOS, grid_of, network
+
+KNOWN, POISSON = SamplingMethod.NO_AMPLIFICATION, SamplingMethod.POISSON
+
+
+def config(method: SamplingMethod = KNOWN, max_epsilon: float | None = None) -> PrivacyConfig:
+    relation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    if method is SamplingMethod.WITHOUT_REPLACEMENT:
+        relation = NeighboringRelation.REPLACE_ONE
+    return PrivacyConfig(1e-5, 100, relation, method, max_epsilon)
+
+
+def event(noise: float = 2.0, sample: int = 10, population: int = 100) -> GaussianPrivacyEvent:
+    return GaussianPrivacyEvent(noise, sample, population)
+
+
+def composed_of(method: SamplingMethod, composed: list[Any]) -> ExactAccountant:
+    accountant = ExactAccountant(config(method))
+    for one, count in composed:
+        accountant.compose(one, count)
+    return accountant
+
+
+@pytest.mark.parametrize("method", [KNOWN, POISSON])
+def test_it_is_below_flowers_own_and_not_by_much(method: SamplingMethod) -> None:
+    exact: PrivacyAccountant = ExactAccountant(config(method))
+    renyi: PrivacyAccountant = RdpAccountant(config(method))
+    for accountant in (exact, renyi):
+        accountant.compose(event(), 20)
+        accountant.compose(event())
+    for delta in (1e-6, 1e-5, 1e-3):
+        assert 0.7 * renyi.get_epsilon(delta) < exact.get_epsilon(delta) < renyi.get_epsilon(delta)
+    epsilon = exact.get_epsilon(1e-5)
+    assert exact.get_delta(epsilon) == pytest.approx(1e-5, rel=1e-3)
+    spent = exact.get_privacy_spent()
+    assert (spent.epsilon, spent.delta, spent.num_releases) == (epsilon, 1e-5, 21)
+
+
+def test_releases_that_everybody_knows_are_gaussian_dp_together() -> None:
+    accountant = ExactAccountant(config())
+    assert accountant.get_epsilon(1e-5) == accountant.get_delta(1.0) == 0.0
+    accountant.compose(event(2.0), 3)
+    accountant.compose(event(4.0, sample=5))
+    mu = math.sqrt(3 / 4 + 1 / 16)
+    assert accountant.get_epsilon(1e-5) == pytest.approx(epsilon_of(mu, 1e-5), rel=1e-9)
+    assert accountant.get_epsilon(1e-5) >= epsilon_of(mu, 1e-5)
+
+
+def test_a_budget_is_asked_for_before_it_is_spent() -> None:
+    accountant = ExactAccountant(config(max_epsilon=3.0))
+    while not accountant.would_exceed(event()):
+        accountant.compose(event())
+    assert accountant.get_epsilon(1e-5) <= 3.0
+    assert accountant.would_exceed(event(), max_epsilon=3.0)
+    assert not accountant.would_exceed(event(), max_epsilon=30.0)
+    more = ExactAccountant(config())
+    more.compose(event(), accountant.num_releases + 1)
+    assert more.get_epsilon(1e-5) > 3.0
+
+
+@pytest.mark.parametrize("method", [KNOWN, POISSON])
+def test_a_state_goes_through_json(method: SamplingMethod) -> None:
+    accountant, other = ExactAccountant(config(method)), ExactAccountant(config(method))
+    accountant.compose(event(), 7)
+    other.load_state_dict(json.loads(json.dumps(accountant.state_dict())))
+    assert other.get_privacy_spent() == accountant.get_privacy_spent()
+    with pytest.raises(InputError, match="of another accountant or configuration"):
+        ExactAccountant(config(method, 1.0)).load_state_dict(accountant.state_dict())
+    damaged = {**accountant.state_dict(), "events": [{"noise_multiplier": -1.0, "count": 1}]}
+    with pytest.raises(InputError, match="load_state_dict: the state is damaged"):
+        other.load_state_dict(damaged)
+    assert other.num_releases == 7
+
+
+@pytest.mark.parametrize(
+    ("method", "composed", "line"),
+    [
+        (SamplingMethod.WITHOUT_REPLACEMENT, [], "without-replacement is not accounted for"),
+        (KNOWN, [(event(population=50), 1)], "population_size = 50 of an event: the accountant is of 100 clients"),
+        (KNOWN, [(event(), 0)], "count = 0: expected a whole number"),
+        (POISSON, [(event(), 1), (event(3.0), 1)], "Poisson-sampled events need one noise_multiplier"),
+    ],
+)
+def test_what_it_cannot_account_for_is_one_line(method: SamplingMethod, composed: list[Any], line: str) -> None:
+    with pytest.raises(InputError, match=line):
+        composed_of(method, composed)
+    with pytest.raises(InputError, match="max_epsilon: give it"):
+        ExactAccountant(config()).would_exceed(event())
+
+
+def test_flowers_strategy_stops_at_its_budget() -> None:
+    module = network()
+
+    def train(message: Message, context: Context) -> Message:
+        moved = [values + 0.01 for values in message.content.array_records["arrays"].to_numpy_ndarrays()]
+        arrays = dict(zip(module.state_dict(), map(torch.from_numpy, moved), strict=True))
+        content = {"arrays": ArrayRecord(arrays), "metrics": MetricRecord({"num-examples": 1})}
+        return Message(RecordDict(content), reply_to=message)
+
+    budget = PrivacyConfig(1e-5, SILOS, NeighboringRelation.ADD_OR_REMOVE_ONE, KNOWN, max_epsilon=3.0)
+    accountant = ExactAccountant(budget)
+    inner = FedAvg(fraction_evaluate=0.0, min_train_nodes=SILOS, min_available_nodes=SILOS)
+    strategy = DifferentialPrivacyServerSideFixedClipping(inner, 4.0, 0.1, SILOS, accountant=accountant)
+    with pytest.raises(Exception, match="epsilon") as raised:
+        strategy.start(grid_of(train), ArrayRecord(module.state_dict()), num_rounds=20)
+    assert "Budget" in type(raised.value).__name__
+    assert 0 < accountant.get_epsilon(1e-5) <= 3.0

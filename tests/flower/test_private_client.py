@@ -1,0 +1,456 @@
+"""The client's side of a private strategy: what it refuses, what it keeps, and where a guard answers."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from fedpriv.clients import app as client_app
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.flower import DPSGD, DPMu2FL, PrivateClient, PrivateStrategy
+from fedpriv.protocol.messages import opened_in, refusal_in
+from tests.flower.apps import (
+    CNN,
+    PRIVACY,
+    ROW,
+    SEED,
+    SILOS,
+    Softmax,
+    Train,
+    flat,
+    grid_of,
+    network,
+    run_app,
+    shares,
+    train_of,
+)
+from tests.flower.quickstart.task import Net
+from tests.flower.silos import guards, ledger_of
+
+Change = Callable[[Message, Context], None]
+
+
+def started(train: Train, module: nn.Module | None = None, **keywords: Any) -> Any:
+    """Run an app with these clients."""
+    return DPMu2FL(**{**ROW, **keywords}).start(grid_of(train), ArrayRecord((module or network()).state_dict()))
+
+
+def frozen() -> nn.Module:
+    module = network(CNN)
+    module.conv.requires_grad_(False)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("server", "client", "line"),
+    [
+        (network(Softmax), network(CNN), r"silo 0: array 'linear.weight' \(10, 784\) of the server: it is none"),
+        (network(CNN), frozen(), r"array 'conv.weight' \(4, 1, 5, 5\) of the server: its requires_grad is False"),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(784, 9)),
+            nn.Sequential(nn.Flatten(), nn.Linear(784, 10)),
+            r"array '1.weight' \(9, 784\) of the server: here it has shape \(10, 784\)",
+        ),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(784, 10, bias=False)),
+            nn.Sequential(nn.Flatten(), nn.Linear(784, 10)),
+            r"array '1.bias' \(10,\) of the server",
+        ),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(784, 10)),
+            nn.Sequential(nn.Flatten(), nn.Linear(784, 10), nn.Dropout(0.5)),
+            r"layer .* \(Dropout\) draws random numbers",
+        ),
+    ],
+)
+def test_another_module_than_the_servers_is_one_line_before_round_1(
+    server: nn.Module, client: nn.Module, line: str
+) -> None:
+    with pytest.raises(RunError, match=line) as raised:
+        started(train_of(client, shares()), server)
+    assert "\n" not in str(raised.value)
+
+
+class Rows(Dataset[Any]):
+    """Records one by one."""
+
+    def __init__(self, arrays: Any) -> None:
+        self.arrays = arrays
+
+    def __len__(self) -> int:
+        return len(self.arrays[1])
+
+    def __getitem__(self, place: int) -> Any:
+        return self.arrays[0][place], self.arrays[1][place]
+
+
+class Named(Rows):
+    """Records as the template's data sets have them."""
+
+    def __getitem__(self, place: int) -> Any:
+        return {"img": self.arrays[0][place], "label": self.arrays[1][place]}
+
+
+GIVEN: dict[str, Callable[[Any], Any]] = {
+    "tensors": lambda arrays: tuple(map(torch.from_numpy, arrays)),
+    "a data set": Rows,
+    "a tensor data set": lambda arrays: TensorDataset(*map(torch.from_numpy, arrays)),
+    "a loader": lambda arrays: DataLoader(Rows(arrays), batch_size=7),
+    "a loader of dictionaries": lambda arrays: DataLoader(Named(arrays), batch_size=7),
+    "a function": lambda arrays: lambda: arrays,
+    "more than are read": lambda arrays: tuple(np.concatenate([column, column]) for column in arrays),
+}
+
+
+@pytest.mark.parametrize("form", GIVEN)
+def test_records_in_every_form_are_the_same_records(form: str) -> None:
+    module = network()
+    expected = run_app(DPMu2FL(seed=SEED, **ROW), module)
+    result = started(train_of(module, [GIVEN[form](arrays) for arrays in shares()]), module, seed=SEED)
+    np.testing.assert_array_equal(flat(result.arrays), flat(expected.arrays))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [nn.CrossEntropyLoss(), functional.cross_entropy, "cross-entropy", {"name": "cross-entropy"}],
+    ids=["layer", "function", "name", "dictionary"],
+)
+def test_a_loss_by_any_of_its_names_is_the_same(loss: Any) -> None:
+    module = network()
+    expected = run_app(DPMu2FL(seed=SEED, **ROW), module)
+    result = started(train_of(module, shares(), loss), module, seed=SEED)
+    np.testing.assert_array_equal(flat(result.arrays), flat(expected.arrays))
+
+
+def test_a_loss_of_ones_own_is_of_one_records_output_and_label() -> None:
+    def loss(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(output.unsqueeze(0), label.unsqueeze(0))
+
+    module = network()
+    expected = run_app(DPMu2FL(seed=SEED, **ROW), module)
+    result = started(train_of(module, shares(), loss), module, seed=SEED)
+    np.testing.assert_allclose(flat(result.arrays), flat(expected.arrays), rtol=1e-4, atol=1e-6)
+
+
+def test_class_weights_of_torch_are_refused() -> None:
+    """Torch's mean divides by them, so that for one record they say nothing."""
+    context = Context(1, 1, {"partition-id": 0}, RecordDict(), {})
+    with pytest.raises(InputError, match="loss: torch divides by the weights of a batch"):
+        PrivateClient(context, network(), nn.CrossEntropyLoss(weight=torch.ones(10)))
+
+
+def wrong_labels(arrays: Any) -> Any:
+    labels = arrays[1].copy()
+    labels[3] = 12
+    return arrays[0], labels
+
+
+def not_finite(arrays: Any) -> Any:
+    images = arrays[0].copy()
+    images[3, 0, 0, 0] = np.nan
+    return images, arrays[1]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "line"),
+    [
+        (lambda arrays: (arrays[0][:-1], arrays[1][:-1]), "the scenario reads 24 of them, and there are fewer"),
+        (lambda arrays: DataLoader(Rows(arrays), shuffle=True), "a DataLoader that shuffles"),
+        (wrong_labels, "silo 1: its records cannot be used, and its own log says why"),
+        (not_finite, "silo 1: its records cannot be used, and its own log says why"),
+        (lambda arrays: 7, "silo 1: its records cannot be read, and its own log says why"),
+    ],
+)
+def test_records_that_cannot_be_used_are_one_line_that_tells_nothing_of_them(
+    spoil: Callable[[Any], Any], line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    records: list[Any] = list(shares())
+    records[1] = spoil(records[1])
+    with pytest.raises(RunError, match=line) as raised:
+        started(train_of(network(), records))
+    assert "\n" not in str(raised.value)
+    assert "12" not in str(raised.value)
+
+
+def test_records_that_change_between_rounds_are_refused() -> None:
+    """Another order would have a record in more rounds than the noise was calibrated for."""
+    own, calls = shares(), [0] * SILOS
+    module = network()
+
+    def train(message: Message, context: Context) -> Message:
+        silo = int(context.node_config["partition-id"])
+        calls[silo] += 1
+        images, labels = own[silo]
+        if silo == 2 and calls[silo] > 3:
+            images, labels = images[::-1], labels[::-1]
+        return PrivateClient(context, module, nn.CrossEntropyLoss()).train(message, (images, labels))
+
+    with pytest.raises(RunError, match=r"round 3: silo 2: the records, or their order, are not those"):
+        started(train)
+
+
+def lost(message: Message, context: Context) -> None:
+    context.state.clear()
+
+
+def older(message: Message, context: Context) -> None:
+    message.content["config"]["server-round"] = 2
+
+
+def noise_free(message: Message, context: Context) -> None:
+    config = message.content["config"]
+    cell = json.loads(config["fedpriv-cell"])
+    cell["privacy"] = {"relation": "zero-out", "mode": "none"}
+    config["fedpriv-cell"] = json.dumps(cell)
+
+
+def seeded(message: Message, context: Context) -> None:
+    message.content["config"]["fedpriv-seeded"] = True
+
+
+def not_a_number(message: Message, context: Context) -> None:
+    arrays = message.content.array_records["arrays"].to_numpy_ndarrays()
+    arrays[0] = arrays[0] * np.float32(np.nan)
+    names = message.content.array_records["arrays"]
+    from flwr.app import Array
+
+    message.content["arrays"] = ArrayRecord(
+        {name: Array(np.ascontiguousarray(value)) for name, value in zip(names, arrays, strict=True)}
+    )
+
+
+def of_flower(message: Message, context: Context) -> None:
+    del message.content["config"]["fedpriv-cell"]
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lost, "round 3: silo 1: this node has no state of the run; was it started again"),
+        (older, "silo 1 was asked for round 2 after round 2 of 6: rounds come in order, each once"),
+        (noise_free, "round 3: silo 1: the scenario is not the one that the run began with"),
+        (seeded, "round 3: silo 1: the scenario is not the one that the run began with"),
+        (not_a_number, "silo 1, round 3: the query has values that are not finite"),
+        (of_flower, "the server's strategy is none of fedpriv.flower"),
+    ],
+)
+def test_a_hostile_server_is_refused_in_one_line(change: Change, line: str) -> None:
+    """In round 3, at silo 1, what a server could send or a machine could lose."""
+    inner = train_of(network(), shares())
+
+    def train(message: Message, context: Context) -> Message:
+        if context.node_config["partition-id"] == 1 and message.content["config"]["server-round"] == 3:
+            change(message, context)
+        return inner(message, context)
+
+    with pytest.raises(RunError, match=line) as raised:
+        started(train)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_second_strategy_in_the_same_run_is_refused() -> None:
+    """It would spend a second budget of the same records, and its claim would not say so."""
+    module = network()
+    grid = grid_of(train_of(module, shares()))
+    DPMu2FL(**ROW).start(grid, ArrayRecord(module.state_dict()))
+    with pytest.raises(RunError, match="its records were released in this run already"):
+        DPMu2FL(**ROW).start(grid, ArrayRecord(module.state_dict()))
+
+
+def test_key_and_state_are_forgotten_with_the_last_round() -> None:
+    """Whoever finds the node's memory afterwards can take no noise away, and no round is answered again."""
+    module, contexts, last = network(), dict[int, Context](), list[Message]()
+    inner = train_of(module, shares())
+
+    def train(message: Message, context: Context) -> Message:
+        contexts[int(context.node_config["partition-id"])] = context
+        last[:] = [message]
+        return inner(message, context)
+
+    started(train)
+    for context in contexts.values():
+        kept = context.state["fedpriv-private"]
+        assert (kept["key"], kept["state"]) == (b"", b"")
+    refusal = refusal_in(inner(last[0], contexts[0]).content)
+    assert refusal is not None
+    assert refusal.reason == "silo 0: the run is over, and its key is forgotten"
+
+
+def test_a_greeting_that_is_sent_again_keeps_the_key() -> None:
+    """A server that lost the first answer asks again before round 1; nothing was released."""
+    module, state = network(), RecordDict()
+    context = Context(1, 1, {"partition-id": 0}, state, {})
+    grid_of(train_of(module, shares()))  # the identity of the task, without which there are no messages
+    strategy = DPMu2FL(**ROW)
+    sent: list[Message] = []
+
+    def train(message: Message, own: Context) -> Message:
+        sent.append(message)
+        raise ValueError("lost")
+
+    with pytest.raises(RunError, match="lost"):
+        strategy.start(grid_of(train), ArrayRecord(module.state_dict()))
+    keys = []
+    for _ in range(2):
+        reply = train_of(module, shares())(sent[0], context)
+        assert reply.content["metrics"]["silo"] == 0
+        keys.append(state["fedpriv-private"]["key"])
+    assert keys[0] == keys[1]
+
+
+@pytest.mark.parametrize("seed", [SEED, None])
+def test_a_supernode_refuses_the_noise_of_a_seed(monkeypatch: pytest.MonkeyPatch, seed: int | None) -> None:
+    """Its noise could be drawn by everybody who knows the seed."""
+    monkeypatch.setattr("sys.argv", ["/usr/bin/flwr-clientapp"])
+    assert client_app.in_supernode()
+    if seed is None:
+        assert started(train_of(network(), shares())).arrays
+        return
+    with pytest.raises(RunError, match="silo 0: a simulation's noise protects nobody, and this is a SuperNode"):
+        started(train_of(network(), shares()), seed=seed)
+
+
+def test_a_failing_client_tells_no_reason(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(784, 10)
+
+        def __deepcopy__(self, memo: Any) -> nn.Module:
+            raise KeyError("secret 7")
+
+    module = Failing()
+    with pytest.raises(RunError, match="silo 0: its client failed, and its own log says why") as raised:
+        started(train_of(module, shares()), module)
+    assert "secret" not in str(raised.value)
+    assert "secret 7" in caplog.text
+
+
+def test_what_leaves_an_untrusted_silo_is_sealed_and_has_its_noise() -> None:
+    """Releases of round 1 over integers: with noise they differ from the exact mean, which nobody sends."""
+    module, replies = network(), list[Message]()
+    inner = train_of(module, shares())
+
+    def train(message: Message, context: Context) -> Message:
+        replies.append(inner(message, context))
+        return replies[-1]
+
+    strategy = DPMu2FL(**ROW)
+    strategy.start(grid_of(train), ArrayRecord(module.state_dict()))
+    first = [reply.content for reply in replies[SILOS : 2 * SILOS]]
+    assert all("metrics" not in content for content in first)  # no count of records leaves
+    releases = np.stack([opened_in(content, "release") for content in first])
+    std = float(strategy.plan.noise.std_of(0))
+    assert abs(releases.std() / std - 1.0) < 0.05  # clipped gradients are small beside it
+    assert all(content["config"]["seal"] for content in first)
+
+
+def test_a_partition_id_that_is_no_silo_is_one_line() -> None:
+    inner = train_of(network(), shares(SILOS + 1))
+
+    def train(message: Message, context: Context) -> Message:
+        context.node_config["partition-id"] = 3
+        reply = inner(message, context)
+        refusal = refusal_in(reply.content)
+        assert refusal is not None
+        assert refusal.reason.startswith("silo 3: partition-id = 3 in the node configuration: expected the silo's")
+        return reply
+
+    with pytest.raises(RunError, match=r"expected the silo's number, 0 to 2 by federation\.silos"):
+        started(train)
+
+
+MODEL = {"name": "quickstart.task:net", "shape": [1, 28, 28]}
+GUARDED = {"silos": 2, "rounds": 6, "batch": 20, **PRIVACY, "model": MODEL}
+
+
+def through_guards(folder: Path, strategy: PrivateStrategy, module: nn.Module) -> Any:
+    """Run an app at sites with guards, whose records it never loads."""
+
+    def never() -> Any:
+        raise AssertionError("the app opened the records")
+
+    def train(message: Message, context: Context) -> Message:
+        return PrivateClient(context, module, nn.CrossEntropyLoss()).train(message, never)
+
+    grid = grid_of(train, 2, guard=f"{folder}/silo-{{silo}}/s.sock")
+    return strategy.start(grid, ArrayRecord(module.state_dict()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
+@pytest.mark.parametrize(
+    ("row", "settings"),
+    [("dp-mu2-fl", {"diameter": 20.0, "clip": 1.0, "step": 0.05}), ("momentum-tree", {"clip": 1.0, "step": 0.02})],
+)
+def test_guards_answer_every_row_under_every_trust(
+    tmp_path: Path, row: str, settings: dict[str, Any], trust: str
+) -> None:
+    torch.manual_seed(0)
+    module = Net()
+    strategy = PrivateStrategy(row, trust=trust, **GUARDED, **settings)
+    silos = {"silos": 2} if trust == "secure-aggregation" else {}
+    with guards(tmp_path, 2, trust=trust, **silos):
+        result = through_guards(tmp_path, strategy, module)
+        ledgers = [ledger_of(tmp_path, silo) for silo in (0, 1)]
+    assert np.abs(flat(result.arrays) - flat(ArrayRecord(module.state_dict()))).max() > 1e-4
+    for ((_, mu, answered),) in ledgers:
+        assert answered == 6
+        assert math.isclose(mu, 2.0, rel_tol=1e-3)
+
+
+@pytest.mark.slow
+def test_what_a_guard_does_not_allow_ends_the_run_before_round_1(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    settings = {"clip": 1.0, "step": 0.5}
+    with guards(tmp_path, 2):
+        with pytest.raises(RunError, match=r"silo \d.*mu = 3.*budget is 2"):
+            through_guards(tmp_path, DPSGD(trust="untrusted", **{**GUARDED, "mu": 3.0}, **settings), Net())
+        with pytest.raises(RunError, match="silo 0 refuses: the scenario has this silo release its sums"):
+            through_guards(tmp_path, DPSGD(trust="trusted", **GUARDED, **settings), Net())
+        with pytest.raises(RunError, match=r"the app's model has 2 arrays, the guard's has 4"):
+            through_guards(tmp_path, DPSGD(trust="untrusted", **GUARDED, **settings), network())
+        with pytest.raises(RunError, match=r"a guard draws noise of its own: leave `seed` out of the strategy"):
+            through_guards(tmp_path, DPSGD(trust="untrusted", seed=1, **GUARDED, **settings), Net())
+        assert [ledger_of(tmp_path, silo) for silo in (0, 1)] == [[], []]
+
+
+def test_a_guard_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"silo 0: the silo's guard at .* does not answer"):
+        through_guards(tmp_path, DPSGD(trust="untrusted", **GUARDED, clip=1.0, step=0.5), Net())
+
+
+def test_a_silo_keeps_its_state_in_the_context_alone() -> None:
+    """A node whose Context went through bytes, as a SuperNode's does, goes on with the same run."""
+    module, records = network(), shares()
+    states: dict[int, bytes] = {}
+
+    def train(message: Message, context: Context) -> Message:
+        silo = int(context.node_config["partition-id"])
+        state = RecordDict()
+        if silo in states:
+            state["fedpriv-private"] = ConfigRecord(json_bytes(states[silo]))
+        own = Context(context.run_id, context.node_id, context.node_config, state, context.run_config)
+        reply = train_of(module, records)(message, own)
+        states[silo] = bytes_json(dict(own.state["fedpriv-private"]))
+        return reply
+
+    result = started(train, module, seed=SEED)
+    np.testing.assert_array_equal(flat(result.arrays), flat(run_app(DPMu2FL(seed=SEED, **ROW), module).arrays))
+
+
+def bytes_json(kept: dict[str, bytes]) -> bytes:
+    return json.dumps({name: value.hex() for name, value in kept.items()}).encode()
+
+
+def json_bytes(content: bytes) -> dict[str, bytes]:
+    return {name: bytes.fromhex(value) for name, value in json.loads(content).items()}

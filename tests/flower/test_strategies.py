@@ -1,0 +1,402 @@
+"""Strategies of an app of one's own: the same model as the scenario, Flower's own conventions, and refusals."""
+
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import Strategy
+from torch import nn
+
+import fedpriv
+from fedpriv import flower
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.flower import DPFTRL, DPSGD, AcceleratedDPSRGD, DPGoldstein, DPMomentum, DPMu2FL, PrivateStrategy
+from fedpriv.rounds.claim import claim_of
+from tests.flower.apps import (
+    CNN,
+    PRIVACY,
+    ROUNDS,
+    ROW,
+    SEED,
+    SETTINGS,
+    SILOS,
+    SIZES,
+    Softmax,
+    app_of,
+    data,
+    flat,
+    grid_of,
+    network,
+    run_app,
+    shares,
+    train_of,
+)
+
+NETWORKS = {"softmax": Softmax, "cnn": CNN}
+OF_ROWS: Mapping[str, tuple[type[PrivateStrategy], dict[str, Any]]] = {
+    "accelerated-dp-srgd": (AcceleratedDPSRGD, {"clip": 1.0, "beta": 20.0, "radius": 10.0}),
+    "momentum-tree": (DPMomentum, {"clip": 1.0, "alpha": 0.5, "step": 0.02}),
+    "goldstein-single-pass": (
+        DPGoldstein,
+        {
+            "smoothing": 0.1, "radius": 0.02, "period": 3, "anchor_clip": 1.0, "clip": 0.5, "step": 0.005,
+            "window": 2, "output": "last",
+        },
+    ),
+    "dp-sgd": (DPSGD, {"clip": 1.0, "step": 0.5}),
+    "dp-ftrl": (DPFTRL, {"clip": 1.0, "step": 0.5, "mechanism": "auto"}),
+}  # fmt: skip
+
+
+def scenario_model(
+    tmp_path: Path,
+    row: str,
+    trust: str,
+    settings: Mapping[str, Any],
+    module: nn.Module,
+    dtype: str,
+    federation: Mapping[str, Any] = SIZES,
+) -> Any:
+    """The model of the same run as a scenario, on the in-process engine."""
+    images, labels = data()
+    tree = {
+        "name": "same",
+        "seed": SEED,
+        "data": {"name": "synthetic"},
+        "federation": dict(federation),
+        "algorithm": {"name": row, "trust": trust, **settings},
+        "privacy": PRIVACY,
+        "run": {"dtype": dtype, "evaluations": 1},
+    }
+    test = images[:20], labels[:20]
+    results = fedpriv.run(
+        tree, train=(images, labels), test=test, model=module, engine="inprocess", out=tmp_path, progress=False
+    )
+    return results.cells[0].model()
+
+
+@pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_an_app_has_the_scenarios_model(tmp_path: Path, kind: str, trust: str) -> None:
+    """The same seed: DP-μ²-FL to 1e-9 in float64."""
+    module = network(NETWORKS[kind], torch.float64)
+    strategy = DPMu2FL(seed=SEED, **{**ROW, "trust": trust})
+    result = run_app(strategy, module)
+    expected = scenario_model(tmp_path, "dp-mu2-fl", trust, SETTINGS, module, "float64")
+    np.testing.assert_allclose(flat(result.arrays), expected, rtol=1e-9, atol=1e-13)
+    start = flat(ArrayRecord(module.state_dict()))
+    assert np.linalg.norm(expected - start) > 1e-2  # the comparison is not of x_1
+
+
+@pytest.mark.parametrize("row", OF_ROWS)
+def test_every_papers_row_has_the_scenarios_model_bit_for_bit(tmp_path: Path, row: str) -> None:
+    """In float32, as torch's modules are."""
+    (strategy, settings), module = OF_ROWS[row], network()
+    result = run_app(strategy(seed=SEED, trust="trusted", **SIZES, **PRIVACY, **settings), module)
+    expected = scenario_model(tmp_path, row, "trusted", settings, module, "float32")
+    np.testing.assert_array_equal(flat(result.arrays), expected)
+    assert np.linalg.norm(expected - flat(ArrayRecord(module.state_dict()))) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("federation", "row", "settings"),
+    [
+        ({"epochs": 2, "sampling": "poisson"}, "dp-sgd", {"clip": 1.0, "step": 0.5}),
+        ({"epochs": 2}, "dp-ftrl", {"clip": 1.0, "step": 0.5, "mechanism": "banded", "bands": 2}),
+        ({"drop_out": 0.3}, "dp-mu2-fl", SETTINGS),
+    ],
+    ids=["poisson", "epochs", "drop-outs"],
+)
+def test_participation_is_the_scenarios(
+    tmp_path: Path, federation: dict[str, Any], row: str, settings: dict[str, Any]
+) -> None:
+    """Who takes part when, by the same coins."""
+    whole, module = {**SIZES, **federation}, network()
+    count = ROUNDS // federation.get("epochs", 1) * SIZES["batch"]
+    grid = grid_of(train_of(module, shares(count=count)))
+    strategy = PrivateStrategy(row, seed=SEED, trust="untrusted", **whole, **PRIVACY, **settings)
+    result = strategy.start(grid, ArrayRecord(module.state_dict()))
+    expected = scenario_model(tmp_path, row, "untrusted", settings, module, "float32", whole)
+    np.testing.assert_array_equal(flat(result.arrays), expected)
+
+
+@pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
+@pytest.mark.parametrize("row", ["dp-mu2-fl", *OF_ROWS])
+def test_without_a_seed_noise_is_fresh_and_the_claim_that_of_integers(row: str, trust: str) -> None:
+    """Two runs differ, and both keep the target in the program's own arithmetic."""
+    strategy, settings = OF_ROWS.get(row, (DPMu2FL, SETTINGS))
+    module = network()
+    models = []
+    for _ in range(2):
+        one = strategy(**SIZES, **PRIVACY, **settings, trust=trust)
+        models.append(flat(run_app(one, module).arrays))
+        claim = claim_of(one.plan.releases(ROUNDS))
+        assert claim is not None
+        assert claim.exact
+        assert claim.guarantee.mu == pytest.approx(PRIVACY["mu"], rel=1e-3)
+        assert claim.guarantee.mu <= PRIVACY["mu"]
+    assert np.abs(models[0] - models[1]).max() > 1e-4
+
+
+def test_a_run_begins_at_the_arrays_it_is_given_and_keeps_names_shapes_and_types() -> None:
+    module = network(CNN)
+    messages: list[Message] = []
+    inner = train_of(module, shares())
+
+    def train(message: Message, context: Context) -> Message:
+        messages.append(message)
+        return inner(message, context)
+
+    result = DPMu2FL(**ROW).start(
+        grid_of(train), ArrayRecord(module.state_dict()), train_config=ConfigRecord({"lr": 0.5})
+    )
+    rounds = [int(message.content["config"]["server-round"]) for message in messages]
+    assert rounds == [t for t in range(ROUNDS + 1) for _ in range(SILOS)]
+    for message in messages[: 2 * SILOS]:  # rounds 0 and 1 are at x_1
+        sent = message.content.array_records["arrays"].to_torch_state_dict()
+        assert list(sent) == list(module.state_dict())
+        for name, values in module.state_dict().items():
+            assert torch.equal(sent[name], values)
+    assert all(message.content["config"]["lr"] == 0.5 for message in messages[SILOS:])
+    module.load_state_dict(result.arrays.to_torch_state_dict())  # strict: names and shapes
+    assert {array.dtype for array in result.arrays.values()} == {"float32"}
+
+
+def test_evaluate_fn_and_result_are_flowers_own() -> None:
+    module, seen = network(), dict[int, Any]()
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        seen[server_round] = flat(arrays)
+        return MetricRecord({"accuracy": server_round / 10})
+
+    result = run_app(DPMu2FL(**ROW), module, num_rounds=ROUNDS, evaluate_fn=evaluate)
+    assert list(seen) == list(range(ROUNDS + 1))
+    np.testing.assert_array_equal(seen[0], flat(ArrayRecord(module.state_dict())))
+    np.testing.assert_array_equal(seen[ROUNDS], flat(result.arrays))
+    assert [metrics["accuracy"] for metrics in result.evaluate_metrics_serverapp.values()] == [
+        t / 10 for t in range(ROUNDS + 1)
+    ]
+    told = [result.train_metrics_clientapp[t] for t in range(1, ROUNDS + 1)]
+    epsilons = [metrics["epsilon"] for metrics in told]
+    assert epsilons == sorted(epsilons)
+    assert {metrics["delta"] for metrics in told} == {1e-5}
+
+
+def test_epsilon_is_logged_as_it_grows(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = DPMu2FL(**ROW)
+    with caplog.at_level(logging.INFO, "flwr"):
+        run_app(strategy, network())
+    last = strategy.epsilon(ROUNDS)
+    assert last is not None
+    (line,) = [text for text in caplog.messages if f"after round {ROUNDS}" in text]
+    assert line == f"fedpriv: ε = {math.ceil(last * 1000) / 1000:g} at δ = 1e-05 after round {ROUNDS}"
+    assert f"after {ROUNDS} of {ROUNDS} rounds: one record of a silo, zero-out neighbours" in caplog.messages[-1]
+    assert "untrusted server" in caplog.messages[-1]
+
+
+def test_clients_evaluate_as_for_fedavg_where_they_are_asked() -> None:
+    module, asked = network(), list[Any]()
+    app = app_of(train_of(module, shares()))
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        asked.append(message.content)
+        silo = int(context.node_config["partition-id"])
+        metrics = {"accuracy": float(silo), "num-examples": 1 + silo}
+        return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+
+    from fedpriv.engines.inprocess import InProcessGrid
+
+    strategy = DPMu2FL(**ROW, fraction_evaluate=1.0)
+    config = ConfigRecord({"batch": 7})
+    result = strategy.start(
+        InProcessGrid(app, SILOS, {}), ArrayRecord(module.state_dict()), evaluate_config=config
+    )
+    assert [metrics["accuracy"] for metrics in result.evaluate_metrics_clientapp.values()] == [
+        pytest.approx((0 + 2 + 6) / 6)
+    ] * ROUNDS
+    last = asked[-1]
+    np.testing.assert_array_equal(flat(last.array_records["arrays"]), flat(result.arrays))
+    assert (last["config"]["batch"], last["config"]["server-round"]) == (7, ROUNDS)
+    assert not run_app(DPMu2FL(**ROW), module).evaluate_metrics_clientapp
+
+
+def test_a_run_stops_before_a_budget_is_exceeded() -> None:
+    """Every record of this run is in one round, and C's noise makes later rounds cost more."""
+    first = DPMu2FL(**ROW)
+    run_app(first, network())
+    after_four = first.epsilon(4)
+    assert after_four is not None
+    second = DPMu2FL(**ROW, max_epsilon=after_four)
+    result = run_app(second, network())
+    assert max(result.train_metrics_clientapp) == 4
+    assert result.train_metrics_clientapp[4]["epsilon"] <= after_four
+    assert second.claim.startswith("one record of a silo")
+
+
+def of_arrays(**values: Any) -> ArrayRecord:
+    return ArrayRecord({name: Array(np.asarray(each)) for name, each in values.items()})
+
+
+@pytest.mark.parametrize(
+    ("arrays", "keywords", "started", "line"),
+    [
+        (ArrayRecord(), {}, {}, "initial_arrays: there are none; give ArrayRecord"),
+        (
+            ArrayRecord(nn.Sequential(nn.Linear(784, 4), nn.BatchNorm1d(4)).state_dict()),
+            {},
+            {},
+            "array '1.num_batches_tracked' is int64, and parameters are float32 or float64: buffers, as BatchNorm",
+        ),
+        (
+            of_arrays(a=np.zeros(2, np.float32), b=np.zeros(2, np.float64)),
+            {},
+            {},
+            "initial_arrays: float32 and float64 are mixed",
+        ),
+        (of_arrays(a=np.array([np.inf], np.float32)), {}, {}, "initial_arrays: a value is not finite"),
+        (None, {}, {"num_rounds": ROUNDS - 1}, f"num_rounds = 5: noise was calibrated for rounds = {ROUNDS}"),
+        (None, {}, {"num_rounds": ROUNDS + 1}, f"num_rounds = 7: noise was calibrated for rounds = {ROUNDS}"),
+        (None, {"max_epsilon": 0.1}, {}, r"max_epsilon = 0.1: round 1 alone has ε = \d"),
+        (None, {"mode": "none", "mu": None, "max_epsilon": 1.0}, {}, "max_epsilon = 1.0: this run adds no noise"),
+        (None, {"clip": "lipschitz"}, {}, "clip"),
+    ],
+)
+def test_what_cannot_be_private_is_refused_in_one_line_before_anything_is_sent(
+    arrays: ArrayRecord | None, keywords: dict[str, Any], started: dict[str, Any], line: str
+) -> None:
+    def train(message: Message, context: Context) -> Message:
+        raise AssertionError("asked")
+
+    given = {key: value for key, value in {**ROW, **keywords}.items() if value is not None}
+    initial = ArrayRecord(network().state_dict()) if arrays is None else arrays
+    with pytest.raises(InputError, match=line) as raised:
+        DPMu2FL(**given).start(grid_of(train), initial, **started)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "line"),
+    [
+        ({"relation": None}, "privacy.relation"),
+        ({"mu": None}, "exactly one of mu, rho, zcdp and epsilon"),
+        ({"learning_rate": 0.1}, "algorithm.learning_rate"),
+        ({"trust": "curator"}, "dp-mu2-fl: algorithm.trust = 'curator'"),
+        ({"trust": "nobody"}, "algorithm.trust = 'nobody'"),
+        ({"unit": "client", "records": 4}, "privacy.unit = 'client': an app's records are protected one by one"),
+        ({"silos": 0}, "federation.silos"),
+        ({"clip": -1.0}, "algorithm.clip"),
+        ({"model": "column-moments"}, "model"),
+    ],
+)
+def test_keywords_that_cannot_be_used_are_one_line(keywords: dict[str, Any], line: str) -> None:
+    given = {key: value for key, value in {**ROW, **keywords}.items() if value is not None}
+    with pytest.raises(InputError, match=line) as raised:
+        DPMu2FL(**given)
+    assert "\n" not in str(raised.value)
+
+
+SCENARIO = """\
+name = "of-a-file"
+[data]
+name = "synthetic"
+[federation]
+silos = 3
+rounds = 6
+batch = 4
+[algorithm]
+name = "dp-mu2-fl"
+trust = "untrusted"
+diameter = 20.0
+clip = 1.0
+step = 0.05
+[privacy]
+relation = "zero-out"
+mu = 2.0
+"""
+
+
+def test_a_scenario_file_says_the_same_as_keywords(tmp_path: Path) -> None:
+    path = tmp_path / "app.toml"
+    path.write_text(SCENARIO)
+    of_file, of_keywords = (
+        flat(run_app(strategy, network()).arrays)
+        for strategy in (PrivateStrategy(scenario=path, seed=SEED), DPMu2FL(seed=SEED, **ROW))
+    )
+    np.testing.assert_array_equal(of_file, of_keywords)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "keywords", "line"),
+    [
+        ("", "", {"clip": 2.0}, r"clip: give it in .*app.toml, or leave the scenario out"),
+        ("mu = 2.0", "mu = 2.0\n[sweep]\nseeds = 2", {}, "sweep: an app is one run, and this stands for 2"),
+        ("mu = 2.0", "mu = 2.0\n[evaluation]\nrecords = 5\nmu = 1.0", {}, "evaluation: the silos of an app"),
+        ('"dp-mu2-fl"', '"dp-mu2-fl"\nfoo = 1', {}, "algorithm.foo"),
+    ],
+)
+def test_a_file_that_is_no_app_is_one_line(
+    tmp_path: Path, old: str, new: str, keywords: dict[str, Any], line: str
+) -> None:
+    path = tmp_path / "app.toml"
+    path.write_text(SCENARIO.replace(old, new) if old else SCENARIO)
+    with pytest.raises(InputError, match=line) as raised:
+        DPMu2FL(scenario=path, **keywords)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_of_another_row_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "app.toml"
+    path.write_text(SCENARIO)
+    with pytest.raises(InputError, match=r"algorithm.name = 'dp-mu2-fl': this strategy is 'dp-sgd'"):
+        DPSGD(scenario=path)
+    with pytest.raises(InputError, match="give a row, such as 'dp-mu2-fl', or a scenario"):
+        PrivateStrategy()
+
+
+def test_a_strategy_runs_once() -> None:
+    """A second run of the same records would spend a second budget, of which the first claim says nothing."""
+    strategy = DPMu2FL(**ROW)
+    with pytest.raises(InputError, match="start: the strategy has not been started"):
+        _ = strategy.plan
+    run_app(strategy, network())
+    with pytest.raises(InputError, match="start: this strategy has spent its budget on a run"):
+        run_app(strategy, network())
+
+
+def test_a_round_with_fewer_nodes_than_planned_ends_the_run() -> None:
+    module = network()
+    grid = grid_of(train_of(module, shares()), silos=2)
+    with pytest.raises(RunError, match="2 of 3 silos were connected after 0 s"):
+        DPMu2FL(**ROW).start(grid, ArrayRecord(module.state_dict()), timeout=0.2)
+    more = grid_of(train_of(module, shares(4)), silos=4)
+    with pytest.raises(RunError, match="4 nodes are connected, the scenario has 3 silos"):
+        DPMu2FL(**ROW).start(more, ArrayRecord(module.state_dict()))
+
+
+def test_a_silo_that_fails_in_a_round_ends_the_run() -> None:
+    module = network()
+    inner = train_of(module, shares())
+
+    def train(message: Message, context: Context) -> Message:
+        if message.content["config"]["server-round"] == 3 and context.node_config["partition-id"] == 1:
+            raise ValueError("no disk")
+        return inner(message, context)
+
+    strategy = DPMu2FL(**ROW)
+    with pytest.raises(RunError, match="silo 1 failed in round 3: ValueError: no disk"):
+        strategy.start(grid_of(train), ArrayRecord(module.state_dict()))
+    assert "zero-out" in strategy.claim  # two rounds are done
+
+
+def test_the_strategies_are_flowers() -> None:
+    names = ("DPMu2FL", "AcceleratedDPSRGD", "DPMomentum", "DPGoldstein", "DPSGD", "DPFTRL", "PrivateStrategy")
+    assert all(issubclass(getattr(flower, name), Strategy) for name in names)
+    with pytest.raises(AttributeError, match="has no attribute 'FedAvg'"):
+        _ = flower.FedAvg
