@@ -1,0 +1,41 @@
+"""Flower's wire: one protobuf message to a path over HTTP, and one back."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import httpx
+
+from fedpriv.core.errors import printable
+from fedpriv.engines.flower_private.names import Route
+
+MEDIA_TYPE = "application/protobuf"
+Headers = Callable[[Route, Any], Mapping[str, str]]
+
+
+class Wire:
+    """One of a SuperLink's APIs, asked over `client`, whose base URL is the SuperLink's."""
+
+    def __init__(self, client: httpx.Client, headers: Headers = lambda _route, _request: {}) -> None:
+        """`headers` returns what a request says of its sender."""
+        self.client = client
+        self._headers = headers
+
+    def ask(self, route: Route, request: Any, timeout: float | None = None) -> Any:
+        """The SuperLink's answer; httpx.HTTPError if there is none, or it is a refusal."""
+        headers = {"content-type": MEDIA_TYPE, "accept": MEDIA_TYPE, **self._headers(route, request)}
+        content = request.SerializeToString(deterministic=True)
+        wait = self.client.timeout if timeout is None else timeout
+        answer = self.client.post(route.path, content=content, headers=headers, timeout=wait)
+        answer.raise_for_status()
+        return route.answer.FromString(answer.content)
+
+
+def refusal_of(response: httpx.Response) -> tuple[int, str]:
+    """Flower's code for a refusal, 0 if it has none, and its reason in one line."""
+    try:
+        told = json.loads(response.text)
+        code, text = told.get("code", 0), f"{told['detail']} {told.get('extra', '')}".strip()
+    except (ValueError, KeyError, TypeError, AttributeError):
+        code, text = 0, response.text or response.reason_phrase
+    return code if isinstance(code, int) else 0, printable(text)
