@@ -85,15 +85,17 @@ def private_socket(path: Path, option: str) -> socket.socket:
     Raises:
         InputError: none can be made there; the message names `option`.
     """
-    bound, folder = socket.socket(socket.AF_UNIX), -1
-    previous = os.umask(0o177)
+    bound, folder, umask = socket.socket(socket.AF_UNIX), -1, -1
     try:
         folder = os.open(path.parent, os.O_RDONLY)
         fcntl.flock(folder, fcntl.LOCK_EX)
-        if path.is_socket() and somebody_listens(path):
-            raise InputError(f"{option} {path}: a service answers there already; end it before you start another")
-        if path.is_socket():
+        if path.is_socket() and not path.is_symlink():
+            if somebody_listens(path):
+                raise InputError(
+                    f"{option} {path}: a service answers there already; end it before you start another"
+                )
             path.unlink()
+        umask = os.umask(0o177)
         bound.bind(str(path))
         bound.listen(_WAITING)
     except (OSError, InputError) as error:
@@ -104,7 +106,8 @@ def private_socket(path: Path, option: str) -> socket.socket:
         why = "is a file, and no socket; name a path that is free" if taken else str(error)
         raise InputError(f"{option} {path}: {why}") from None
     finally:
-        os.umask(previous)
+        if umask >= 0:
+            os.umask(umask)
         if folder >= 0:
             os.close(folder)
     return bound
