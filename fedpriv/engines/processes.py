@@ -121,7 +121,7 @@ def script(name: str) -> str:
 def environment(home: Path) -> dict[str, str]:
     """The environment of a Flower process with a home of its own."""
     scripts = str(Path(sys.executable).parent)
-    path = f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}"  # executors look for flwr-* scripts on the path
+    path = f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}"  # Flower looks for its programs there
     return {**os.environ, **_QUIET, "FLWR_HOME": str(home), "PATH": path}
 
 
