@@ -100,6 +100,36 @@ def test_an_app_that_fails_is_an_error_reply_without_its_words(
     assert "patient 7" in caplog.text
 
 
+def test_a_query_that_is_none_is_left_and_the_next_one_answered(
+    link: Link, grid: HttpGrid, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Would gain: a silo's service that ends whenever its SuperLink sends nonsense."""
+    node, sent = connected(link, 0, monkeypatch), [0]
+    inflate = silo_node.inflate_object_from_contents
+
+    class StoppedError(Exception):
+        pass
+
+    def second_only(name: str, contents: dict[str, bytes]) -> object:
+        sent[0] += 1
+        return inflate(name, contents) if sent[0] > 2 else QUERY if sent[0] == 2 else int("nonsense")
+
+    def stop(query: Message) -> Message:
+        raise StoppedError(query.metadata.message_type)
+
+    monkeypatch.setattr(silo_node, "inflate_object_from_contents", second_only)
+    monkeypatch.setattr(silo_node.Node, "_call", lambda self, run, query: stop(query))
+    for _ in range(3):
+        send(grid, QUERY, link.nodes[0])
+    with pytest.raises(StoppedError, match="train"):
+        node.serve()
+    told = [text for text in caplog.messages if "left unanswered" in text]
+    assert told == [
+        "a query is left unanswered, which is none: invalid literal for int() with base 10: 'nonsense'",
+        "a query is left unanswered, which is none: it is a RecordDict",
+    ]
+
+
 def test_a_run_of_another_app_is_refused_and_none_of_its_code_is_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

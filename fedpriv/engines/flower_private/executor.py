@@ -26,7 +26,7 @@ from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor
 
 from fedpriv.core.errors import printable
 from fedpriv.core.logs import log_as_service
-from fedpriv.engines.flower_private.names import ACQUIRE_TASK, TASK_HEARTBEAT, TASK_OUTPUT, Route, check_names
+from fedpriv.engines.flower_private.names import ACQUIRE_TASK, TASK_HEARTBEAT, TASK_OUTPUT, Route
 from fedpriv.engines.flower_private.wire import Wire
 from fedpriv.engines.processes import script
 from fedpriv.engines.service import EXECUTOR, how, leave_beat
@@ -156,7 +156,6 @@ def _signed(signer: SuperExecAuthHttpInterceptor, request: Any) -> Mapping[str, 
 def main(address: str, certificate: str, secret: str, parent: str, *types: str) -> NoReturn:
     """Run the command line of `executor_command`."""
     log_as_service()
-    check_names()
     signal.signal(signal.SIGTERM, lambda asked, _: sys.exit(128 + asked))
     executor = Executor(address, Path(certificate), Path(secret).read_bytes(), int(parent), types)
     try:

@@ -36,7 +36,7 @@ from flwr.supercore.inflatable.inflatable_object import InflatableObject
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 from fedpriv.clients.app import app
-from fedpriv.core.errors import FedprivError, InputError, RunError
+from fedpriv.core.errors import FedprivError, InputError, RunError, printable
 from fedpriv.core.logs import log_as_service
 from fedpriv.engines.flower_private import APP, VERSION
 from fedpriv.engines.flower_private.names import (
@@ -52,7 +52,6 @@ from fedpriv.engines.flower_private.names import (
     PUSH_OBJECT,
     SELF_REGISTER,
     Route,
-    check_names,
 )
 from fedpriv.engines.flower_private.wire import Wire, refusal_of
 from fedpriv.engines.processes import AUTHORITY, NODE_KEY
@@ -216,13 +215,15 @@ class Node:
                 self._answer(run, answer.message_object_trees[0])
             except httpx.HTTPStatusError as error:  # the run has ended, say
                 _log.info("a query is left unanswered: %s", refusal_of(error.response)[1])
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                _log.warning("a query is left unanswered, which is none: %s", printable(str(error)))
 
     def _answer(self, run: int, tree: Any) -> None:
         began = time.monotonic()
         contents = {name: self._content(run, name) for name in dict.fromkeys(_names_in(tree))}
         query = inflate_object_from_contents(tree.object_id, contents)
         if not isinstance(query, Message):
-            raise RunError("the SuperLink sends a query that is no message")
+            raise TypeError(f"it is a {type(query).__name__}")
         query.metadata.__dict__["_message_id"] = tree.object_id
         self._reply(run, self._call(run, query), began)
         self._fleet.ask(CONFIRM, node=self.number, run_id=run, message_object_id=tree.object_id)
@@ -235,7 +236,7 @@ class Node:
             if answer.object_available:
                 return bytes(answer.object_content)
             if not answer.object_found or time.monotonic() > until:
-                raise LostError("a query's objects did not come")
+                raise ValueError("its objects did not come")
             time.sleep(pause)
             pause = min(2.0 * pause, 1.0)
 
@@ -345,7 +346,6 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _serve(superlink: str, silo: int, guard: str, keys: Path | None) -> NoReturn:
-    check_names()
     fleet, file = Fleet(superlink, keys), Path(os.environ[BEATS], "node")
     earlier = int(file.read_text()) if file.exists() else None
     node = Node(fleet, fleet.connect(earlier, registers=keys is None), silo, guard)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import httpx
+from google.protobuf.message import DecodeError
 
 from fedpriv.core.errors import printable
 from fedpriv.engines.flower_private.names import Route
@@ -28,7 +29,10 @@ class Wire:
         wait = self.client.timeout if timeout is None else timeout
         answer = self.client.post(route.path, content=content, headers=headers, timeout=wait)
         answer.raise_for_status()
-        return route.answer.FromString(answer.content)
+        try:
+            return route.answer.FromString(answer.content)
+        except DecodeError as error:
+            raise httpx.DecodingError(f"the answer of {route.path} cannot be read ({error})") from None
 
 
 def refusal_of(response: httpx.Response) -> tuple[int, str]:
