@@ -113,7 +113,9 @@ def _uses() -> dict[str, float]:
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error, OSError):
             role, times = _role_of(process), process.cpu_times()
-            used[role] = used.get(role, 0.0) + sum((times.user, times.system, times.children_user, times.children_system))
+            used[role] = used.get(role, 0.0) + sum(
+                (times.user, times.system, times.children_user, times.children_system)
+            )
     return used
 
 
