@@ -270,6 +270,7 @@ class Front:
                     question=reply.reply_to_message_id,
                     announced=answer.body,
                 )
+                return answer
         self._wake({SUPERLINK_NODE_ID})
         return answer
 
