@@ -57,7 +57,7 @@ NODE = "fedpriv.engines.flower_private.silo_node"
 _SHORTEST, _LONGEST = 2.0, 30.0  # seconds before a SuperNode that was lost is started again, doubled each time
 _STAYED = 90.0  # seconds after which the next loss counts as a first one
 _LOOK = 0.5  # seconds between two looks at the parts
-_AWAY = 40.0  # seconds without an answer of the SuperLink; heartbeats go out every 24
+_AWAY = 40.0  # seconds without an answer of the SuperLink, which is asked every two
 _DAY = 86_400.0
 
 
@@ -162,7 +162,11 @@ class Watch:
         return [
             Figure("fedpriv_supernode_info", "The SuperNode's silo and version.", 1, who),
             Figure("fedpriv_supernode_healthy", "1 if its parts are at work.", self.ails() is None),
-            Figure("fedpriv_supernode_silent_seconds", "Since the SuperLink answered.", math.floor(silent)),
+            *(
+                [Figure("fedpriv_supernode_silent_seconds", "Since the SuperLink answered.", math.floor(silent))]
+                if self._part == SUPERNODE
+                else []
+            ),
             *([] if self._keys is None else ends_of(self._keys / AUTHORITY)),
         ]
 
@@ -170,7 +174,10 @@ class Watch:
         """Say it if the SuperLink is away, `lost` for sure, or if a certificate ends soon, once a day."""
         beat, now = read_beat(self._beats, SUPERNODE), time.monotonic()
         last = self._began if beat is None else beat.at
-        if lost or now - last > _AWAY:
+        if self._part != SUPERNODE:  # Flower's own does not say whether it had an answer
+            if lost:
+                _log.warning("its SuperNode has ended: no SuperLink, or one that refuses it; it is started again")
+        elif lost or now - last > _AWAY:
             self._absence.away(last, "" if beat is None else beat.trouble)
         elif beat is not None and not beat.trouble:
             self._absence.back()

@@ -109,6 +109,23 @@ def test_an_executor_that_dies_ends_the_service_with_its_name_and_how(
     assert not list((tmp_path / "state" / "fedpriv").iterdir())
 
 
+def test_of_flowers_own_node_nothing_is_said_that_nobody_knows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It leaves no sign of the SuperLink's answers: neither since when it is away, nor for how long."""
+    watch = supernode_process.Watch("SuperNode", "127.0.0.1:1", tmp_path, None, EXECUTOR)
+    watch._began -= 3600.0
+    watch.look()
+    assert not caplog.messages
+    watch.look(lost=True)
+    assert caplog.messages == [
+        "its SuperNode has ended: no SuperLink, or one that refuses it; it is started again"
+    ]
+    assert "fedpriv_supernode_silent_seconds" not in {figure.name for figure in watch.figures(0)}
+    own = supernode_process.Watch("SuperNode", "127.0.0.1:1", tmp_path, None)
+    assert "fedpriv_supernode_silent_seconds" in {figure.name for figure in own.figures(0)}
+
+
 def test_a_node_that_fails_by_itself_ends_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A key that cannot be read, say: to start it again helps nobody."""
     with pytest.raises(RunError, match="SuperNode: its SuperNode ended with exit code 2, and the service ends"):
