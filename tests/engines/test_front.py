@@ -20,6 +20,7 @@ from fedpriv.engines.flower_private.names import (
     PUSH_OBJECT,
     UNREGISTER_NODE,
 )
+from fedpriv.engines.flower_private.wire import MEDIA_TYPE
 from fedpriv.engines.superlink_process import Only
 from tests.engines.flower_link import Link, send
 
@@ -265,11 +266,12 @@ def test_a_stranger_learns_nothing_of_an_announcement_that_it_repeats(
     one, two = (connected(link, silo, monkeypatch) for silo in range(2))
     send(grid, QUERY, link.nodes[0])
     request, _ = announce(one, one._fleet.ask(PULL, node=one.number))
-    push(one, request)
-    with pytest.raises(silo_node.LostError):
-        push(two, request)
-    answer = link.client(FLEET).post(PUSH.path, content=request.SerializeToString())
-    assert not answer.is_success
+    session = push(one, request).session_id
+    for headers in ({}, dict(two._fleet._headers(PUSH, request))):
+        headers["content-type"] = headers["accept"] = MEDIA_TYPE
+        answer = link.client(FLEET).post(PUSH.path, content=request.SerializeToString(), headers=headers)
+        assert answer.status_code == 401
+        assert session.encode() not in answer.content
 
 
 def test_guarantee_a_key_that_is_forgotten_opens_nothing_whether_its_node_was_there_or_not(

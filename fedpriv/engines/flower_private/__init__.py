@@ -1,4 +1,4 @@
-"""What a deployment needs of Flower beyond its public parts.
+"""Parts of Flower beyond its public ones that a deployment needs.
 
 Flower's SuperLink serves the Control API (a program that reaches it runs code there), the Fleet API and the
 Runtime API on one port.  It asks no caller of the Control API for credentials, and counts a silo's reply as that

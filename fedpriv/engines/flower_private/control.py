@@ -31,7 +31,7 @@ class LostRunError(RunError):
 
 @dataclass(frozen=True)
 class Status:
-    """State of a run in Flower's words, such as `running` or `finished:failed`, and what Flower says of it."""
+    """State of a run in Flower's words, such as `finished:failed`, and Flower's details."""
 
     state: str
     details: str = ""

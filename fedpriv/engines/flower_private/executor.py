@@ -1,4 +1,4 @@
-"""The executor: it starts a process for each task of a SuperLink, and reports one that is killed or fails.
+"""Executor of a SuperLink's tasks, each a process, of which one that is killed or fails is reported.
 
     python -P -m fedpriv.engines.flower_private.executor ADDRESS CERTIFICATE SECRET PARENT TYPE...
 
@@ -43,8 +43,8 @@ _NAMES = {SERVERAPP: "a run's server", SIMULATION: "a run's simulation", CLIENTA
 
 def executor_command(address: str, certificate: Path, secret: Path, *types: str) -> list[str]:
     """The executor of the Runtime API at `address`, which ends when this process does."""
-    words = [address, str(certificate), str(secret), str(os.getpid()), *types]
-    return [sys.executable, "-P", "-m", __name__, *words]
+    arguments = [address, str(certificate), str(secret), str(os.getpid()), *types]
+    return [sys.executable, "-P", "-m", __name__, *arguments]
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Task:
     last_beat: float = 0.0
 
     def beat(self) -> None:
-        """Say that the task is alive, which takes long to start; Flower's process does so once it runs."""
+        """Send a heartbeat for a task that takes long to start.  Later its own process does."""
         now = time.monotonic()
         if now - self.began < _START_SECONDS and now - self.last_beat > _BEAT_SECONDS:
             self.last_beat = now
@@ -70,10 +70,10 @@ class Task:
         """Tell the log and Flower how a process ended that has failed."""
         if self.process.returncode == 0:
             return
-        told = f"{_NAMES.get(self.type, 'a task')} {how(self.process.returncode)}"
-        _log.error("run %d: %s%s", self.run, told, "; it can be resumed" if self.type == SERVERAPP else "")
+        details = f"{_NAMES.get(self.type, 'a task')} {how(self.process.returncode)}"
+        _log.error("run %d: %s%s", self.run, details, "; it can be resumed" if self.type == SERVERAPP else "")
         with suppress(httpx.HTTPError):  # Flower's process has mostly said why by itself, and its token is void
-            self.wire.ask(TASK_OUTPUT, TASK_OUTPUT.request(sub_status="failed", details=told), timeout=2.0)
+            self.wire.ask(TASK_OUTPUT, TASK_OUTPUT.request(sub_status="failed", details=details), timeout=2.0)
 
 
 def command_of(type_: str, address: str, certificate: Path, parent: int) -> list[str]:
@@ -96,7 +96,10 @@ def start_task(command: Sequence[str], token: str) -> "subprocess.Popen[bytes]":
 
 
 def end_tasks(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
-    """End tasks with their executor: one that waits for a SuperLink that is gone may never see that it should."""
+    """End tasks with their executor.
+
+    One that waits for a SuperLink that is gone may never see that it should end.
+    """
     for process in processes:
         process.terminate()
     deadline = time.monotonic() + _END_SECONDS
@@ -148,15 +151,15 @@ class Executor:
 
 def _signed(signer: SuperExecAuthHttpInterceptor, request: Any) -> Mapping[str, str]:
     """Headers by which a request for tasks shows that its sender has the secret."""
-    told: Any = SimpleNamespace(rpc_method=_METHOD, message=request, request=SimpleNamespace(headers={}))
-    signer.intercept(told, lambda _: httpx.Response(200))
-    return dict(told.request.headers)
+    context: Any = SimpleNamespace(rpc_method=_METHOD, message=request, request=SimpleNamespace(headers={}))
+    signer.intercept(context, lambda _: httpx.Response(200))
+    return dict(context.request.headers)
 
 
 def main(address: str, certificate: str, secret: str, parent: str, *types: str) -> NoReturn:
     """Run the command line of `executor_command`."""
     log_as_service()
-    signal.signal(signal.SIGTERM, lambda asked, _: sys.exit(128 + asked))
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     executor = Executor(address, Path(certificate), Path(secret).read_bytes(), int(parent), types)
     try:
         while os.getppid() == int(parent):

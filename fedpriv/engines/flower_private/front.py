@@ -1,4 +1,6 @@
-"""In front of Flower's SuperLink: an ASGI app that reads a few of its wire messages, and changes no Flower code.
+"""ASGI app before Flower's SuperLink, which reads a few of its wire messages.
+
+No code of Flower is changed.
 
 silo ── anything for me? ──▶ front ──▶ SuperLink ── nothing ──▶ held until a query is there whole, or 2 s are over
 
@@ -51,8 +53,8 @@ class Answer(NamedTuple):
 
     def with_body(self, body: bytes) -> "Answer":
         """The same with another body."""
-        others = [(name, value) for name, value in self.headers if name.lower() != b"content-length"]
-        return Answer(self.status, [*others, (b"content-length", str(len(body)).encode())], body)
+        headers = [(name, value) for name, value in self.headers if name.lower() != b"content-length"]
+        return Answer(self.status, [*headers, (b"content-length", str(len(body)).encode())], body)
 
     async def send_to(self, send: Send) -> None:
         """Send it as the answer to a request."""
@@ -99,18 +101,18 @@ class Exchange:
         async def keep(message: Message) -> None:
             parts.append(message)
 
-        await self._app(scope, _told([{"type": "http.request", "body": content, "more_body": False}]), keep)
+        await self._app(scope, _replay([{"type": "http.request", "body": content, "more_body": False}]), keep)
         return Answer(
-            parts[0]["status"], list(parts[0]["headers"]), b"".join(each.get("body", b"") for each in parts)
+            parts[0]["status"], list(parts[0]["headers"]), b"".join(part.get("body", b"") for part in parts)
         )
 
 
-def _told(messages: list[Message], receive: Receive | None = None) -> Receive:
-    """These messages of a request, then those that `receive` has, or none any more."""
-    left = iter(messages)
+def _replay(messages: list[Message], receive: Receive | None = None) -> Receive:
+    """Return a receiver of these messages, then of those that `receive` has, if there is one."""
+    rest = iter(messages)
 
     async def next_message() -> Message:
-        for message in left:
+        for message in rest:
             return message
         if receive is not None:
             return await receive()
@@ -132,7 +134,7 @@ class Front:
     """
 
     def __init__(self, app: ASGIApp, *, polls: bool = True) -> None:
-        """Without `polls` senders are checked, and nothing else is done."""
+        """Take the SuperLink's app.  Without `polls`, senders are checked and nothing else is done."""
         self.app = app
         self._waiting: defaultdict[int, set[asyncio.Event]] = defaultdict(set)
         self._questions: dict[str, int] = {}  # a query's id: the node that it went to
@@ -162,7 +164,7 @@ class Front:
         try:
             request = route.request.FromString(body)
         except DecodeError:
-            await self.app(scope, _told(messages, receive), send)
+            await self.app(scope, _replay(messages, receive), send)
             return
         answer = await handle(request, Exchange(self.app, scope, body, receive))
         await answer.send_to(send)
@@ -171,14 +173,14 @@ class Front:
         return await self._hold(exchange, request.node.node_id, _HOLD_SECONDS, lambda: exchange.body)
 
     async def _server_asks(self, request: Any, exchange: Exchange) -> Answer:
-        def whole() -> bytes:
-            hidden = self._unfinished()
-            ids = [each for each in request.message_ids if each not in hidden]
+        def finished_only() -> bytes:
+            unfinished = self._unfinished()
+            ids = [query for query in request.message_ids if query not in unfinished]
             return bytes(SERVER_PULL.request(message_ids=ids).SerializeToString())
 
         if not request.message_ids:
             return await exchange.ask()
-        answer = await self._hold(exchange, SUPERLINK_NODE_ID, _HOLD_SERVER_SECONDS, whole)
+        answer = await self._hold(exchange, SUPERLINK_NODE_ID, _HOLD_SERVER_SECONDS, finished_only)
         if answer.status == 200:
             for message in SERVER_PULL.answer.FromString(answer.body).messages_list:
                 self._questions.pop(message.metadata.reply_to_message_id, None)
@@ -186,7 +188,7 @@ class Front:
 
     async def _hold(self, exchange: Exchange, node: int, seconds: float, body: Callable[[], bytes]) -> Answer:
         """Ask until there is more than an empty answer, `seconds` are over, or the sender is gone."""
-        gone = asyncio.ensure_future(exchange.receive())
+        departure = asyncio.ensure_future(exchange.receive())
         until = time.monotonic() + seconds
         try:
             while True:
@@ -194,34 +196,36 @@ class Front:
                 self._waiting[node].add(event)
                 try:
                     answer = await exchange.ask(body())
-                    left = until - time.monotonic()
-                    if answer.status != 200 or answer.body or left <= 0.0:
+                    remaining = until - time.monotonic()
+                    if answer.status != 200 or answer.body or remaining <= 0.0:
                         return answer
-                    rung = asyncio.ensure_future(event.wait())
-                    await asyncio.wait({rung, gone}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-                    rung.cancel()
-                    if gone.done():
+                    wakening = asyncio.ensure_future(event.wait())
+                    await asyncio.wait(
+                        {wakening, departure}, timeout=remaining, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    wakening.cancel()
+                    if departure.done():
                         return answer
                 finally:
                     self._waiting[node].discard(event)
                     if not self._waiting[node]:
                         del self._waiting[node]
         finally:
-            gone.cancel()
+            departure.cancel()
 
     async def _server_queries(self, request: Any, exchange: Exchange) -> Answer:
         answer = await exchange.ask()
         if answer.status == 200:
-            told = SERVER_PUSH.answer.FromString(answer.body)
+            announcement = SERVER_PUSH.answer.FromString(answer.body)
             nodes = {
                 message.metadata.message_id: message.metadata.dst_node_id for message in request.messages_list
             }
             self._questions |= nodes
             while len(self._questions) > _MAX_QUESTIONS:
                 del self._questions[next(iter(self._questions))]
-            if told.objects_to_push:
-                self._queries[told.session_id] = Session(
-                    told.session_id, set(told.objects_to_push), set(nodes.values())
+            if announcement.objects_to_push:
+                self._queries[announcement.session_id] = Session(
+                    announcement.session_id, set(announcement.objects_to_push), set(nodes.values())
                 )
             else:
                 self._wake(set(nodes.values()))
@@ -257,16 +261,16 @@ class Front:
             )  # is it the node, in a run that goes on?
             if answer.status != 200:
                 return answer
-            told = PUSH.answer.FromString(before.announced)
-            del told.objects_to_push[:]
-            told.objects_to_push.extend(sorted(before.missing))
-            return answer.with_body(told.SerializeToString())
+            announcement = PUSH.answer.FromString(before.announced)
+            del announcement.objects_to_push[:]
+            announcement.objects_to_push.extend(sorted(before.missing))
+            return answer.with_body(announcement.SerializeToString())
         answer = await exchange.ask()
         if answer.status == 200 and self._questions.get(reply.reply_to_message_id) == node:
-            told = PUSH.answer.FromString(answer.body)
-            if told.objects_to_push:
+            announcement = PUSH.answer.FromString(answer.body)
+            if announcement.objects_to_push:
                 self._replies[node, reply.message_id] = Session(
-                    *(told.session_id, set(told.objects_to_push), {SUPERLINK_NODE_ID}),
+                    *(announcement.session_id, set(announcement.objects_to_push), {SUPERLINK_NODE_ID}),
                     question=reply.reply_to_message_id,
                     announced=answer.body,
                 )
@@ -276,14 +280,8 @@ class Front:
 
     async def _silo_sends(self, request: Any, exchange: Exchange) -> Answer:
         answer = await exchange.ask()
-        session = next(
-            (
-                each
-                for (node, _), each in self._replies.items()
-                if each.number == request.session_id and node == request.node.node_id
-            ),
-            None,
-        )
+        numbers = {(node, session.number): session for (node, _), session in self._replies.items()}
+        session = numbers.get((request.node.node_id, request.session_id))
         if session is None or answer.status != 200:
             return answer
         if PUSH_OBJECT.answer.FromString(answer.body).stored:
@@ -297,10 +295,10 @@ class Front:
         return answer
 
     def _unfinished(self) -> set[str]:
-        """Queries whose reply is on its way; sessions that Flower has forgotten by now are dropped."""
-        now = time.monotonic()
-        self._replies = {key: each for key, each in self._replies.items() if now - each.last < _SESSION_SECONDS}
-        self._queries = {key: each for key, each in self._queries.items() if now - each.last < _SESSION_SECONDS}
+        """Queries whose reply is on its way, after dropping sessions that Flower has forgotten by now."""
+        oldest = time.monotonic() - _SESSION_SECONDS
+        self._replies = {key: session for key, session in self._replies.items() if session.last > oldest}
+        self._queries = {key: session for key, session in self._queries.items() if session.last > oldest}
         return {session.question for session in self._replies.values() if session.missing}
 
     def _wake(self, nodes: set[int]) -> None:

@@ -1,4 +1,4 @@
-"""Table of every name of Flower that Flower does not promise to keep, and its check at the start of a service.
+"""Table of the names of Flower that Flower does not promise to keep, and its check.
 
 Public are `flwr.app`, `flwr.serverapp`, `flwr.clientapp` and `flwr.simulation`.  A row is a Python name with what
 is called or read of it, or a route: a path of the SuperLink with the fields of its request and answer.  Code that
@@ -26,7 +26,7 @@ TESTED = ("1.41", "1.42")
 
 @dataclass(frozen=True)
 class Name:
-    """A Python name: the first parameters of a function, attributes of a class, or the value of a constant."""
+    """A Python name, with a function's first parameters, a class's attributes or a constant's value."""
 
     module: str
     name: str
@@ -36,30 +36,30 @@ class Name:
     value: object = None
 
     def fault(self) -> str | None:
-        """What differs in the installed Flower, None if nothing does."""
-        told = f"{self.module}.{self.name}"
+        """Name a difference of the installed Flower, or return None."""
+        path = f"{self.module}.{self.name}"
         try:
-            found = getattr(importlib.import_module(self.module), self.name)
+            value = getattr(importlib.import_module(self.module), self.name)
         except (ImportError, AttributeError):
-            return f"{told} is gone"
-        if self.value is not None and found != self.value:
-            return f"{told} is {found!r}, not {self.value!r}"
-        if missing := sorted({*self.attributes.split()} - {*dir(found), *dir(type(found))}):
-            return f"{told}.{missing[0]} is gone"
+            return f"{path} is gone"
+        if self.value is not None and value != self.value:
+            return f"{path} is {value!r}, not {self.value!r}"
+        if missing := sorted({*self.attributes.split()} - {*dir(value), *dir(type(value))}):
+            return f"{path}.{missing[0]} is gone"
         if not self.parameters:
             return None
-        parameters, count = list(inspect.signature(found).parameters.values()), len(self.parameters.split())
-        needed = [each.name for each in parameters[count:] if each.default is each.empty and each.kind in _NAMED]
-        if " ".join(each.name for each in parameters[:count]) == self.parameters and not needed:
+        parameters, count = list(inspect.signature(value).parameters.values()), len(self.parameters.split())
+        needed = [
+            parameter.name
+            for parameter in parameters[count:]
+            if parameter.default is parameter.empty and parameter.kind not in _OPTIONAL
+        ]
+        if " ".join(parameter.name for parameter in parameters[:count]) == self.parameters and not needed:
             return None
-        return f"{told} takes {', '.join(each.name for each in parameters) or 'nothing'}"
+        return f"{path} takes {', '.join(parameter.name for parameter in parameters) or 'nothing'}"
 
 
-_NAMED = (
-    inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    inspect.Parameter.KEYWORD_ONLY,
-    inspect.Parameter.POSITIONAL_ONLY,
-)
+_OPTIONAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Route:
         return getattr(importlib.import_module(f"flwr.proto.{module}_pb2"), f"{name}{ending}")
 
     def fault(self) -> str | None:
-        """What differs in the installed Flower, None if nothing does."""
+        """Name a difference of the installed Flower, or return None."""
         try:
             pairs = ((self.request, self.fields), (self.answer, self.answers))
         except (ImportError, AttributeError):
@@ -120,7 +120,10 @@ _METADATA = "run_id message_id src_node_id dst_node_id reply_to_message_id group
 _MESSAGES = " ".join(f"messages_list.metadata.{field}" for field in _METADATA.split())
 _MESSAGES += " message_object_trees.object_id message_object_trees.children"
 _ERROR = "messages_list.error.code messages_list.error.reason"
-_TOLD, _TO = "objects_to_push session_id", "messages_list.metadata.message_id messages_list.metadata.dst_node_id"
+_SESSION, _RECEIVER = (
+    "objects_to_push session_id",
+    "messages_list.metadata.message_id messages_list.metadata.dst_node_id",
+)
 
 _RUN = "fab.hash_str fab.content override_config override_federation_config"
 START_RUN = Route(CONTROL, "start-run", "control.StartRun", "starts runs", _RUN, "run_id")
@@ -139,7 +142,7 @@ HEARTBEAT = Route(FLEET, "send-node-heartbeat", "heartbeat.SendNodeHeartbeat", "
 _REASON = "a silo asks for a query; long polling"
 PULL = Route(FLEET, "pull-messages", "fleet.PullMessages", _REASON, "node.node_id", _MESSAGES, speed=True)
 _REASON, _REPLY = "a silo replies, as itself", f"node.node_id {_MESSAGES} {_ERROR} clientapp_runtime_list"
-PUSH = Route(FLEET, "push-messages", "fleet.PushMessages", _REASON, _REPLY, _TOLD)
+PUSH = Route(FLEET, "push-messages", "fleet.PushMessages", _REASON, _REPLY, _SESSION)
 GET_RUN = Route(FLEET, "get-run", "run.GetRun", "a run's bundle", _NODE, "run.fab_hash run.override_config")
 GET_FAB = Route(FLEET, "get-fab", "fab.GetFab", "which app it names, its configuration", _NODE, "fab.content")
 _CONTENT = "object_found object_available object_content"
@@ -160,11 +163,11 @@ SERVER_PULL = Route(
     RUNTIME, "pull-messages", "runtime.PullAppMessages", _REASON, "message_ids", _REPLIES, speed=True
 )
 _REASON = "wakes silos; the silo that a query goes to"
-SERVER_PUSH = Route(RUNTIME, "push-messages", "runtime.PushAppMessages", _REASON, _TO, _TOLD, speed=True)
+SERVER_PUSH = Route(RUNTIME, "push-messages", "runtime.PushAppMessages", _REASON, _RECEIVER, _SESSION, speed=True)
 _REASON = "wakes a silo once its query is whole"
 SERVER_PUSH_OBJECT = Route(RUNTIME, "push-object", "message.PushObject", _REASON, _OBJECT, "stored", speed=True)
 
-ROUTES = tuple(each for each in list(globals().values()) if isinstance(each, Route))
+ROUTES = tuple(value for value in list(globals().values()) if isinstance(value, Route))
 
 _CONSTANT, _SUPERLINK = "flwr.supercore.constant", "flwr.superlink.cli.flower_superlink"
 _COMMON, _INFLATABLE = "flwr.common.constant", "flwr.supercore.inflatable.inflatable"
@@ -204,12 +207,15 @@ NAMES = (
 
 
 def faults(rows: Iterable[Name | Route]) -> list[str]:
-    """What the installed Flower lacks of these rows."""
+    """Differences of the installed Flower from these rows."""
     return [fault for row in rows if (fault := row.fault()) is not None]
 
 
 def check_names(rows: Iterable[Name | Route] = (*NAMES, *ROUTES)) -> list[str]:
-    """Refuse an installed Flower that is not what fedpriv knows; return what it lacks that only costs speed.
+    """Refuse an installed Flower that is not what fedpriv knows.
+
+    Returns:
+        Differences that only cost speed.
 
     Guarantee: a service that returns from this has every row that is a protection, or without which nothing works.
 
@@ -218,9 +224,9 @@ def check_names(rows: Iterable[Name | Route] = (*NAMES, *ROUTES)) -> list[str]:
     """
     rows = list(rows)
     quick = [row for row in rows if isinstance(row, Route) and row.speed]
-    if found := faults(row for row in rows if row not in quick):
+    if differences := faults(row for row in rows if row not in quick):
         raise InputError(
-            f"Flower {metadata.version('flwr')}: {found[0]}, which fedpriv needs; install a Flower that it was "
-            f"tested with: pip install 'flwr=={TESTED[-1]}.*'"
+            f"Flower {metadata.version('flwr')}: {differences[0]}, which fedpriv needs; install a Flower that it "
+            f"was tested with: pip install 'flwr=={TESTED[-1]}.*'"
         )
     return faults(quick)

@@ -1,4 +1,4 @@
-"""A silo's node, which is one process: it asks the SuperLink for queries and calls fedpriv's ClientApp for each.
+"""A silo's node, one process that asks the SuperLink for queries and calls fedpriv's ClientApp.
 
     python -P -m fedpriv.engines.flower_private.silo_node SUPERLINK SILO GUARD KEYS|-
 
@@ -62,7 +62,7 @@ from fedpriv.protocol.messages import PROTOCOL
 _log = logging.getLogger("fedpriv.supernode")
 _INTERVAL, _BEAT_SECONDS = 15.0, 10.0  # Flower misses a node after two intervals
 _PATIENCE = 20.0  # seconds for which a request is repeated whose answer did not come
-_HELD = 1.0  # seconds after which an empty answer was held back
+_LONG = 1.0  # seconds after which an empty answer was held back
 _LONGEST_WAIT = 3.0  # seconds between two questions to a SuperLink that holds no answers
 _OBJECT_SECONDS = 180.0  # after which Flower forgets a query whose objects do not come
 _FORGOTTEN = "the SuperLink does not know this SuperNode: it was started again, or its key was revoked"
@@ -78,7 +78,7 @@ class Fleet:
     """The SuperLink's Fleet API, asked with the silo's key."""
 
     def __init__(self, superlink: str, keys: Path | None) -> None:
-        """`keys` has ca.crt and node.key; None for no TLS, and a key that is made up."""
+        """Take the folder with ca.crt and node.key, or None for no TLS and a new key."""
         scheme = "http" if keys is None else "https"
         self._key = ec.generate_private_key(ec.SECP384R1()) if keys is None else _private_key(keys / NODE_KEY)
         form = (serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
@@ -101,9 +101,10 @@ class Fleet:
         }
 
     def ask(self, route: Route, *, patience: float = _PATIENCE, **fields: Any) -> Any:
-        """The SuperLink's answer; httpx.HTTPStatusError for a refusal that concerns this request only.
+        """Return the SuperLink's answer.
 
         Raises:
+            httpx.HTTPStatusError: a refusal that concerns this request only.
             LostError: no answer came within `patience` seconds, or the SuperLink does not know the key.
         """
         node = fields.pop("node", None)
@@ -136,7 +137,9 @@ class Fleet:
         return LostError(reason)
 
     def connect(self, earlier: int | None, *, registers: bool) -> int:
-        """Connect as the node that the key is registered as; `earlier` is its id, if it was killed.
+        """Connect as the node that the key is registered as, and return its id.
+
+        `earlier` is its id if it was killed while it was connected.
 
         Raises:
             LostError: the SuperLink does not let it in.
@@ -158,7 +161,7 @@ class Fleet:
 
 
 def clock_trouble(date: str | None, now: float) -> str | None:
-    """Say by how much this machine's clock differs from the one of an answer's `date`, where that is refused."""
+    """Describe by how much this clock differs from an answer's `date`, if that is refused."""
     try:
         ahead = now - email.utils.parsedate_to_datetime(date or "").timestamp()
     except ValueError:
@@ -190,7 +193,7 @@ class Node:
         threading.Thread(target=self._beat, daemon=True).start()
 
     def _beat(self) -> None:
-        """Heartbeats, while a guard computes for minutes; a node without them is none."""
+        """Send heartbeats, and end the process if they fail: a node without them is none."""
         try:
             while True:
                 time.sleep(_BEAT_SECONDS)
@@ -204,10 +207,10 @@ class Node:
         """Answer queries, one after another."""
         wait = 0.05
         while True:
-            asked = time.monotonic()
+            start = time.monotonic()
             answer = self._fleet.ask(PULL, node=self.number)
             if not answer.messages_list:
-                wait = 0.05 if time.monotonic() - asked > _HELD else min(2.0 * wait, _LONGEST_WAIT)
+                wait = 0.05 if time.monotonic() - start > _LONG else min(2.0 * wait, _LONGEST_WAIT)
                 time.sleep(wait)
                 continue
             wait, run = 0.05, answer.messages_list[0].metadata.run_id
@@ -258,14 +261,15 @@ class Node:
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=query)
 
     def _configuration_of(self, run: int) -> dict[str, Any] | None:
-        """A run's configuration; None for a run of another app."""
-        told = self._fleet.ask(GET_RUN, node=self.number, run_id=run).run
-        fab = self._fleet.ask(GET_FAB, node=self.number, run_id=run, hash_str=told.fab_hash).fab
+        """Configuration of a run, or None for a run of another app."""
+        description = self._fleet.ask(GET_RUN, node=self.number, run_id=run).run
+        fab = self._fleet.ask(GET_FAB, node=self.number, run_id=run, hash_str=description.fab_hash).fab
         configuration = configuration_in(bytes(fab.content))
         if configuration is None:
             return None
         overrides = {
-            key: getattr(value, str(value.WhichOneof("scalar"))) for key, value in told.override_config.items()
+            key: getattr(value, str(value.WhichOneof("scalar")))
+            for key, value in description.override_config.items()
         }
         return {**configuration, **overrides}
 
@@ -273,7 +277,7 @@ class Node:
         """Announce a reply, then send those of its objects that the SuperLink does not have."""
         request, contents = PUSH.request(), dict[str, bytes]()
         _enter(request.message_object_trees.add(), reply, contents)
-        told = request.messages_list.add()
+        message = request.messages_list.add()
         for key in (
             "run_id",
             "src_node_id",
@@ -283,13 +287,13 @@ class Node:
             "ttl",
             "message_type",
         ):
-            setattr(told.metadata, key, getattr(reply.metadata, key))
-        told.metadata.created_at = reply.metadata.created_at
-        told.metadata.message_id = request.message_object_trees[0].object_id
+            setattr(message.metadata, key, getattr(reply.metadata, key))
+        message.metadata.created_at = reply.metadata.created_at
+        message.metadata.message_id = request.message_object_trees[0].object_id
         if reply.has_error():
-            told.error.code, told.error.reason = reply.error.code, reply.error.reason
+            message.error.code, message.error.reason = reply.error.code, reply.error.reason
         else:
-            told.content.SetInParent()
+            message.content.SetInParent()
         answer = self._fleet.ask(
             PUSH,
             node=self.number,
@@ -298,7 +302,7 @@ class Node:
             clientapp_runtime_list=[time.monotonic() - began],
         )
         missing = set(answer.objects_to_push)
-        for name in [each for each in contents if each in missing]:
+        for name in [name for name in contents if name in missing]:
             self._fleet.ask(
                 PUSH_OBJECT,
                 node=self.number,
@@ -325,14 +329,14 @@ def _enter(tree: Any, value: InflatableObject, contents: dict[str, bytes]) -> No
 
 
 def configuration_in(bundle: bytes) -> dict[str, Any] | None:
-    """Run configuration in a bundle of fedpriv's app, by dotted keys; None for a bundle of another app."""
+    """Run configuration in a bundle by dotted keys, or None for a bundle of another app."""
     try:
         with zipfile.ZipFile(io.BytesIO(bundle)) as files:
             info = files.getinfo("pyproject.toml")
             if info.file_size > _MAX_PYPROJECT:
                 return None
-            told = tomllib.loads(files.read(info).decode("utf-8"))["tool"]["flwr"]["app"]
-        return dict(_flat(told.get("config", {}))) if told["components"]["clientapp"] == APP else None
+            settings = tomllib.loads(files.read(info).decode("utf-8"))["tool"]["flwr"]["app"]
+        return dict(_flat(settings.get("config", {}))) if settings["components"]["clientapp"] == APP else None
     except (zipfile.BadZipFile, KeyError, TypeError, AttributeError, ValueError, RuntimeError):
         return None
 
@@ -359,7 +363,7 @@ def _serve(superlink: str, silo: int, guard: str, keys: Path | None) -> NoReturn
 def main(superlink: str, silo: str, guard: str, keys: str) -> None:
     """Run the command line of `supernode_process.node_command`."""
     log_as_service(silo=int(silo))
-    signal.signal(signal.SIGTERM, lambda asked, _: sys.exit(128 + asked))
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     parent = os.getppid()
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     try:

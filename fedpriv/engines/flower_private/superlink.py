@@ -1,4 +1,4 @@
-"""Flower's SuperLink behind the front: its app, what is asked of it before it serves, its nodes and its runs."""
+"""Flower's SuperLink behind the front, the check of its doors, its nodes and its runs."""
 
 import logging
 import os
@@ -121,17 +121,17 @@ def superlink_app(options: Sequence[str]) -> SuperLinkApp:
     Raises:
         InputError: the installed Flower or its environment is not what a protection needs.
     """
-    if opened := sorted(name for name in os.environ if name.startswith(_INTERNAL)):
-        raise InputError(f"{opened[0]}: opens an API of Flower's on a port of its own, to everybody; unset it")
+    if variables := sorted(name for name in os.environ if name.startswith(_INTERNAL)):
+        raise InputError(f"{variables[0]}: opens an API of Flower's on a port of its own, to everybody; unset it")
     slower = check_names()
     for fault in slower[:1]:
         _log.warning("rounds take seconds longer: Flower has changed (%s)", fault)
     from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
     from flwr.superlink.main import create_app
 
-    words, sys.argv = sys.argv, ["flower-superlink", *options]
+    arguments, sys.argv = sys.argv, ["flower-superlink", *options]
     try:
         config = _parse_superlink_lifespan_config()
     finally:
-        sys.argv = words
+        sys.argv = arguments
     return SuperLinkApp(create_app(config, SuperLinkLifespan), polls=not slower)

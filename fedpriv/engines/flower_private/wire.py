@@ -23,7 +23,11 @@ class Wire:
         self._headers = headers
 
     def ask(self, route: Route, request: Any, timeout: float | None = None) -> Any:
-        """The SuperLink's answer; httpx.HTTPError if there is none, or it is a refusal."""
+        """Return the SuperLink's answer.
+
+        Raises:
+            httpx.HTTPError: there is no answer, or it is a refusal.
+        """
         headers = {"content-type": MEDIA_TYPE, "accept": MEDIA_TYPE, **self._headers(route, request)}
         content = request.SerializeToString(deterministic=True)
         wait = self.client.timeout if timeout is None else timeout
@@ -38,8 +42,8 @@ class Wire:
 def refusal_of(response: httpx.Response) -> tuple[int, str]:
     """Flower's code for a refusal, 0 if it has none, and its reason in one line."""
     try:
-        told = json.loads(response.text)
-        code, text = told.get("code", 0), f"{told['detail']} {told.get('extra', '')}".strip()
+        error = json.loads(response.text)
+        code, text = error.get("code", 0), f"{error['detail']} {error.get('extra', '')}".strip()
     except (ValueError, KeyError, TypeError, AttributeError):
         code, text = 0, response.text or response.reason_phrase
     return code if isinstance(code, int) else 0, printable(text)
