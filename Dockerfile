@@ -35,7 +35,6 @@ RUN mkdir -p /silo/ledger /silo/mark /silo/socket /control \
 ENV PATH=/venv/bin:$PATH \
     HOME=/tmp LOGNAME=fedpriv FLWR_HOME=/tmp/flwr MPLCONFIGDIR=/tmp/matplotlib \
     PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1 \
-    FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.5 \
     FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
 # The SuperLink's working directory precedes the app on the import path: nothing that can be imported lies here.
 WORKDIR /app

@@ -6,7 +6,7 @@
 images of each per round.  Rounds are timed from the first progress to the last; `whole` is from the silos' start
 to the result.  Processor seconds are of all processes that were started.  Root has to set FEDPRIV_ALLOW_ROOT=1.
 
-A second table has the most memory (PSS, of each guard and of each SuperNode with its executor the mean) that was
+A second table has the most memory (PSS, of each guard and of each SuperNode with its supervisor the mean) that was
 seen while the run went on, and the largest ledger.  A third has the processor seconds of a round by who uses them,
 from the fifth round on, so that start and first plans are not in it.
 """
@@ -41,7 +41,7 @@ _CASES: dict[str, tuple[str, list[str]]] = {
         ["federation.silos=3", "federation.rounds=600", "federation.samples=36000", "privacy.rho=4.0", "seeds=1"],
     ),
 }
-_TARGETS = {"3": "0.35", "10": "", "20": "2", "600": "900 s in all"}
+_TARGETS = {"3": "0.6", "10": "", "20": "2.5", "600": "900 s in all"}
 """Seconds per round on two cores."""
 
 
@@ -108,16 +108,14 @@ _WARM = 5
 
 
 def _uses() -> dict[str, float]:
-    """Processor seconds until now of the processes of this one, by role; those of messages apart."""
+    """Processor seconds until now of the processes of this one, by role."""
     used = dict[str, float]()
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error, OSError):
             role, times = _role_of(process), process.cpu_times()
-            executors = sum("superexec" in each.cmdline() for each in (process, *process.parents()))
-            own = "ClientApps" if executors > 2 else role  # an executor, its zygote, the zygote's forks
-            ended = "ClientApps" if executors == 2 else role
-            used[own] = used.get(own, 0.0) + times.user + times.system
-            used[ended] = used.get(ended, 0.0) + times.children_user + times.children_system
+            used[role] = used.get(role, 0.0) + sum(
+                (times.user, times.system, times.children_user, times.children_system)
+            )
     return used
 
 
@@ -127,7 +125,7 @@ def _role_of(process: psutil.Process) -> str:
         words = " ".join(each.cmdline())
         if "flwr-serverapp" in words:
             return "server"
-        for part in ("silo run", "supernode_process", "superlink_process", "fedpriv superlink"):
+        for part in ("silo run", "supernode_process", "fedpriv superlink"):
             if part in words:
                 return {"silo run": "guard", "supernode_process": "SuperNode"}.get(part, "SuperLink")
     return "other"
@@ -164,7 +162,7 @@ def run(cases: tuple[str, ...] = tuple(_CASES)) -> None:
             f"{looks.most.get(role, math.nan):.0f}" for role in ("guard", "SuperNode", "SuperLink", "server")
         )
         print(f"| {looks.silos} | {rounds} | {most} | {looks.ledger / 1e6:.2f} |", flush=True)
-    roles = ("guard", "SuperLink", "SuperNode", "ClientApps", "server")
+    roles = ("guard", "SuperLink", "SuperNode", "server")
     print(f"\n| silos | rounds | all | {' | '.join(roles)} |\n|{'---|' * (3 + len(roles))}")
     for rounds, looks, uses in seen:
         by_role = uses.per_round()

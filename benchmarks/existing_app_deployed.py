@@ -145,9 +145,9 @@ def deployed(who: str, setting: Setting, seed: int, *, lies: bool = False) -> di
         }  # fmt: skip
         with federation_superlink(home, SILOS) as link, _nodes(link, home, sites):
             run, deadline = _submitted(link, config), time.monotonic() + _SECONDS
-            while not (status := run.status()).startswith("finished") and time.monotonic() < deadline:
+            while not (status := run.status()).is_over and time.monotonic() < deadline:
                 time.sleep(0.5)
-            if status != "finished:completed" or not (home / "found.json").exists():
+            if status.state != "finished:completed" or not (home / "found.json").exists():
                 logs = "".join(path.read_text(errors="replace")[-800:] for path in home.glob("silo-*.log"))
                 raise RuntimeError(f"{status}: {link.log_tail(20)[-800:]} {logs}")
             found: dict[str, Any] = json.loads((home / "found.json").read_text())
@@ -162,7 +162,7 @@ def _nodes(link: SuperLink, home: Path, sites: Path | None) -> Iterator[None]:
     try:
         for silo in range(SILOS):
             socket = (sites or home) / f"silo-{silo}" / "s.sock"
-            words = supernode_process.command(link.address, silo, socket, node_keys(home, silo))
+            words = supernode_process.command(link.address, silo, socket, node_keys(home, silo), apps=True)
             with (home / f"silo-{silo}.log").open("wb") as log:
                 started.append(
                     subprocess.Popen(words, cwd=home, env=environment(home), stdout=log, stderr=subprocess.STDOUT)

@@ -26,6 +26,11 @@ def main() -> None:
         given = error.filename is not None and error.errno in _OF_A_PATH
         sys.stderr.write(f"fedpriv: {_where(error)}{error.strerror or error}{_ANOTHER if given else ''}\n")
         sys.exit(InputError.exit_code if given else RunError.exit_code)
+    except ImportError as error:
+        if not (error.name or "").startswith("flwr"):
+            raise
+        sys.stderr.write(f"fedpriv: {_other_flower(error)}\n")
+        sys.exit(InputError.exit_code)
     except MemoryError:
         sys.stderr.write("fedpriv: out of memory; run fewer cells at a time, smaller batches or a smaller model\n")
         sys.exit(RunError.exit_code)
@@ -49,6 +54,17 @@ def _as_python_says() -> Iterator[None]:
         if "allocate memory" in said:
             raise MemoryError(said) from None
         raise
+
+
+def _other_flower(error: ImportError) -> str:
+    """Say which name of Flower's is gone."""
+    from fedpriv.engines.flower_private.names import check_names
+
+    try:
+        check_names()
+    except FedprivError as fault:
+        return str(fault)
+    return str(error)
 
 
 def _where(error: OSError) -> str:

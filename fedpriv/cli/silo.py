@@ -289,17 +289,21 @@ def supernode(
     health: Annotated[
         Path | None, typer.Option(metavar="SOCKET", help="Where it says how it is, as a guard does; else nowhere.")
     ] = None,
+    apps: Annotated[
+        bool, typer.Option("--apps", help="Run the apps that the SuperLink sends, as Flower's own SuperNode does.")
+    ] = False,
     metrics: Metrics = None,
 ) -> None:
     """Run a silo's SuperNode, which carries queries to the guard and releases back, until ended.
 
-    A SuperLink that is away is waited for, with a line a minute. If a part of it dies, it ends: start it again.
+    A SuperLink that is away is waited for, with a line a minute. No code that the SuperLink sends is run, but with
+    --apps, which is for apps that are not fedpriv's own.
 
     Example: fedpriv supernode --superlink fl.example.org:8000 --silo 0 --guard /run/fedpriv/guard.sock --keys node
     """
     from fedpriv.engines.supernode_process import become_supernode
 
-    become_supernode(superlink, silo, guard, keys, insecure=insecure, health=health, metrics=metrics)
+    become_supernode(superlink, silo, guard, keys, insecure=insecure, health=health, metrics=metrics, apps=apps)
 
 
 def certificates(

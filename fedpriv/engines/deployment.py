@@ -31,7 +31,7 @@ from fedpriv.data.named import load
 from fedpriv.engines import supernode_process
 from fedpriv.engines.flower_private.control import LostRunError, UnreachableError
 from fedpriv.engines.inprocess import refuse_vectorized_options
-from fedpriv.engines.processes import environment, refuse_root, script
+from fedpriv.engines.processes import environment, refuse_root, script, state_root
 from fedpriv.engines.superlink import (
     SubmittedRun,
     SuperLink,
@@ -62,8 +62,7 @@ SOCKET = "guard.sock"
 
 def state_folder(run_token: str) -> Path:
     """Where the silos of a local run keep what must survive it being interrupted: never in its RUN_DIR."""
-    root = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(root) / "fedpriv" / run_token
+    return state_root() / run_token
 
 
 def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
@@ -216,10 +215,11 @@ def follow(
                 waits.told("an answer of the SuperLink", time.time() - (asked - answered))
             else:
                 answered = asked
-                if status.startswith("finished") and reader.result() is None:
-                    raise RunError(f"Flower ended the run without a result{run.superlink.log_tail()}")
-                if not status.startswith(("running", "finished")):
-                    waits.told(f"the SuperLink to start the run, which is {status}", began)
+                if status.is_over and reader.result() is None:
+                    why = f" ({status.details})" if status.details else ""
+                    raise RunError(f"Flower ended the run without a result{why}{run.superlink.log_tail()}")
+                if not (status.is_over or status.state.startswith("running")):
+                    waits.told(f"the SuperLink to start the run, which is {status.state}", began)
             if (wait := reader.waiting()) is not None:
                 silos, since = wait
                 waits.told(f"silo {', '.join(map(str, silos))} in round {progress.rounds + 1} of {rounds}", since)

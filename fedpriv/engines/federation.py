@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fedpriv.core.errors import printable
-from fedpriv.engines.flower_private.control import Control
+from fedpriv.engines.flower_private.control import Control, Status
+from fedpriv.engines.flower_private.kept import folder_of
 from fedpriv.engines.flower_private.presence import clock_words
 from fedpriv.protocol.cell_folder import FolderReader
 from fedpriv.protocol.clocks import difference
@@ -54,15 +55,18 @@ class RunSeen:
     folder: str
     orphan: bool
     """Whether it is not over, and no `fedpriv run` has asked for it for a minute."""
+    details: str = ""
+    """What Flower says of its end, "" if it says nothing."""
 
     def line(self) -> str:
         """One line for a person."""
         done = f"{self.rounds} round{'' if self.rounds == 1 else 's'} done"
+        said = f" ({self.details})" if self.details else ""
         at = f", started {self.started[:19]}Z" if self.started else ""
         orphan = (
             f"; no `fedpriv run` follows it: `fedpriv federation stop {self.run}` ends it" if self.orphan else ""
         )
-        return f"run {self.run}: {self.state}{at}, {done}, in {self.folder or 'an unknown folder'}{orphan}"
+        return f"run {self.run}: {self.state}{at}, {done}, in {self.folder or 'an unknown folder'}{said}{orphan}"
 
 
 def silos_of(control: Control) -> list[SiloSeen]:
@@ -108,20 +112,17 @@ def _now(runs: Sequence[Any], told: Mapping[str, Any]) -> list[RunSeen]:
     return [
         RunSeen(
             run=str(run.run_id),
-            state=(state := ":".join(filter(None, (run.status.status, run.status.sub_status)))),
+            state=(status := Status.of(run)).state,
             started=run.running_at,
             finished=run.finished_at,
-            rounds=FolderReader(Path(folder)).round() if (folder := _folder(run)) else 0,
+            rounds=FolderReader(Path(folder)).round() if (folder := folder_of(run)) else 0,
             folder=printable(folder),
-            orphan=not state.startswith("finished")
+            details=status.details,
+            orphan=not status.is_over
             and time.time() - told["followed"].get(str(run.run_id), told["since"]) > _AWAY,
         )
         for run in runs
     ]
-
-
-def _folder(run: Any) -> str:
-    return str(run.override_config["out"].string) if "out" in run.override_config else ""
 
 
 def as_data(seen: SiloSeen | RunSeen) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
@@ -61,31 +61,28 @@ def revoke(keys: Path, silo: int) -> str:
 
 
 class Revoked:
-    """Notices that keys which were registered are there no more, and has them forgotten.
+    """Notices that keys which were registered are there no more.
 
-    Guarantee: a key whose file was taken away, or has another key now, is forgotten for as long as this SuperLink
+    Guarantee: a key whose file was taken away, or has another key now, is revoked for as long as this SuperLink
     runs, whatever becomes of the file.  A file that cannot be read, or a folder that is away, revokes nothing: a
     disk that fails is no revocation.
     """
 
-    def __init__(
-        self, keys: Path, nodes: Mapping[str, bytes], forget: Callable[[str, bytes], None], every: float = LOOKS
-    ) -> None:
-        """`nodes`: what `registered` found; `forget(name, key)` is called once for each key that is revoked."""
-        self._folder, self._left, self._forget = keys / "nodes", dict(nodes), forget
+    def __init__(self, keys: Path, nodes: Mapping[str, bytes], every: float = LOOKS) -> None:
+        """`nodes`: what `registered` found."""
+        self._folder, self._left = keys / "nodes", dict(nodes)
         self._files = Renewed(*(self._folder / f"{name}.pub" for name in nodes), every=every)
         self._looked = False
 
-    def look(self) -> None:
-        """Look at the files, now and then."""
+    def look(self) -> list[str]:
+        """Names whose key is revoked since the last look, each once; the files are read now and then."""
         if self._looked and not self._files.changed():
-            return
+            return []
         self._looked = True
-        for name, key in list(self._left.items()):
-            if self._is_revoked(self._folder / f"{name}.pub", key):
-                del self._left[name]
-                self._forget(name, key)
-                _log.warning("%s: the key %s is revoked and opens nothing from now on", name, fingerprint(key))
+        revoked = [name for name, key in self._left.items() if self._is_revoked(self._folder / f"{name}.pub", key)]
+        for name in revoked:
+            _log.warning("%s: the key %s is revoked", name, fingerprint(self._left.pop(name)))
+        return revoked
 
     def _is_revoked(self, path: Path, key: bytes) -> bool:
         try:

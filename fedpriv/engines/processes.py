@@ -14,7 +14,7 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -36,7 +36,6 @@ _QUIET = {
     "FLWR_LOG_LEVEL": "WARNING",
     "RAY_DEDUP_LOGS": "0",
     "OMP_NUM_THREADS": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",  # for runs; a SuperNode says when there is a message
 }
 
 
@@ -54,18 +53,34 @@ def left_by_nobody(home: Path) -> Iterator[None]:
     """Whatever is started with a FLWR_HOME in `home` ends with the block, or with this process, however it ends.
 
     Guarantee: a process that is killed with SIGKILL in the block leaves none of them running and no `home`:
-    another process, in a session of its own, sees the end of a pipe that only this one holds, and ends them.
+    another process, in a session of its own, sees the end of a pipe that only this one holds, and ends them.  If
+    that process is killed, this one starts another within a second.
     """
-    command = [sys.executable, "-P", "-m", __name__, str(home)]
-    watch = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    command, over = [sys.executable, "-P", "-m", __name__, str(home)], threading.Event()
+
+    def start() -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
+    watches = [start()]
+
+    def replace_lost() -> None:  # its end is seen at once: nobody else would end what is left
+        while not over.wait(_WATCH_SECONDS):
+            if watches[-1].poll() is not None:
+                watches.append(start())
+
+    thread = threading.Thread(target=replace_lost, daemon=True)
+    thread.start()
     try:
         yield
     finally:
+        over.set()
+        thread.join()
         stop_all_of(home)
-        watch.kill()
-        watch.wait()
-        if watch.stdin is not None:
-            watch.stdin.close()
+        for watch in watches:
+            watch.kill()
+            watch.wait()
+            if watch.stdin is not None:
+                watch.stdin.close()
 
 
 def stop_all_of(home: Path) -> None:
@@ -106,7 +121,7 @@ def script(name: str) -> str:
 def environment(home: Path) -> dict[str, str]:
     """The environment of a Flower process with a home of its own."""
     scripts = str(Path(sys.executable).parent)
-    path = f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}"  # executors look for flwr-* scripts on the path
+    path = f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}"  # Flower looks for its programs there
     return {**os.environ, **_QUIET, "FLWR_HOME": str(home), "PATH": path}
 
 
@@ -119,7 +134,8 @@ def free_ports(count: int) -> list[int]:
         return [int(probe.getsockname()[1]) for probe in probes]
 
 
-AUTHORITY, CERTIFICATE, KEY = "ca.crt", "server.pem", "server.key"
+AUTHORITY, CERTIFICATE, KEY, NODE_KEY = "ca.crt", "server.pem", "server.key", "node.key"
+_WATCH_SECONDS = 0.5
 _EVER = datetime.datetime(1970, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59)  # RFC 5280: no end
 
 
@@ -193,18 +209,49 @@ def tls_options(keys: Path) -> list[str]:
     ]
 
 
-@contextmanager
-def isolated(program: str) -> Iterator[tuple[Path, Path, list[str]]]:
-    """Keys of a server whose tasks are processes of their own, gone when the block is left.
+def state_root() -> Path:
+    """Folder for what fedpriv keeps between starts, for this user."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "fedpriv"
 
-    The folder with its certificate, the secret that its executor shows, and the server's options for both.
+
+def service_folder(name: str, socket: Path | None) -> Path:
+    """Folder for the files of a running service: beside its socket, or in its user's state folder.
+
+    Neither is a folder from which hosts delete old files, as they do from /tmp.
     """
-    with tempfile.TemporaryDirectory(prefix=f"fedpriv-{program}-") as name:
-        folder = Path(name)
-        secret = folder / "superexec.secret"
-        make_server_keys(folder)
-        write_secret(secret, secrets.token_bytes(32))
-        yield folder, secret, ["--isolation=process", f"--superexec-auth-secret-file={secret}"]
+    if socket is not None:
+        return socket.with_name(f"{socket.name}.d")
+    return state_root() / f"{name}-{os.getpid()}"
+
+
+@contextmanager
+def made_anew(folder: Path) -> Iterator[None]:
+    """An empty folder of mode 0700, gone when the block is left; one of a service that was killed is replaced.
+
+    Raises:
+        InputError: it cannot be made.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700)
+    except OSError as error:
+        raise InputError(f"{folder}: the service's own files cannot be there ({error.strerror})") from None
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def isolate(folder: Path) -> tuple[Path, list[str]]:
+    """Make keys in `folder` for a server whose tasks are processes of their own.
+
+    The secret that its executor shows, and the server's options for both.
+    """
+    secret = folder / "superexec.secret"
+    make_server_keys(folder)
+    write_secret(secret, secrets.token_bytes(32))
+    return secret, ["--isolation=process", f"--superexec-auth-secret-file={secret}"]
 
 
 def write_secret(path: Path, secret: bytes) -> None:

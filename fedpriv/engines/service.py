@@ -37,9 +37,11 @@ _SLOW = 60.0
 
 
 class Beat(NamedTuple):
-    """The last turn of a part: its time by the monotonic clock, and what went wrong since then, or nothing."""
+    """The last turn of a part, and what went wrong since then, or nothing; times by the monotonic clock."""
 
     at: float
+    tried: float
+    """Time of the last try, whether it did its work or not."""
     trouble: str
 
 
@@ -48,27 +50,29 @@ def leave_beat(part: str, trouble: str = "") -> None:
     if (folder := os.environ.get(BEATS)) is None:
         return
     path = Path(folder, part)
-    before = read_beat(path.parent, part)
-    at = time.monotonic() if not trouble or before is None else before.at
+    before, now = read_beat(path.parent, part), time.monotonic()
+    at = now if not trouble or before is None else before.at
     new = path.with_suffix(f".{threading.get_native_id()}")
     with suppress(OSError):  # the folder goes with the service
-        new.write_text(f"{at}\n{trouble}", encoding="utf-8")
+        new.write_text(f"{at} {now}\n{trouble}", encoding="utf-8")
         new.replace(path)
 
 
 def read_beat(folder: Path, part: str) -> Beat | None:
     """The last beat of `part`, None if there was none yet."""
     try:
-        at, _, trouble = (folder / part).read_text(encoding="utf-8").partition("\n")
-        return Beat(float(at), printable(trouble, 200))
+        times, _, trouble = (folder / part).read_text(encoding="utf-8").partition("\n")
+        at, tried = times.split()
+        return Beat(float(at), float(tried), printable(trouble, 200))
     except (OSError, ValueError):
         return None
 
 
-def late(folder: Path, part: str, began: float) -> str | None:
-    """Say that `part` has not done its work for a minute; None if it has, or `began` less than that ago."""
+def late(folder: Path, part: str, began: float, *, tries: bool = False) -> str | None:
+    """Say that `part` has not done its work for a minute, or not even tried; None if it has, or began since."""
     beat = read_beat(folder, part)
-    silent = time.monotonic() - max(began, began if beat is None else beat.at)
+    last = began if beat is None else beat.tried if tries else beat.at
+    silent = time.monotonic() - max(began, last)
     return f"its {part} has done nothing for {silent:.0f} s" if silent > _SLOW else None
 
 
@@ -137,7 +141,6 @@ def health_socket(path: Path | None, health: Health) -> Iterator[None]:
         yield
         return
     with private_socket(path, "--health") as listener:
-        listener.listen(8)
         threading.Thread(target=_answer, args=(listener, health), daemon=True).start()
         try:
             yield

@@ -19,7 +19,7 @@ import httpx
 from fedpriv.core.errors import RunError, printable
 from fedpriv.engines.certificates import check_certificates
 from fedpriv.engines.flower_private import UNIX
-from fedpriv.engines.flower_private.control import Control
+from fedpriv.engines.flower_private.control import Control, Status
 from fedpriv.engines.processes import (
     AUTHORITY,
     environment,
@@ -86,8 +86,8 @@ class SubmittedRun:
     superlink: SuperLink
     run_id: int
 
-    def status(self) -> str:
-        """Flower's word for it, such as `running` or `finished:failed`."""
+    def status(self) -> Status:
+        """Its state, and what Flower says of it."""
         return self.superlink.control.status(self.run_id)
 
     def stop(self) -> None:
@@ -98,7 +98,7 @@ class SubmittedRun:
     def wait(self, seconds: float = 60.0) -> None:
         """Until Flower itself is done with the run, which is a little after the server has its result."""
         deadline = time.monotonic() + seconds
-        while not self.status().startswith("finished") and time.monotonic() < deadline:
+        while not self.status().is_over and time.monotonic() < deadline:
             time.sleep(0.2)
 
 

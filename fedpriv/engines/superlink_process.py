@@ -19,8 +19,8 @@ import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -34,12 +34,21 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.logs import log_as_service
 from fedpriv.engines.certificates import Renewed, check_certificates, ends_of, warn_of_ends
-from fedpriv.engines.flower_private import CONTROL, FLEET, RUNTIME, superexec_command
-from fedpriv.engines.flower_private.kept import KeptRuns, forget_node
+from fedpriv.engines.flower_private.executor import SERVERAPP, SIMULATION, executor_command
+from fedpriv.engines.flower_private.kept import KeptRuns
+from fedpriv.engines.flower_private.names import CONTROL, FLEET, RUNTIME, check_names
 from fedpriv.engines.flower_private.presence import STATUS, Presence
-from fedpriv.engines.flower_private.superlink import superlink_app
+from fedpriv.engines.flower_private.superlink import SuperLinkApp, superlink_app
 from fedpriv.engines.node_keys import Revoked, registered
-from fedpriv.engines.processes import AUTHORITY, CERTIFICATE, KEY, isolated, tls_options
+from fedpriv.engines.processes import (
+    AUTHORITY,
+    CERTIFICATE,
+    KEY,
+    isolate,
+    made_anew,
+    service_folder,
+    tls_options,
+)
 from fedpriv.engines.service import BEATS, EXECUTOR, Health, Part, late, part_lost
 from fedpriv.protocol.messages import REFUSED, REGISTERED
 from fedpriv.protocol.metrics import Figure, metrics_served, private_socket
@@ -109,59 +118,68 @@ def serve_superlink(
     InputError for keys or certificates that cannot be used.
     """
     log_as_service()
+    check_names()
     runs = KeptRuns(kept)
     nodes = {} if keys is None else registered(keys)
     if keys is not None:
         check_certificates(keys / AUTHORITY, keys / CERTIFICATE)
     elif not (simulation or insecure):
         raise InputError("fedpriv superlink: give --keys FOLDER (see deploy/make-keys.sh)")
-    with isolated("superlink") as (runtime_keys, secret, options):
-        options += ["--disable-runtime-dependency-installation", *tls_options(keys or runtime_keys)]
-        options += ["--simulation"] if simulation else [] if insecure else ["--enable-supernode-auth"]
-        refused = runtime_keys / "refused.json"
-        link = superlink_app(options, nodes)
-        app = Presence(link.app, nodes, refused)
-        revoked = None if keys is None else Revoked(keys, nodes, partial(forget_node, link.state))
-        pages: Pages = {STATUS: lambda: {**app.seen(), "runs": runs.earlier()}}
-        listeners = [
-            Listener(private_socket(control, "--control"), CONTROL, None, pages),
-            Listener(_tcp("127.0.0.1", 0), RUNTIME, runtime_keys),
-        ]
+    with ExitStack() as stack:  # sockets first: a second start is refused before it touches anything
+        sockets = [private_socket(control, "--control")]
+        stack.callback(control.unlink, missing_ok=True)
+        sockets.append(_tcp("127.0.0.1", 0))
         if not simulation:
-            listeners.append(Listener(_tcp(host, port), FLEET, keys))
-        address = f"127.0.0.1:{listeners[1].socket.getsockname()[1]}"
-        beats = runtime_keys / "beats"
-        beats.mkdir(mode=0o700)
-        environment = {**os.environ, BEATS: str(beats), REFUSED: str(refused)} | (
-            {REGISTERED: "1"} if nodes else {}
+            sockets.append(_tcp(host, port))
+        for each in sockets:
+            stack.callback(each.close)
+        folder = service_folder("superlink", control)
+        stack.enter_context(made_anew(folder))
+        secret, options = isolate(folder)
+        options += ["--disable-runtime-dependency-installation", *tls_options(keys or folder)]
+        options += ["--simulation"] if simulation else [] if insecure else ["--enable-supernode-auth"]
+        link = superlink_app(options)
+        app = Presence(link.app, nodes, folder / "refused.json")
+        pages: Pages = {STATUS: lambda: {**app.seen(), "runs": runs.earlier()}}
+        keys_of = {RUNTIME: folder, FLEET: keys}
+        listeners = [
+            Listener(each, prefix, keys_of.get(prefix), pages if prefix == CONTROL else {})
+            for each, prefix in zip(sockets, (CONTROL, RUNTIME, FLEET), strict=False)
+        ]
+        runner = stack.enter_context(asyncio.Runner(loop_factory=uvicorn.Config(app).get_loop_factory()))
+        runner.run(link.check(registered=bool(nodes), fleet=not simulation))
+        runner.run(link.register(nodes))
+        command = executor_command(
+            f"127.0.0.1:{sockets[1].getsockname()[1]}", folder / AUTHORITY, secret, SERVERAPP, SIMULATION
         )
-        command = superexec_command(address, runtime_keys / AUTHORITY, secret, os.getpid())
-        executor, began = subprocess.Popen(command, env=environment), time.monotonic()
-        try:
-            health = partial(late, beats, EXECUTOR, began)
+        environment = {**os.environ, BEATS: str(folder), REFUSED: str(folder / "refused.json")}
+        executor = subprocess.Popen(command, env=environment | ({REGISTERED: "1"} if nodes else {}))
+        stack.callback(executor.wait)
+        stack.callback(executor.terminate)
+        health = partial(late, folder, EXECUTOR, time.monotonic())
+        stack.enter_context(metrics_served(metrics, lambda: _figures(app.seen(), health, keys)))
+        revoked = None if keys is None else Revoked(keys, nodes)
+        asked = runner.run(_serve(app, listeners, executor, health, partial(_look, link, runs, revoked)))
+        if not asked:
+            code = executor.poll()
+            raise (
+                RunError("SuperLink: one of its servers ended; start it again")
+                if code is None
+                else part_lost("SuperLink", Part(EXECUTOR, executor), code)
+            )
 
-            def look() -> None:
-                runs.look(link.state)
-                link.pushes.forget(link.state)
-                if revoked is not None:
-                    revoked.look()
 
-            with (
-                metrics_served(metrics, lambda: _figures(app.seen(), health, keys)),
-                asyncio.Runner(loop_factory=uvicorn.Config(app).get_loop_factory()) as runner,
-            ):
-                asked = runner.run(_serve(app, listeners, executor, health, look))
-            if not asked:
-                code = executor.poll()
-                raise (
-                    RunError("SuperLink: one of its servers ended; start it again")
-                    if code is None
-                    else part_lost("SuperLink", Part(EXECUTOR, executor), code)
-                )
-        finally:
-            executor.terminate()
-            executor.wait()
-            control.unlink(missing_ok=True)
+async def _look(link: SuperLinkApp, runs: KeptRuns, revoked: Revoked | None) -> None:
+    """Keep the list of runs, and forget keys that were revoked."""
+    if runs.are_due():
+        runs.keep(await link.runs())
+    for name in revoked.look() if revoked is not None else ():
+        await link.forget(name)
+        _log.warning("%s: its key is revoked and opens nothing from now on", name)
+
+
+async def _nothing() -> None:
+    """Look at nothing."""
 
 
 def _figures(seen: Mapping[str, Any], health: Health, keys: Path | None) -> list[Figure]:
@@ -202,7 +220,7 @@ async def _serve(
     listeners: Sequence[Listener],
     executor: "subprocess.Popen[bytes]",
     health: Health,
-    look: Callable[[], None] = lambda: None,
+    look: Callable[[], Awaitable[None]] = _nothing,
 ) -> bool:
     """Serve until a signal, or until a server or the executor ends: whether it was asked to."""
     servers = []
@@ -232,12 +250,11 @@ async def _serve(
         if listener.prefix == FLEET and listener.keys is not None
     ]
     while not (asked.is_set() or executor.poll() is not None or any(server.done() for server in serving)):
-        look()
+        await look()
         for fleet in fleets:
             fleet.look()
         with suppress(TimeoutError):
             await asyncio.wait_for(asked.wait(), _LOOK)
-    look()
     for server in servers:
         server.should_exit = True
     await asyncio.gather(*serving)

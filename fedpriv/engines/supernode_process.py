@@ -1,10 +1,11 @@
-"""`fedpriv supernode`: Flower's SuperNode of one silo; no other user of the machine can take or answer its tasks.
+"""`fedpriv supernode`: the node of one silo, which is one process, and its supervisor.
 
-    python -P -m fedpriv.engines.supernode_process SUPERLINK SILO GUARD KEYS|- HEALTH|- METRICS|-
+    python -P -m fedpriv.engines.supernode_process SUPERLINK SILO GUARD KEYS|- HEALTH|- METRICS|- APPS|-
 
-Its parts are Flower's SuperNode and an executor.  A SuperNode that lost its SuperLink, which was restarted, is
-away or refuses the key (one that was killed counts as connected for a minute), is started again, for ever, and so
-is one whose port another program has taken meanwhile.  Any other end of a part ends the service.
+With APPS it is Flower's own SuperNode, which runs the apps that a SuperLink sends, and an executor for these.
+
+A node that lost its SuperLink, which was restarted, is away or refuses the key, is started again, for ever, and so
+is one that was killed.  Any other end of a part ends the service.
 """
 
 import logging
@@ -22,8 +23,18 @@ from typing import NoReturn
 from fedpriv.core.errors import FedprivError, InputError
 from fedpriv.core.logs import log_as_service
 from fedpriv.engines.certificates import check_certificates, ends_of, warn_of_ends
-from fedpriv.engines.flower_private import superexec_command, supernode_command
-from fedpriv.engines.processes import AUTHORITY, free_ports, isolated, tls_options
+from fedpriv.engines.flower_private.executor import CLIENTAPP, executor_command
+from fedpriv.engines.flower_private.names import check_names
+from fedpriv.engines.processes import (
+    AUTHORITY,
+    NODE_KEY,
+    free_ports,
+    isolate,
+    made_anew,
+    script,
+    service_folder,
+    tls_options,
+)
 from fedpriv.engines.service import (
     BEATS,
     EXECUTOR,
@@ -33,6 +44,7 @@ from fedpriv.engines.service import (
     Part,
     end_when_asked,
     health_socket,
+    how,
     late,
     part_lost,
     read_beat,
@@ -40,11 +52,12 @@ from fedpriv.engines.service import (
 from fedpriv.protocol.metrics import Figure, metrics_served
 
 _log = logging.getLogger("fedpriv.supernode")
-NODE_KEY = "node.key"
+NODE = "fedpriv.engines.flower_private.silo_node"
+"""Module of the silo's node."""
 _SHORTEST, _LONGEST = 2.0, 30.0  # seconds before a SuperNode that was lost is started again, doubled each time
 _STAYED = 90.0  # seconds after which the next loss counts as a first one
 _LOOK = 0.5  # seconds between two looks at the parts
-_AWAY = 40.0  # seconds without an answer of the SuperLink; heartbeats go out every 24
+_AWAY = 40.0  # seconds without an answer of the SuperLink, which is asked every two
 _DAY = 86_400.0
 
 
@@ -55,10 +68,13 @@ def command(
     keys: Path | None,
     health: Path | None = None,
     metrics: str | None = None,
+    *,
+    apps: bool = False,
 ) -> list[str]:
     """The command that runs silo `silo`'s SuperNode; `keys` has ca.crt and node.key, None for no TLS, no key."""
     given = ["-" if place is None else str(place) for place in (keys, health, metrics)]
-    return [sys.executable, "-P", "-m", __name__, superlink, str(silo), str(guard), *given]
+    words = [superlink, str(silo), str(guard), *given, "apps" if apps else "-"]
+    return [sys.executable, "-P", "-m", __name__, *words]
 
 
 def become_supernode(
@@ -70,15 +86,17 @@ def become_supernode(
     insecure: bool,
     health: Path | None = None,
     metrics: str | None = None,
+    apps: bool = False,
 ) -> NoReturn:
     """Make this process silo `silo`'s SuperNode; InputError for keys that cannot be used."""
+    check_names()
     if (keys is None) != insecure:
         raise InputError("fedpriv supernode: give --keys FOLDER, or --insecure on a machine of your own")
     if keys is not None:
         check_certificates(keys / AUTHORITY)
         if not (keys / NODE_KEY).exists():
             raise InputError(f"{keys / NODE_KEY}: no such key; run deploy/make-keys.sh, or ssh-keygen")
-    words = command(superlink, silo, guard, keys, health, metrics)
+    words = command(superlink, silo, guard, keys, health, metrics, apps=apps)
     os.execv(words[0], words)
 
 
@@ -89,39 +107,52 @@ def run_supernode(
     keys: Path | None,
     health: Path | None = None,
     metrics: str | None = None,
+    *,
+    apps: bool = False,
 ) -> NoReturn:
-    """Run until this process is asked to end; RunError if a part ends otherwise than by losing the SuperLink.
+    """Run until this process is asked to end; RunError if a part ends for another reason than those above.
 
     `metrics` is where figures are told: see `metrics_served`.
     """
-    with isolated("supernode") as (folder, secret, options):
-        options += [f"--superlink={superlink}", "--node-config", f"partition-id={silo} guard='{guard}'"]
-        options += tls_options(folder)
-        if keys is None:
-            options += ["--insecure"]
-        else:
-            authority = keys / AUTHORITY
-            options += [f"--root-certificates={authority}", f"--auth-supernode-private-key={keys / NODE_KEY}"]
-        beats = folder / "beats"
-        beats.mkdir(mode=0o700)
-        os.environ[BEATS] = str(beats)
-        watch = Watch("SuperNode", superlink, beats, keys)
-        with health_socket(health, watch.ails), metrics_served(metrics, lambda: watch.figures(silo)):
-            stay(lambda: _run_once(options, folder / AUTHORITY, secret, watch), watch)
+    folder = service_folder(f"supernode-{silo}", health)
+    watch = Watch("SuperNode", superlink, folder, keys, EXECUTOR if apps else SUPERNODE)
+    with (
+        health_socket(health, watch.ails),
+        metrics_served(metrics, lambda: watch.figures(silo)),
+        made_anew(folder),
+    ):
+        os.environ[BEATS] = str(folder)
+        if apps:
+            secret, options = isolate(folder)
+            options += [f"--superlink={superlink}", "--node-config", f"partition-id={silo} guard='{guard}'"]
+            options += [*tls_options(folder), *_identity(keys)]
+            stay(lambda: _run_apps(options, folder / AUTHORITY, secret, watch), watch)
+        words = [superlink, str(silo), str(guard), "-" if keys is None else str(keys)]
+        stay(lambda: _run_node([sys.executable, "-P", "-m", NODE, *words], watch), watch)
+
+
+def _identity(keys: Path | None) -> list[str]:
+    """Options of Flower's SuperNode for its key and for whom it trusts."""
+    if keys is None:
+        return ["--insecure"]
+    return [f"--root-certificates={keys / AUTHORITY}", f"--auth-supernode-private-key={keys / NODE_KEY}"]
 
 
 class Watch:
     """Looks at the parts while they run, and says what it sees."""
 
-    def __init__(self, service: str, superlink: str, beats: Path, keys: Path | None) -> None:
-        self.service = service
+    def __init__(
+        self, service: str, superlink: str, beats: Path, keys: Path | None, part: str = SUPERNODE
+    ) -> None:
+        """`part` is the one by whose beats the service is well or ill."""
+        self.service, self._part = service, part
         self._beats, self._keys = beats, keys
         self._absence = Absence(f"answer of the SuperLink at {superlink}")
         self._began = self._warned = time.monotonic()
 
     def ails(self) -> str | None:
         """What ails the service itself; a SuperLink that is away does not."""
-        return late(self._beats, EXECUTOR, self._began)
+        return late(self._beats, self._part, self._began, tries=self._part == SUPERNODE)
 
     def figures(self, silo: int) -> list[Figure]:
         """For Prometheus."""
@@ -131,7 +162,11 @@ class Watch:
         return [
             Figure("fedpriv_supernode_info", "The SuperNode's silo and version.", 1, who),
             Figure("fedpriv_supernode_healthy", "1 if its parts are at work.", self.ails() is None),
-            Figure("fedpriv_supernode_silent_seconds", "Since the SuperLink answered.", math.floor(silent)),
+            *(
+                [Figure("fedpriv_supernode_silent_seconds", "Since the SuperLink answered.", math.floor(silent))]
+                if self._part == SUPERNODE
+                else []
+            ),
             *([] if self._keys is None else ends_of(self._keys / AUTHORITY)),
         ]
 
@@ -139,7 +174,10 @@ class Watch:
         """Say it if the SuperLink is away, `lost` for sure, or if a certificate ends soon, once a day."""
         beat, now = read_beat(self._beats, SUPERNODE), time.monotonic()
         last = self._began if beat is None else beat.at
-        if lost or now - last > _AWAY:
+        if self._part != SUPERNODE:  # Flower's own does not say whether it had an answer
+            if lost:
+                _log.warning("its SuperNode has ended: no SuperLink, or one that refuses it; it is started again")
+        elif lost or now - last > _AWAY:
             self._absence.away(last, "" if beat is None else beat.trouble)
         elif beat is not None and not beat.trouble:
             self._absence.back()
@@ -149,44 +187,52 @@ class Watch:
 
 
 def stay(run_once: Callable[[], tuple[Part, int]], watch: Watch) -> NoReturn:
-    """Run what loses its SuperLink again, for ever; RunError for any other end of a part."""
+    """Run a node again that lost its SuperLink or was killed, for ever; RunError for any other end of a part."""
     pause = _SHORTEST
     while True:
         started = time.monotonic()
         part, code = run_once()
-        if part.name != SUPERNODE or code not in (0, LOST):
+        if part.name != SUPERNODE or (code not in (0, LOST) and code >= 0):
             raise part_lost(watch.service, part, code)
-        watch.look(lost=True)
+        if code < 0:
+            _log.error("its %s %s; it is started again", part.name, how(code))
+        else:
+            watch.look(lost=True)
         pause = _SHORTEST if time.monotonic() - started > _STAYED else min(2.0 * pause, _LONGEST)
         time.sleep(pause)
 
 
-def _run_once(options: Sequence[str], authority: Path, secret: Path, watch: Watch) -> tuple[Part, int]:
-    """SuperNode and executor until one of them ends: which, and its exit code.
-
-    A port that is free now may be another's when the SuperNode listens, so that every start takes one of its own.
-    """
-    (port,) = free_ports(1)
-    heard, bell = os.pipe()  # a byte for each task, from the SuperNode to the executor
-    words = superexec_command(f"127.0.0.1:{port}", authority, secret, os.getpid(), heard)
-    with (
-        _ended_with_us(words, heard) as executor,
-        _ended_with_us(supernode_command([*options, f"--port={port}"], bell), bell) as node,
-    ):
-        while node.poll() is None and executor.poll() is None:
+def _run_node(words: Sequence[str], watch: Watch) -> tuple[Part, int]:
+    """The node until it ends: with which exit code."""
+    with _ended_with_us(words) as node:
+        while node.poll() is None:
             watch.look()
             time.sleep(_LOOK)
-        time.sleep(_LOOK)  # the end of one may be that of the other
-        lost = node.poll() is not None and (executor.poll() or 0) >= 0
-        part = Part(SUPERNODE, node) if lost else Part(EXECUTOR, executor)
-        return part, part.process.wait()
+        return Part(SUPERNODE, node), node.wait()
+
+
+def _run_apps(options: Sequence[str], authority: Path, secret: Path, watch: Watch) -> tuple[Part, int]:
+    """Flower's SuperNode and an executor until one of them ends: which, and its exit code.
+
+    A port that is free now may be another's when the SuperNode listens, so that every start takes one of its own.
+    Flower's exit codes do not tell a SuperLink that is lost from other ends, so that each is one.
+    """
+    (port,) = free_ports(1)
+    with (
+        _ended_with_us(executor_command(f"127.0.0.1:{port}", authority, secret, CLIENTAPP)) as executor,
+        _ended_with_us([script("flower-supernode"), *options, f"--port={port}"]) as node,
+    ):
+        while node.poll() is None and executor.poll() is None:
+            time.sleep(_LOOK)
+        if (code := executor.poll()) is not None:
+            return Part(EXECUTOR, executor), code
+        return Part(SUPERNODE, node), min(node.wait(), 0)
 
 
 @contextmanager
-def _ended_with_us(words: Sequence[str], inherited: int) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that has the descriptor `inherited`, which is closed here; the SuperLink hears of a node's end."""
-    process = subprocess.Popen(words, pass_fds=[inherited])
-    os.close(inherited)
+def _ended_with_us(words: Sequence[str]) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that is ended with the block; the SuperLink hears of a node's end."""
+    process = subprocess.Popen(words)
     try:
         yield process
     finally:
@@ -201,7 +247,7 @@ def _ended_with_us(words: Sequence[str], inherited: int) -> Iterator["subprocess
 _END_SECONDS = 20.0  # Flower ends itself hard after 5, and a service manager us after 90
 
 
-def main(superlink: str, silo: str, guard: str, keys: str, health: str, metrics: str) -> None:
+def main(superlink: str, silo: str, guard: str, keys: str, health: str, metrics: str, apps: str) -> None:
     """Run the command line of `command`."""
     log_as_service(silo=int(silo))
     end_when_asked()
@@ -210,7 +256,7 @@ def main(superlink: str, silo: str, guard: str, keys: str, health: str, metrics:
         warn_of_ends(folder / AUTHORITY)
     try:
         told = None if metrics == "-" else metrics
-        run_supernode(superlink, int(silo), Path(guard), folder, healthy, told)
+        run_supernode(superlink, int(silo), Path(guard), folder, healthy, told, apps=apps == "apps")
     except FedprivError as error:
         _log.error("%s", error)
         sys.exit(error.exit_code)

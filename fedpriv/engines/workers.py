@@ -18,16 +18,16 @@ import queue
 import secrets
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 from fedpriv.core.errors import FedprivError, InputError, RunError, printable
 from fedpriv.core.extensions import VARIABLE, import_files
@@ -377,10 +377,26 @@ def _connected(workers: Workers, **options: Any) -> Iterator[Any]:
         raise RunError(f"Ray at {workers.address or 'this machine'} cannot be used: {reason}") from None
     if before is not None:
         signal.signal(signal.SIGTERM, before)  # Ray's own would end the run without a word how to go on
-    private = importlib.import_module("ray._private.worker")
     try:
-        # What it prints to stdout comes as an exception too, and would stand between our lines of JSON.
-        with mock.patch.object(private, "print_to_stdstream"):
+        output: Any = WithoutRay(sys.stdout)
+        with redirect_stdout(output):
             yield ray
     finally:
         ray.shutdown()
+
+
+class WithoutRay:
+    """Standard output, less what a thread of Ray's prints, which would stand between our lines of JSON.
+
+    Ray raises as an exception, too, what it prints there.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        own = threading.current_thread().name != "ray_listen_error_messages"
+        return int(self._stream.write(text)) if own else len(text)

@@ -46,8 +46,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.app.metadata import Metadata
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 

@@ -4,6 +4,7 @@ A service that is given `--metrics PLACE` answers GET /metrics there: on a port 
 Unix socket of mode 0600.  One request is answered at a time, in a thread of its own.
 """
 
+import fcntl
 import math
 import os
 import socket
@@ -18,6 +19,10 @@ from fedpriv.core.errors import InputError
 
 _PATIENCE = 5.0
 """Seconds that a request may take to come; others wait for it."""
+
+
+_WAITING = 8
+"""Connections that wait to be accepted."""
 
 
 class Figure(NamedTuple):
@@ -58,17 +63,53 @@ def _number(value: float) -> str:
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
 
 
+def somebody_listens(path: Path) -> bool:
+    """Whether a service answers on the Unix socket `path`; not where one that was killed has left it."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(1.0)
+        try:
+            connection.connect(str(path))
+        except (TimeoutError, BlockingIOError):  # it is busy, and others wait for it
+            return True
+        except OSError:
+            return False
+    return True
+
+
 def private_socket(path: Path, option: str) -> socket.socket:
-    """A Unix socket at `path`, of mode 0600 from the start; InputError, naming `option`, if none can be."""
-    path.unlink(missing_ok=True)
-    bound = socket.socket(socket.AF_UNIX)
-    previous = os.umask(0o177)
+    """A Unix socket at `path`, of mode 0600 from the start, on which connections wait to be accepted.
+
+    Guarantee: what is there stays as it is, unless it is the socket of a service that has ended; of two services
+    that start at once, one is refused.
+
+    Raises:
+        InputError: none can be made there; the message names `option`.
+    """
+    bound, folder, umask = socket.socket(socket.AF_UNIX), -1, -1
     try:
+        folder = os.open(path.parent, os.O_RDONLY)
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        if path.is_socket() and not path.is_symlink():
+            if somebody_listens(path):
+                raise InputError(
+                    f"{option} {path}: a service answers there already; end it before you start another"
+                )
+            path.unlink()
+        umask = os.umask(0o177)
         bound.bind(str(path))
-    except OSError as error:
-        raise InputError(f"{option} {path}: {error}") from None
+        bound.listen(_WAITING)
+    except (OSError, InputError) as error:
+        bound.close()
+        if isinstance(error, InputError):
+            raise
+        taken = path.exists() and not path.is_socket()
+        why = "is a file, and no socket; name a path that is free" if taken else str(error)
+        raise InputError(f"{option} {path}: {why}") from None
     finally:
-        os.umask(previous)
+        if umask >= 0:
+            os.umask(umask)
+        if folder >= 0:
+            os.close(folder)
     return bound
 
 
@@ -111,7 +152,7 @@ def metrics_served(place: str | None, figures: Callable[[], Iterable[Figure]]) -
     server = Server(("", 0), Handler, bind_and_activate=False)
     server.socket.close()
     server.socket = bound
-    bound.listen(8)
+    bound.listen(_WAITING)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -129,9 +170,7 @@ def _bound(place: str) -> socket.socket:
             raise InputError(
                 f"--metrics {place}: expected a port's number, for this machine only, or the path of a socket"
             )
-        if (path := Path(place)).exists() and not path.is_socket():
-            raise InputError(f"--metrics {place}: is a file, and no socket; name a path that is free")
-        return private_socket(path, "--metrics")
+        return private_socket(Path(place), "--metrics")
     try:
         return socket.create_server(("127.0.0.1", int(place)))
     except (OSError, OverflowError) as error:

@@ -40,7 +40,7 @@ from fedpriv.protocol.messages import (
     receive_length,
     send_frame,
 )
-from fedpriv.protocol.metrics import Figure, metrics_served
+from fedpriv.protocol.metrics import Figure, metrics_served, somebody_listens
 from fedpriv.rounds.task import DTYPES
 from fedpriv.silo.admission import LONGEST_SCENARIO
 from fedpriv.silo.guard import Guard
@@ -143,7 +143,7 @@ def serve(policy_path: Path, ready: Callable[[Path], None] = lambda _: None, met
 
 @contextmanager
 def _listening(policy: Policy) -> Iterator[socket.socket]:
-    if _somebody_listens(policy.socket):
+    if somebody_listens(policy.socket):
         raise InputError(f"{policy.socket}: a guard answers there already; end it before you start another")
     policy.socket.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener:
@@ -158,19 +158,6 @@ def _listening(policy: Policy) -> Iterator[socket.socket]:
             _open_to(policy.socket, policy.group)
         listener.listen(_CONNECTIONS)
         yield listener
-
-
-def _somebody_listens(path: Path) -> bool:
-    """Not where a guard that was killed has left its socket."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(1.0)
-        try:
-            connection.connect(str(path))
-        except (TimeoutError, BlockingIOError):  # it is busy, and others wait for it
-            return True
-        except OSError:
-            return False
-    return True
 
 
 def _open_to(socket: Path, group: str) -> None:

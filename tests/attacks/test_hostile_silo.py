@@ -1,39 +1,33 @@
 """A silo with its own registered key that wants to be another silo, or the SuperLink's owner."""
 
-from collections.abc import Iterator, Mapping
+import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import httpx
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.proto.control_pb2 import ListRunsRequest, RegisterNodeRequest, StartRunRequest
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest, RegisterNodeFleetRequest
-from flwr.proto.message_pb2 import Message as ProtoMessage
-from flwr.proto.message_pb2 import Metadata, ObjectTree
-from flwr.proto.node_pb2 import Node, NodeInfo
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, RegisterNodeFleetRequest
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
-from flwr.server.superlink.linkstate import InMemoryLinkState
 from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.error import FlowerError
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.supercore.protobuf.client import ProtobufClient
 from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from starlette.testclient import TestClient
 
-from fedpriv.engines.flower_private import CONTROL, FLEET
+from fedpriv.engines.flower_private.names import CONTROL, FLEET
 from fedpriv.engines.flower_private.superlink import superlink_app
-from fedpriv.engines.processes import make_server_keys
 from fedpriv.engines.superlink_process import Only
 from fedpriv.server.grid import PatientGrid
 from tests.e2e.federation import federation, finish
+from tests.engines.flower_link import link_options
 from tests.server.test_patient_grid import ScriptedGrid, release
 
 Keys = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
@@ -45,19 +39,11 @@ def keys() -> Mapping[str, Keys]:
 
 
 @pytest.fixture
-def app(tmp_path: Path, keys: Mapping[str, Keys]) -> Iterator[Any]:
+def app(tmp_path: Path, keys: Mapping[str, Keys]) -> Any:
     """The whole SuperLink, as `fedpriv superlink` serves it, without a network."""
-    make_server_keys(tmp_path)
-    (tmp_path / "secret").write_bytes(b"secret")
-    options = [
-        "--isolation=process",
-        f"--superexec-auth-secret-file={tmp_path / 'secret'}",
-        "--enable-supernode-auth",
-    ]
-    files = {"ca-certfile": "ca.crt", "certfile": "server.pem", "keyfile": "server.key"}
-    options += [f"--ssl-{name}={tmp_path / file}" for name, file in files.items()]
-    yield superlink_app(options, {name: public_key_to_bytes(public) for name, (_, public) in keys.items()}).app
-    mock.patch.stopall()
+    link = superlink_app(link_options(tmp_path)[1])
+    asyncio.run(link.register({name: public_key_to_bytes(public) for name, (_, public) in keys.items()}))
+    return link.app
 
 
 def client(kind: type[ProtobufClient], app: Any, prefix: str, *interceptors: Any, name: str = "flwr CLI") -> Any:
@@ -129,38 +115,6 @@ def test_a_silos_name_is_what_its_key_was_registered_with(app: Any, keys: Mappin
         nodes[name] = fleet(app, pair).ActivateNode(request).node_id
     state = app.app.state.linkstate_factory.state()
     assert {info.name: info.node_id for info in state.get_node_info()} == nodes
-
-
-def test_a_reply_counts_only_as_its_senders(app: Any) -> None:
-    """Would gain: a release of its making in another silo's name, if it learnt what that silo was sent."""
-    state = mock.MagicMock(spec=InMemoryLinkState)
-    state._lock_object_push_sessions = mock.MagicMock()
-    state._object_push_session_by_root = {}
-    state._object_push_sessions = {}
-    state.store_message_and_object_tree.return_value = ({}, set())
-    state.start_session.return_value = "session"
-    told = mock.Mock(metadata=mock.Mock(message_id="m", run_id=1))
-
-    def push(sender: int, said: int) -> None:
-        metadata = Metadata(
-            run_id=1, message_id="m", src_node_id=said, dst_node_id=SUPERLINK_NODE_ID, message_type="train"
-        )
-        request = PushMessagesRequest(
-            node=Node(node_id=sender),
-            messages_list=[ProtoMessage(metadata=metadata)],
-            message_object_trees=[ObjectTree(object_id="m")],
-        )
-        fleet_handlers.push_messages(request=request, state=state)
-
-    with (
-        mock.patch.object(fleet_handlers, "check_abort", return_value=None),
-        mock.patch.object(fleet_handlers, "message_from_proto", return_value=told),
-    ):
-        with pytest.raises(FlowerError, match="replies as another node"):
-            push(7, said=8)
-        assert not state.store_message_and_object_tree.called
-        push(7, said=7)
-        assert state.store_message_and_object_tree.called
 
 
 class Registered(ScriptedGrid):

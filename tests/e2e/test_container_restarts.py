@@ -20,7 +20,7 @@ from tests.e2e.federation import entries, say, wait_until
 RESTARTS = "scenarios/restarts.toml"
 SILOS, ROUNDS = 3, 40
 SITES = tuple(f"{kind}-{silo}" for kind in ("guard", "node") for silo in range(SILOS))
-SUPERLINK, EXECUTOR, GUARD = "fedpriv superlink", "flower_private superexec", "fedpriv silo run"
+SUPERLINK, EXECUTOR, GUARD = "fedpriv superlink", "flower_private.executor", "fedpriv silo run"
 
 pytestmark = pytest.mark.containers
 

@@ -33,7 +33,7 @@ def command(*words: str) -> str:
 
 
 def tries(log: Path) -> int:
-    return log.read_text().count("Uvicorn running")
+    return log.read_text().count("trying again")
 
 
 def connected(fed: Federation) -> dict[int, bool]:

@@ -22,9 +22,10 @@ from fedpriv.cli import app as command
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.engines import federation
 from fedpriv.engines.federation import runs_of, silos_of
-from fedpriv.engines.flower_private import CONTROL, FLEET, presence
-from fedpriv.engines.flower_private.control import Control
-from fedpriv.engines.flower_private.presence import FOLLOWS, STATUS, VERSION, Presence
+from fedpriv.engines.flower_private import FOLLOWS, VERSION, presence
+from fedpriv.engines.flower_private.control import Control, Status
+from fedpriv.engines.flower_private.names import CONTROL, FLEET
+from fedpriv.engines.flower_private.presence import STATUS, Presence
 from fedpriv.engines.superlink_process import Only
 from fedpriv.protocol.messages import REFUSED
 from fedpriv.server import grid
@@ -46,10 +47,8 @@ def control(told: Presence, monkeypatch: pytest.MonkeyPatch) -> Control:
     made = Control._client
 
     def client(self: Control) -> Any:
-        found = made(self)
-        found._client.close()
-        found._client = TestClient(listening, raise_server_exceptions=False)
-        return found
+        made(self).close()
+        return TestClient(listening, raise_server_exceptions=False)
 
     monkeypatch.setattr(Control, "_client", client)
     return Control("unix:/control.sock")
@@ -164,7 +163,7 @@ def test_runs_are_shown_with_their_rounds_and_whether_a_command_follows_them_and
     assert runs_of(control) == []
     (tmp_path / "progress").write_text("5")
     run = control.start_run(PYPROJECT, str(tmp_path))
-    assert control.status(run) == "pending"
+    assert control.status(run) == Status("pending")
     (seen,) = runs_of(control)
     assert (seen.run, seen.state, seen.rounds, seen.folder, seen.orphan) == (
         *(str(run), "pending", 5, str(tmp_path), False),

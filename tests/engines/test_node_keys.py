@@ -35,9 +35,8 @@ def revoking(keys: Path, *options: str) -> tuple[int, str]:
 
 
 def watched(keys: Path) -> tuple[Revoked, list[str]]:
-    """A SuperLink's watch over these keys, and the names whose keys it has forgotten."""
-    forgotten = list[str]()
-    return Revoked(keys, registered(keys), lambda name, _: forgotten.append(name), every=0.0), forgotten
+    """A SuperLink's watch over these keys, and a list for the names whose keys it finds revoked."""
+    return Revoked(keys, registered(keys), every=0.0), []
 
 
 def test_the_fingerprint_is_the_one_that_ssh_keygen_shows(keys: Path) -> None:
@@ -73,44 +72,42 @@ def test_guarantee_a_superlink_that_runs_forgets_a_revoked_key_once_and_no_other
 ) -> None:
     own = fingerprint(node_public_key(public(keys, 1)))
     watch, forgotten = watched(keys)
-    watch.look()
+    forgotten += watch.look()
     assert forgotten == []
     kept = public(keys, 1).read_bytes()
     revoke(keys, 1)
-    watch.look()
+    forgotten += watch.look()
     assert forgotten == ["silo-1"]
     assert f"silo-1: the key {own} is revoked" in caplog.text
     public(keys, 1).write_bytes(kept)
-    watch.look()
+    forgotten += watch.look()
     revoke(keys, 1)
-    watch.look()
+    forgotten += watch.look()
     assert forgotten == ["silo-1"], "it is forgotten for as long as the SuperLink runs"
 
 
 def test_guarantee_a_key_whose_place_another_has_taken_is_forgotten(keys: Path, tmp_path: Path) -> None:
     watch, forgotten = watched(keys)
-    watch.look()
+    forgotten += watch.look()
     draft = tmp_path / "silo-2.pub"
     make_node_key(tmp_path / "another.key", draft)
     os.replace(draft, public(keys, 2))
-    watch.look()
+    forgotten += watch.look()
     assert forgotten == ["silo-2"]
 
 
 def test_guarantee_a_key_that_went_while_the_superlink_started_is_forgotten(keys: Path) -> None:
     found = registered(keys)
     revoke(keys, 0)
-    forgotten = list[str]()
-    Revoked(keys, found, lambda name, _: forgotten.append(name)).look()
-    assert forgotten == ["silo-0"]
+    assert Revoked(keys, found).look() == ["silo-0"]
 
 
 def test_a_disk_that_fails_is_no_revocation(keys: Path, caplog: pytest.LogCaptureFixture) -> None:
     watch, forgotten = watched(keys)
-    watch.look()
+    forgotten += watch.look()
     public(keys, 0).write_text("half a k")
-    watch.look()
+    forgotten += watch.look()
     assert "a key that changed revokes nothing" in caplog.text
     shutil.move(keys / "nodes", keys / "away")
-    watch.look()
+    forgotten += watch.look()
     assert forgotten == []

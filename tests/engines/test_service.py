@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,10 +22,9 @@ from starlette.applications import Starlette
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.logs import facts, log_as_service
 from fedpriv.engines import deployment, service, supernode_process
-from fedpriv.engines.flower_private import CONTROL
-from fedpriv.engines.flower_private.control import UnreachableError
-from fedpriv.engines.flower_private.executor import Turns
-from fedpriv.engines.flower_private.supernode import _not_connected, clock_trouble
+from fedpriv.engines.flower_private.control import Status, UnreachableError
+from fedpriv.engines.flower_private.names import CONTROL
+from fedpriv.engines.flower_private.silo_node import clock_trouble
 from fedpriv.engines.processes import free_ports
 from fedpriv.engines.service import EXECUTOR, LOST, SUPERNODE, Absence, Part, leave_beat, read_beat
 from fedpriv.engines.superlink_process import Listener, _serve
@@ -38,29 +36,34 @@ HEALTH = Path(__file__).resolve().parents[2] / "deploy" / "health.py"
 SLEEP = "import time; time.sleep(60)"
 
 
-def run_parts(monkeypatch: pytest.MonkeyPatch, guard: Path, node: str, executor: str = SLEEP) -> NoReturn:
-    """`run_supernode` with programs of Python in the place of its parts; a node is told its port."""
-
-    def node_command(options: Sequence[str], _bell: int) -> list[str]:
-        (port,) = [option.partition("=")[2] for option in options if option.startswith("--port=")]
-        return [sys.executable, "-c", node, port]
-
-    monkeypatch.setattr(supernode_process, "supernode_command", node_command)
-    monkeypatch.setattr(supernode_process, "superexec_command", lambda *_: [sys.executable, "-c", executor])
+def run_parts(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, node: str, executor: str = SLEEP, *, apps: bool = False
+) -> NoReturn:
+    """`run_supernode` with programs of Python in the place of its parts; Flower's node is told its port."""
+    program = folder / "flower-supernode"
+    program.write_text(f"#!{sys.executable}\nimport sys\nsys.argv[1] = sys.argv[-1].partition('=')[2]\n{node}\n")
+    program.chmod(0o755)
+    (folder / "node.py").write_text(node)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
+    monkeypatch.setattr(supernode_process, "script", lambda _: str(program))
+    monkeypatch.setattr(supernode_process, "executor_command", lambda *_: [sys.executable, "-c", executor])
+    monkeypatch.setattr(supernode_process, "NODE", "node")
     monkeypatch.setattr(supernode_process, "_SHORTEST", 0.0)
     monkeypatch.setattr(supernode_process, "_LOOK", 0.1)
     monkeypatch.setenv(service.BEATS, "")
-    supernode_process.run_supernode("127.0.0.1:1", 0, guard, None)
+    supernode_process.run_supernode("127.0.0.1:1", 0, folder / "guard.sock", None, apps=apps)
 
 
-LISTEN = f"""
+LISTEN = """
 import socket, sys
+from pathlib import Path
 try:
     socket.socket().bind(('127.0.0.1', int(sys.argv[1])))
 except OSError:
-    sys.exit({LOST})
+    sys.exit(3)
 print('listening', flush=True)
-sys.exit(3)
+import os; os.kill(os.getppid(), 15)
 """
 
 
@@ -69,31 +72,21 @@ def test_a_port_that_is_anothers_by_now_is_not_asked_for_again(
 ) -> None:
     """Twenty SuperNodes that start at once pick the same free port now and then."""
     (free,) = free_ports(1)
+
+    def ended(*_: Any) -> NoReturn:
+        raise RunError("as asked")
+
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         ports = iter([other.getsockname()[1], free])
         monkeypatch.setattr(supernode_process, "free_ports", lambda _: [next(ports)])
-        with pytest.raises(RunError, match="its SuperNode ended with exit code 3"):
-            run_parts(monkeypatch, tmp_path / "guard.sock", LISTEN)
+        before = signal.signal(signal.SIGTERM, ended)
+        try:
+            with pytest.raises(RunError, match="as asked"):
+                run_parts(monkeypatch, tmp_path, LISTEN, apps=True)
+        finally:
+            signal.signal(signal.SIGTERM, before)
     assert capfd.readouterr().out == "listening\n"
-
-
-def test_a_runs_server_that_is_killed_is_told_of_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Was: after a minute, when its heartbeats were missed."""
-    killed, ended, alive = (subprocess.Popen([sys.executable, "-c", code]) for code in (SLEEP, "", SLEEP))
-    killed.kill()
-    tasks = [killed, ended, alive]
-    for task in (killed, ended):
-        task.wait()
-    Turns(tasks).sleep(0.0)
-    Turns(tasks).sleep(0.0)
-    (line,) = caplog.messages
-    assert line.startswith(
-        "a run's server was ended by SIGKILL; a machine that runs out of memory does that; the run ends"
-    )
-    assert tasks == [alive]
-    alive.kill()
-    alive.wait()
 
 
 @pytest.mark.parametrize(
@@ -105,19 +98,58 @@ def test_a_runs_server_that_is_killed_is_told_of_at_once(caplog: pytest.LogCaptu
             "its executor was ended by SIGKILL; a machine that runs out",
         ),
         (SLEEP, "", "its executor ended with exit code 0"),
-        ("import os; os.kill(os.getpid(), 15)", SLEEP, "its SuperNode was ended by SIGTERM, and the service ends"),
-        ("raise SystemExit(1)", SLEEP, "its SuperNode ended with exit code 1"),
-        (f"raise SystemExit({LOST})", "import os; os.kill(os.getpid(), 9)", "its executor was ended by SIGKILL"),
     ],
 )
-def test_a_part_that_dies_ends_the_service_with_its_name_and_how(
+def test_an_executor_that_dies_ends_the_service_with_its_name_and_how(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: str, executor: str, words: str
 ) -> None:
     """Was: a SuperNode without executor stayed, and answered nothing."""
-    began = time.monotonic()
     with pytest.raises(RunError, match=f"SuperNode: {words}"):
-        run_parts(monkeypatch, tmp_path / "guard.sock", node, executor)
-    assert time.monotonic() - began < 10.0
+        run_parts(monkeypatch, tmp_path, node, executor, apps=True)
+    assert not list((tmp_path / "state" / "fedpriv").iterdir())
+
+
+def test_of_flowers_own_node_nothing_is_said_that_nobody_knows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It leaves no sign of the SuperLink's answers: neither since when it is away, nor for how long."""
+    watch = supernode_process.Watch("SuperNode", "127.0.0.1:1", tmp_path, None, EXECUTOR)
+    watch._began -= 3600.0
+    watch.look()
+    assert not caplog.messages
+    watch.look(lost=True)
+    assert caplog.messages == [
+        "its SuperNode has ended: no SuperLink, or one that refuses it; it is started again"
+    ]
+    assert "fedpriv_supernode_silent_seconds" not in {figure.name for figure in watch.figures(0)}
+    own = supernode_process.Watch("SuperNode", "127.0.0.1:1", tmp_path, None)
+    assert "fedpriv_supernode_silent_seconds" in {figure.name for figure in own.figures(0)}
+
+
+def test_a_node_that_fails_by_itself_ends_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key that cannot be read, say: to start it again helps nobody."""
+    with pytest.raises(RunError, match="SuperNode: its SuperNode ended with exit code 2, and the service ends"):
+        run_parts(monkeypatch, tmp_path, "raise SystemExit(2)")
+
+
+COUNTING = """
+import os, sys
+from pathlib import Path
+file = Path(os.environ["PYTHONPATH"], "starts")
+file.write_text((file.read_text() if file.exists() else "") + "x")
+if len(file.read_text()) > 3:
+    sys.exit(2)
+"""
+
+
+def test_a_node_that_is_killed_is_started_again_at_once_and_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Was: the service ended, or, for a fork server, nobody noticed for five minutes."""
+    with pytest.raises(RunError, match="exit code 2"):
+        run_parts(monkeypatch, tmp_path, f"{COUNTING}\nos.kill(os.getpid(), 9)")
+    told = "its SuperNode was ended by SIGKILL; a machine that runs out of memory does that; it is started again"
+    assert caplog.messages == [told] * 3
 
 
 def test_a_supernode_that_lost_its_superlink_is_started_again_for_ever_and_says_so_once_a_minute(
@@ -133,7 +165,7 @@ def test_a_supernode_that_lost_its_superlink_is_started_again_for_ever_and_says_
         clock[0] += seconds
 
     monkeypatch.setattr(supernode_process.time, "sleep", sleep)
-    (tmp_path / SUPERNODE).write_text("1000.0\nConnection refused\x1b[2J")
+    (tmp_path / SUPERNODE).write_text("1000.0 1000.0\nConnection refused\x1b[2J")
     watch = supernode_process.Watch("SuperNode", "fl.example.org:8000", tmp_path, None)
     ends = iter([LOST, 0] * 50 + [1])
     part = Part(SUPERNODE, subprocess.Popen([sys.executable, "-c", ""]))
@@ -179,17 +211,6 @@ def test_a_clock_that_is_refused_is_named(ahead: float, words: str | None) -> No
     assert said == words if words is None else words in str(said)
 
 
-def test_a_key_that_was_taken_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Was: `[code: 2004] Failed to activate SuperNode.`"""
-    monkeypatch.setenv(service.BEATS, str(tmp_path))
-    for said, words in (("[code: 2004] Failed", "does not know this SuperNode's key"), ("no route", "no route")):
-        with pytest.raises(SystemExit):
-            _not_connected(600, f"Could not connect\n{said}")
-        beat = read_beat(tmp_path, SUPERNODE)
-        assert beat is not None
-        assert words in beat.trouble
-
-
 @pytest.mark.parametrize("date", [None, "", "yesterday"])
 def test_an_answer_without_a_date_says_nothing_of_clocks(date: str | None) -> None:
     assert clock_trouble(date, 1.0) is None
@@ -205,7 +226,9 @@ def test_a_beat_keeps_the_last_good_time_and_is_read_as_it_was_left(
     leave_beat(EXECUTOR, "the network")
     second = read_beat(tmp_path, EXECUTOR)
     assert first is not None
-    assert second == (first.at, "the network")
+    assert second is not None
+    assert (second.at, second.trouble) == (first.at, "the network")
+    assert second.tried > first.tried
     (tmp_path / EXECUTOR).write_text("nonsense")
     assert read_beat(tmp_path, EXECUTOR) is None
 
@@ -214,19 +237,24 @@ def health(address: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([sys.executable, "-IS", HEALTH, address], capture_output=True, text=True, check=False)
 
 
-def test_health_is_that_of_the_service_itself(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", [EXECUTOR, SUPERNODE])
+def test_health_is_that_of_the_service_itself(tmp_path: Path, part: str) -> None:
     """Was: the SuperLink's health in the place of the SuperNode's."""
-    watch = supernode_process.Watch("SuperNode", "127.0.0.1:1", tmp_path, None)
+    watch = supernode_process.Watch("SuperNode", "127.0.0.1:1", tmp_path, None, part)
     path = tmp_path / "health.sock"
     with service.health_socket(path, watch.ails):
         assert path.stat().st_mode & 0o777 == 0o600
-        (tmp_path / EXECUTOR).write_text(f"{time.monotonic()}\n")
+        now = time.monotonic()
+        (tmp_path / part).write_text(f"{now} {now}\n")
         assert health(f"unix:{path}").returncode == 0
         watch._began -= 3600.0
-        (tmp_path / EXECUTOR).write_text(f"{time.monotonic() - 100.0}\n")
+        if part == SUPERNODE:  # a SuperLink that is away makes no SuperNode ill
+            (tmp_path / part).write_text(f"{now - 900.0} {now}\nConnection refused")
+            assert health(f"unix:{path}").returncode == 0
+        (tmp_path / part).write_text(f"{now - 100.0} {now - 100.0}\n")
         ill = health(f"unix:{path}")
         assert ill.returncode == 1
-        assert "its executor has done nothing for 1" in ill.stderr
+        assert f"its {part} has done nothing for 1" in ill.stderr
         with socket.socket(socket.AF_UNIX) as silent:  # asks nothing, and keeps nobody else from asking
             silent.connect(str(path))
             silent.sendall(b"\xff\xff\xff\xff")
@@ -327,11 +355,11 @@ class Unanswering:
     def __init__(self, answers: list[str | None]) -> None:
         self._answers = iter(answers)
 
-    def status(self) -> str:
+    def status(self) -> Status:
         answer = next(self._answers)
         if answer is None:
             raise UnreachableError("the SuperLink cannot be reached: timed out")
-        return answer
+        return Status(answer, "it could not write /srv" if answer.startswith("finished") else "")
 
 
 def test_a_run_says_for_whom_it_waits_and_since_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,7 +374,7 @@ def test_a_run_says_for_whom_it_waits_and_since_when(tmp_path: Path, monkeypatch
 
     report_waiting(tmp_path, [1, 4], time.time() - 25.0)
     run: Any = Unanswering(["pending", None, "running", "running", "finished:failed"])
-    with pytest.raises(RunError, match="Flower ended the run without a result"):
+    with pytest.raises(RunError, match=r"Flower ended the run without a result \(it could not write /srv\)"):
         deployment.follow(run, FolderReader(tmp_path), 0, 6, Hears(), lambda: None)
     assert re.fullmatch(
         r"waiting for the SuperLink to start the run, which is pending since .* UTC \(0 s\)", lines[0]

@@ -1,9 +1,11 @@
 """Cells on workers: the same results, whoever dies; and nothing left running."""
 
+import io
 import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -324,3 +326,15 @@ def test_a_worker_that_is_killed_is_named_and_its_cells_run_again_and_ctrl_c_lea
         RunOptions(out=tmp_path / "out", resume=True),
     )
     assert json.loads((whole / "results.json").read_text())["complete"]
+
+
+def test_what_rays_own_thread_prints_is_no_line_of_ours() -> None:
+    """Would stand between lines of JSON; it comes as an exception, too."""
+    lines = io.StringIO()
+    output: Any = engine.WithoutRay(lines)
+    print("ours", file=output)
+    for name in ("ray_listen_error_messages", "another"):
+        thread = threading.Thread(target=print, args=(name,), kwargs={"file": output}, name=name)
+        thread.start()
+        thread.join()
+    assert lines.getvalue() == "ours\nanother\n"

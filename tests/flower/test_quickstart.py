@@ -135,17 +135,17 @@ def test_supernodes_of_a_stock_app_train_through_their_sites_guards(tmp_path: Pa
             own = home / f"silo-{silo}"
             own.mkdir()
             socket = tmp_path / f"silo-{silo}" / "s.sock"
-            words = supernode_process.command(link.address, silo, socket, node_keys(home, silo))
+            words = supernode_process.command(link.address, silo, socket, node_keys(home, silo), apps=True)
             with (own / "log").open("wb") as log:
                 nodes.append(
                     subprocess.Popen(words, cwd=own, env=environment(own), stdout=log, stderr=subprocess.STDOUT)
                 )
         run = submitted(link, tmp_path)
         deadline = time.monotonic() + 300
-        while not (status := run.status()).startswith("finished") and time.monotonic() < deadline:
+        while not (status := run.status()).is_over and time.monotonic() < deadline:
             time.sleep(0.3)
         logs = "".join((home / f"silo-{silo}" / "log").read_text(errors="replace")[-3000:] for silo in (0, 1))
-        assert status == "finished:completed", f"{status}\n{link.log_tail(40)}\n{logs}"
+        assert status.state == "finished:completed", f"{status}\n{link.log_tail(40)}\n{logs}"
         for node in nodes:
             psutil.Process(node.pid).terminate()
             node.wait(30)

@@ -57,7 +57,7 @@ def _kill_a_child(game: Game, party: str, dice: Random) -> str:
 
 
 def _short(command: str) -> str:
-    for name in ("superexec", "flwr-serverapp", "flwr-clientapp", "fork_server", "supernode", "SuperNode"):
+    for name in ("flower_private.executor", "flwr-serverapp", "silo_node", "SuperNode"):
         if name in command:
             return name
     return command[-40:]

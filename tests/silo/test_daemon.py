@@ -235,8 +235,8 @@ def test_a_guard_at_which_others_wait_is_there(tmp_path: Path) -> None:
             one.setblocking(False)
             with suppress(BlockingIOError):
                 one.connect(str(tmp_path / "busy.sock"))
-        assert daemon._somebody_listens(tmp_path / "busy.sock")
-    assert not daemon._somebody_listens(tmp_path / "busy.sock"), "nobody listens any more"
+        assert daemon.somebody_listens(tmp_path / "busy.sock")
+    assert not daemon.somebody_listens(tmp_path / "busy.sock"), "nobody listens any more"
 
 
 def start_and_ask(path: Path) -> Any:

@@ -1,180 +1,174 @@
-"""The executor: start a process for each task, that of a ClientApp by a fork of the zygote."""
+"""Executor of a SuperLink's tasks, each a process, of which one that is killed or fails is reported.
+
+    python -P -m fedpriv.engines.flower_private.executor ADDRESS CERTIFICATE SECRET PARENT TYPE...
+
+ADDRESS is that of a Runtime API, and TYPE a task's type, which is the name of the program that does it.
+"""
 
 import logging
 import os
-import select
+import signal
+import ssl
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
-from unittest import mock
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
-from flwr.supercore.cli.flower_superexec import flower_superexec
-from flwr.supercore.constant import TASK_TYPE_TO_APPIO_API_ADDRESS_ARG, TASK_TYPE_TO_COMMAND, TaskType
-from flwr.supercore.heartbeat import HeartbeatSender
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supercore.superexec import run_superexec as loop
-from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
-from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
+import httpx
+from flwr.supercore.constant import TASK_TOKEN_HEADER
+from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor
 
+from fedpriv.core.errors import printable
 from fedpriv.core.logs import log_as_service
-from fedpriv.engines.flower_private import serverapp_command
-from fedpriv.engines.flower_private.carried import send_contents, take_contents, take_message_with_input
-from fedpriv.engines.fork_server import ForkServer
+from fedpriv.engines.flower_private.names import ACQUIRE_TASK, TASK_HEARTBEAT, TASK_OUTPUT, Route
+from fedpriv.engines.flower_private.wire import Wire
+from fedpriv.engines.processes import script
 from fedpriv.engines.service import EXECUTOR, how, leave_beat
 
 _log = logging.getLogger("fedpriv.executor")
-
+SERVERAPP, SIMULATION, CLIENTAPP = "flwr-serverapp", "flwr-simulation", "flwr-clientapp"
+"""Types of tasks, and Flower's programs for them."""
+_METHOD = "/flwr.proto.Runtime/AcquireTask"  # as the secret's signature names the request
+_LOOK_SECONDS = 0.5
+_START_SECONDS, _BEAT_SECONDS = 300.0, 10.0  # Flower itself takes a task back whose process needs 30 s to start
 _END_SECONDS = 2.0  # Flower itself ends a process hard after 5
-_FIRST_BEAT = 10.0  # seconds; a task that does not beat is missed after 60
-_LOOK_SECONDS = 5.0  # between looks for tasks that no bell announced
+_NAMES = {SERVERAPP: "a run's server", SIMULATION: "a run's simulation", CLIENTAPP: "an app"}
 
 
-class Turns:
-    """A stand-in for the loop's module `time`: a sleep after the loop had an answer to its question for tasks.
+def executor_command(address: str, certificate: Path, secret: Path, *types: str) -> list[str]:
+    """The executor of the Runtime API at `address`, which ends when this process does."""
+    arguments = [address, str(certificate), str(secret), str(os.getpid()), *types]
+    return [sys.executable, "-P", "-m", __name__, *arguments]
 
-    A task's process that was killed is told of at once: Flower misses it after a minute.
+
+@dataclass
+class Task:
+    """A task's process, and the Runtime API asked with its token."""
+
+    type: str
+    run: int
+    process: "subprocess.Popen[bytes]"
+    wire: Wire
+    began: float = field(default_factory=time.monotonic)
+    last_beat: float = 0.0
+
+    def beat(self) -> None:
+        """Send a heartbeat for a task that takes long to start.  Later its own process does."""
+        now = time.monotonic()
+        if now - self.began < _START_SECONDS and now - self.last_beat > _BEAT_SECONDS:
+            self.last_beat = now
+            with suppress(httpx.HTTPError):  # the run was stopped, say
+                self.wire.ask(TASK_HEARTBEAT, TASK_HEARTBEAT.request(), timeout=2.0)
+
+    def report(self) -> None:
+        """Tell the log and Flower how a process ended that has failed."""
+        if self.process.returncode == 0:
+            return
+        details = f"{_NAMES.get(self.type, 'a task')} {how(self.process.returncode)}"
+        _log.error("run %d: %s%s", self.run, details, "; it can be resumed" if self.type == SERVERAPP else "")
+        with suppress(httpx.HTTPError):  # Flower's process has mostly said why by itself, and its token is void
+            self.wire.ask(TASK_OUTPUT, TASK_OUTPUT.request(sub_status="failed", details=details), timeout=2.0)
+
+
+def command_of(type_: str, address: str, certificate: Path, parent: int) -> list[str]:
+    """The command line of a task's process, which has no token."""
+    options = ["--runtime-api-address", address, "--root-certificates", str(certificate)]
+    return [script(type_), *options, "--parent-pid", str(parent)]
+
+
+def start_task(command: Sequence[str], token: str) -> "subprocess.Popen[bytes]":
+    """Start a task's process, which reads its token from a descriptor of a file that has no name.
+
+    Guarantee: no command line, environment or named file has the token; who has it may read and answer the task's
+    messages.
     """
-
-    def __init__(self, tasks: "list[subprocess.Popen[bytes]]") -> None:
-        self._tasks = tasks
-
-    def sleep(self, seconds: float) -> None:
-        leave_beat(EXECUTOR)
-        for task in [task for task in self._tasks if task.poll() is not None]:
-            self._tasks.remove(task)
-            if task.returncode < 0:
-                _log.error(
-                    "a run's server %s; the run ends within a minute, and can be resumed", how(task.returncode)
-                )
-        time.sleep(seconds)
+    with tempfile.TemporaryFile() as file:
+        file.write(token.encode())
+        file.flush()
+        number = file.fileno()
+        return subprocess.Popen([*command, "--token-file", f"/dev/fd/{number}"], pass_fds=[number])
 
 
-class Bell:
-    """A stand-in for the loop's module `time`: a sleep that ends with the byte that announces a task."""
+def end_tasks(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
+    """End tasks with their executor.
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def sleep(self, _seconds: float) -> None:
-        leave_beat(EXECUTOR)
-        ready, _, _ = select.select([self._descriptor], [], [], _LOOK_SECONDS)
-        if ready and not os.read(self._descriptor, 1):
-            time.sleep(_LOOK_SECONDS)  # the SuperNode is gone; its launcher ends us, or starts another
-
-
-def run_superexec(options: Sequence[str], bell: int | None) -> None:
-    """`flower-superexec OPTIONS`; with a bell it is a SuperNode's, whose ClientApps are forked."""
-    log_as_service()
-    server = None if bell is None else _clientapp_server()
-    tasks: list[subprocess.Popen[bytes]] = []
-
-    def launch(_executor: SubprocessExecutor, spec: ExecutionSpec) -> LaunchResult:
-        if server is not None and spec.task_type == TaskType.CLIENT_APP:
-            with suppress(OSError), _token_file(spec) as token:
-                server.launch(words_of(spec), token.fileno(), quiet=spec.suppress_output)
-                return LaunchResult.accepted()
-        tasks.append(launch_process(spec))
-        return LaunchResult.accepted()
-
-    with (
-        mock.patch.object(SubprocessExecutor, "launch", launch),
-        mock.patch.object(sys, "argv", ["flower-superexec", *options]),
-        mock.patch.object(loop, "time", Turns(tasks) if bell is None else Bell(bell)),
-    ):
-        try:
-            flower_superexec()
-        finally:
-            end(tasks)
-            if server is not None:
-                server.close()
-
-
-def _clientapp_server() -> ForkServer:
-    """Of processes that have imported what every ClientApp needs, and nothing of an app."""
-    import httpcore  # noqa: F401 - imported by httpx at a client's first request
-    import numpy.random  # noqa: F401 - what a message's arrays are made of
-    from flwr.clientapp import ClientApp  # noqa: F401
-    from flwr.supernode.cli import flwr_clientapp  # noqa: F401
-
-    return ForkServer.start(run_clientapp)
-
-
-class LaterHeartbeats(HeartbeatSender):
-    """Heartbeats of a task that has just begun, which counts for one: they take a connection of their own.
-
-    A ClientApp has mostly ended before the first.
+    One that waits for a SuperLink that is gone may never see that it should end.
     """
-
-    def _run(self) -> None:
-        if not self._stop_event.wait(_FIRST_BEAT):
-            super()._run()
-
-
-def run_clientapp(words: list[str], token: int) -> None:
-    """`flwr-clientapp`, in a process of its own.
-
-    Guarantee: the app that the run names is the app that is imported: what this process has of fedpriv is not in
-    its way, since a bundle may have a fedpriv of its own.
-    """
-    from flwr.supernode.cli import flwr_clientapp
-    from flwr.supernode.runtime import run_clientapp as runtime
-
-    take_message_with_input()
-    take_contents(RuntimeHttpClient)
-    send_contents(runtime)
-    mock.patch.object(runtime, "HeartbeatSender", LaterHeartbeats).start()
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("fedpriv", "server", "clients")]:
-        del sys.modules[name]
-    sys.argv = [*words, "--token-file", f"/dev/fd/{token}"]
-    flwr_clientapp()
-
-
-def launch_process(spec: ExecutionSpec) -> subprocess.Popen[bytes]:
-    """Start a task's process with its token in a file without a name, where Flower writes it on the command line.
-
-    Guarantee: no command line says the token; who has it may read and answer the task's messages.
-    """
-    words = words_of(spec)
-    if spec.task_type == TaskType.SERVER_APP:
-        words = serverapp_command(words[1:])
-    with _token_file(spec) as token:
-        return subprocess.Popen(
-            [*words, "--token-file", f"/dev/fd/{token.fileno()}"],
-            pass_fds=[token.fileno()],
-            stdout=subprocess.DEVNULL if spec.suppress_output else None,
-            stderr=subprocess.DEVNULL if spec.suppress_output else None,
-        )
-
-
-@contextmanager
-def _token_file(spec: ExecutionSpec) -> Iterator[IO[bytes]]:
-    """The task's token in a file without a name."""
-    with tempfile.TemporaryFile() as token:
-        token.write(spec.token.encode())
-        token.flush()
-        yield token
-
-
-def words_of(spec: ExecutionSpec) -> list[str]:
-    """The command line of a task's process, less its token."""
-    return [
-        str(Path(sys.executable).with_name(TASK_TYPE_TO_COMMAND[spec.task_type])),
-        *(TASK_TYPE_TO_APPIO_API_ADDRESS_ARG[spec.task_type], spec.runtime_api_address),
-        *("--root-certificates", str(spec.root_certificates_path), "--parent-pid", str(spec.parent_pid)),
-    ]
-
-
-def end(tasks: Sequence["subprocess.Popen[bytes]"]) -> None:
-    """End tasks with their executor: one that waits for a SuperLink that is gone may never see that it should."""
-    for task in tasks:
-        task.terminate()
+    for process in processes:
+        process.terminate()
     deadline = time.monotonic() + _END_SECONDS
-    while any(task.poll() is None for task in tasks) and time.monotonic() < deadline:
+    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
         time.sleep(0.05)
-    for task in tasks:
-        task.kill()
+    for process in processes:
+        process.kill()
+
+
+class Executor:
+    """The tasks of one Runtime API."""
+
+    def __init__(self, address: str, certificate: Path, secret: bytes, parent: int, types: Sequence[str]) -> None:
+        self._address, self._certificate, self._parent, self._types = address, certificate, parent, types
+        self._context = ssl.create_default_context(cafile=str(certificate))
+        signer = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_METHOD])
+        self._asking = self._wire(lambda _, request: _signed(signer, request))
+        self.tasks: list[Task] = []
+
+    def _wire(self, headers: Callable[[Route, Any], Mapping[str, str]]) -> Wire:
+        transport = httpx.HTTPTransport(verify=self._context, trust_env=False)
+        return Wire(httpx.Client(transport=transport, base_url=f"https://{self._address}", timeout=30.0), headers)
+
+    def look(self) -> None:
+        """Start the next task, and see how those that run are."""
+        try:
+            request = ACQUIRE_TASK.request(supported_task_types=self._types)
+            answer = self._asking.ask(ACQUIRE_TASK, request)
+        except httpx.HTTPError as error:
+            leave_beat(EXECUTOR, printable(str(error)))
+        else:
+            leave_beat(EXECUTOR)
+            if answer.token and answer.task.type in self._types:
+                self._start(answer)
+        for task in list(self.tasks):
+            if task.process.poll() is None:
+                task.beat()
+            else:
+                task.report()
+                task.wire.client.close()
+                self.tasks.remove(task)
+
+    def _start(self, answer: Any) -> None:
+        token = str(answer.token)
+        command = command_of(answer.task.type, self._address, self._certificate, self._parent)
+        wire = self._wire(lambda _route, _request: {TASK_TOKEN_HEADER: token})
+        self.tasks.append(Task(answer.task.type, answer.task.run_id, start_task(command, token), wire))
+
+
+def _signed(signer: SuperExecAuthHttpInterceptor, request: Any) -> Mapping[str, str]:
+    """Headers by which a request for tasks shows that its sender has the secret."""
+    context: Any = SimpleNamespace(rpc_method=_METHOD, message=request, request=SimpleNamespace(headers={}))
+    signer.intercept(context, lambda _: httpx.Response(200))
+    return dict(context.request.headers)
+
+
+def main(address: str, certificate: str, secret: str, parent: str, *types: str) -> NoReturn:
+    """Run the command line of `executor_command`."""
+    log_as_service()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    executor = Executor(address, Path(certificate), Path(secret).read_bytes(), int(parent), types)
+    try:
+        while os.getppid() == int(parent):
+            executor.look()
+            time.sleep(_LOOK_SECONDS)
+        sys.exit("the service that this executor belongs to is gone")
+    finally:
+        end_tasks([task.process for task in executor.tasks])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

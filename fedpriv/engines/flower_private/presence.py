@@ -13,17 +13,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.common.constant import TIMESTAMP_HEADER
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
-from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fedpriv.core.errors import printable
-from fedpriv.engines.flower_private import CONTROL, FLEET
+from fedpriv.engines.flower_private import FOLLOWS, VERSION
+from fedpriv.engines.flower_private.names import CONTROL, FLEET
 from fedpriv.protocol.clocks import difference, is_tolerated
 
-VERSION, FOLLOWS = "fedpriv-version", "fedpriv-follows"
-"""Headers of a SuperNode's requests, and of a command's question for a run."""
 STATUS = f"{CONTROL}fedpriv-status"
 """Answered on the control socket only: what `Presence.seen` says."""
 _MOST_RUNS = 1000
@@ -85,7 +86,7 @@ class Presence:
                 self._tell_server()
             return
         signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True)
-        if verify_signature(bytes_to_public_key(key), signed, signature) and not is_tolerated(ahead):
+        if _has_signed(key, signed, signature) and not is_tolerated(ahead):
             before = silo.get("refused")
             silo.update(refused=came, ahead=ahead)
             if before is None:
@@ -96,6 +97,18 @@ class Presence:
             told = {name: clock_words(silo["ahead"]) for name, silo in self._silos.items() if "refused" in silo}
             with suppress(OSError):  # the folder goes with the service
                 self._refused.write_text(json.dumps(told), encoding="utf-8")
+
+
+def _has_signed(key: bytes, signed: bytes, signature: bytes) -> bool:
+    """Whether the signature over `signed` is that of a public key (PEM)."""
+    public = serialization.load_pem_public_key(key)
+    try:
+        if isinstance(public, ec.EllipticCurvePublicKey):
+            public.verify(signature, signed, ec.ECDSA(hashes.SHA256()))
+            return True
+    except InvalidSignature:
+        pass
+    return False
 
 
 def clock_words(ahead: float) -> str:

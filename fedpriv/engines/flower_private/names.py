@@ -1,0 +1,232 @@
+"""Table of the names of Flower that Flower does not promise to keep, and its check.
+
+Public are `flwr.app`, `flwr.serverapp`, `flwr.clientapp` and `flwr.simulation`.  A row is a Python name with what
+is called or read of it, or a route: a path of the SuperLink with the fields of its request and answer.  Code that
+imports another name of Flower, and a row that no code uses, fail tests/engines/test_flower_names.py.
+
+`check_names` refuses a Flower that lacks a row, in one line.  Rows that only gain speed are told apart: without
+them a service is slower and says so.
+
+Maintainers find what to do after a release of Flower in docs/flower-releases.md.
+"""
+
+import functools
+import importlib
+import inspect
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+from fedpriv.core.errors import InputError
+
+TESTED = ("1.41", "1.42")
+"""Minor versions of Flower that the tests have seen."""
+
+
+@dataclass(frozen=True)
+class Name:
+    """A Python name, with a function's first parameters, a class's attributes or a constant's value."""
+
+    module: str
+    name: str
+    reason: str
+    parameters: str = ""
+    attributes: str = ""
+    value: object = None
+
+    def fault(self) -> str | None:
+        """Name a difference of the installed Flower, or return None."""
+        path = f"{self.module}.{self.name}"
+        try:
+            value = getattr(importlib.import_module(self.module), self.name)
+        except (ImportError, AttributeError):
+            return f"{path} is gone"
+        if self.value is not None and value != self.value:
+            return f"{path} is {value!r}, not {self.value!r}"
+        if missing := sorted({*self.attributes.split()} - {*dir(value), *dir(type(value))}):
+            return f"{path}.{missing[0]} is gone"
+        if not self.parameters:
+            return None
+        parameters, count = list(inspect.signature(value).parameters.values()), len(self.parameters.split())
+        needed = [
+            parameter.name
+            for parameter in parameters[count:]
+            if parameter.default is parameter.empty and parameter.kind not in _OPTIONAL
+        ]
+        if " ".join(parameter.name for parameter in parameters[:count]) == self.parameters and not needed:
+            return None
+        return f"{path} takes {', '.join(parameter.name for parameter in parameters) or 'nothing'}"
+
+
+_OPTIONAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+@dataclass(frozen=True)
+class Route:
+    """A request of Flower's wire: its path, and the fields of request and answer that are used."""
+
+    api: str
+    last: str
+    """Last part of the path."""
+    message: str
+    """Module and name of the messages, less the ending Request or Response."""
+    reason: str
+    fields: str = ""
+    answers: str = ""
+    speed: bool = False
+    """Whether only speed is lost without it."""
+
+    @property
+    def path(self) -> str:
+        """Path of the request at a SuperLink."""
+        return self.api + self.last
+
+    @functools.cached_property
+    def request(self) -> Any:
+        """Type of the request."""
+        return self._type("Request")
+
+    @functools.cached_property
+    def answer(self) -> Any:
+        """Type of the answer."""
+        return self._type("Response")
+
+    def _type(self, ending: str) -> Any:
+        module, _, name = self.message.partition(".")
+        return getattr(importlib.import_module(f"flwr.proto.{module}_pb2"), f"{name}{ending}")
+
+    def fault(self) -> str | None:
+        """Name a difference of the installed Flower, or return None."""
+        try:
+            pairs = ((self.request, self.fields), (self.answer, self.answers))
+        except (ImportError, AttributeError):
+            return f"flwr.proto {self.message} of {self.path} is gone"
+        for message, fields in pairs:
+            for field in fields.split():
+                if not _has_field(message.DESCRIPTOR, field.split(".")):
+                    return f"{message.DESCRIPTOR.name}.{field} of {self.path} is gone"
+        return None
+
+
+def _has_field(descriptor: Any, path: Sequence[str]) -> bool:
+    field = descriptor.fields_by_name.get(path[0])
+    return field is not None and (len(path) == 1 or _has_field(field.message_type, path[1:]))
+
+
+CONTROL, FLEET, RUNTIME = "/v1/control/", "/v1/fleet/", "/v1/runtime/"
+_NODE, _OBJECT = "node.node_id run_id", "node.node_id run_id session_id object_id object_content"
+_METADATA = "run_id message_id src_node_id dst_node_id reply_to_message_id group_id ttl message_type created_at"
+_MESSAGES = " ".join(f"messages_list.metadata.{field}" for field in _METADATA.split())
+_MESSAGES += " message_object_trees.object_id message_object_trees.children"
+_ERROR = "messages_list.error.code messages_list.error.reason"
+_SESSION, _RECEIVER = (
+    "objects_to_push session_id",
+    "messages_list.metadata.message_id messages_list.metadata.dst_node_id",
+)
+
+_RUN = "fab.hash_str fab.content override_config override_federation_config"
+START_RUN = Route(CONTROL, "start-run", "control.StartRun", "starts runs", _RUN, "run_id")
+STOP_RUN = Route(CONTROL, "stop-run", "control.StopRun", "stops runs", "run_id")
+LIST_RUNS = Route(CONTROL, "list-runs", "control.ListRuns", "status of runs, --state", "run_id limit", "run_dict")
+_REASON = "a registered key and the silo that it stands for"
+REGISTER_NODE = Route(CONTROL, "register-node", "control.RegisterNode", _REASON, "public_key name", "node_id")
+UNREGISTER_NODE = Route(CONTROL, "unregister-node", "control.UnregisterNode", "revokes a key", "node_id")
+
+SELF_REGISTER = Route(FLEET, "register-node", "fleet.RegisterNodeFleet", "a silo without a key", "public_key")
+_KEY = "public_key heartbeat_interval"
+ACTIVATE = Route(FLEET, "activate-node", "fleet.ActivateNode", "a silo connects", _KEY, "node_id")
+DEACTIVATE = Route(FLEET, "deactivate-node", "fleet.DeactivateNode", "a silo that restarts is let in", "node_id")
+_BEAT = "node.node_id heartbeat_interval"
+HEARTBEAT = Route(FLEET, "send-node-heartbeat", "heartbeat.SendNodeHeartbeat", "stays connected", _BEAT, "success")
+_REASON = "a silo asks for a query; long polling"
+PULL = Route(FLEET, "pull-messages", "fleet.PullMessages", _REASON, "node.node_id", _MESSAGES, speed=True)
+_REASON, _REPLY = "a silo replies, as itself", f"node.node_id {_MESSAGES} {_ERROR} clientapp_runtime_list"
+PUSH = Route(FLEET, "push-messages", "fleet.PushMessages", _REASON, _REPLY, _SESSION)
+GET_RUN = Route(FLEET, "get-run", "run.GetRun", "a run's bundle", _NODE, "run.fab_hash run.override_config")
+GET_FAB = Route(FLEET, "get-fab", "fab.GetFab", "which app it names, its configuration", _NODE, "fab.content")
+_CONTENT = "object_found object_available object_content"
+PULL_OBJECT = Route(
+    FLEET, "pull-object", "message.PullObject", "arrays of a query", f"{_NODE} object_id", _CONTENT
+)
+PUSH_OBJECT = Route(FLEET, "push-object", "message.PushObject", "arrays of a reply", _OBJECT, "stored")
+_REASON, _NAMED_QUERY = "frees the memory of a query", f"{_NODE} message_object_id"
+CONFIRM = Route(FLEET, "confirm-message-received", "message.ConfirmMessageReceived", _REASON, _NAMED_QUERY)
+
+_REASON, _TASK = "the executor's question for a task", "task.type task.run_id token"
+ACQUIRE_TASK = Route(RUNTIME, "acquire-task", "runtime.AcquireTask", _REASON, "supported_task_types", _TASK)
+TASK_HEARTBEAT = Route(RUNTIME, "send-task-heartbeat", "runtime.SendTaskHeartbeat", "slow starts are not missed")
+_REASON = "reports a server that was killed"
+TASK_OUTPUT = Route(RUNTIME, "push-task-output", "runtime.PushTaskOutput", _REASON, "sub_status details")
+_REASON, _REPLIES = "long polling; hides unfinished replies", "messages_list.metadata.reply_to_message_id"
+SERVER_PULL = Route(
+    RUNTIME, "pull-messages", "runtime.PullAppMessages", _REASON, "message_ids", _REPLIES, speed=True
+)
+_REASON = "wakes silos; the silo that a query goes to"
+SERVER_PUSH = Route(RUNTIME, "push-messages", "runtime.PushAppMessages", _REASON, _RECEIVER, _SESSION, speed=True)
+_REASON = "wakes a silo once its query is whole"
+SERVER_PUSH_OBJECT = Route(RUNTIME, "push-object", "message.PushObject", _REASON, _OBJECT, "stored", speed=True)
+
+ROUTES = tuple(value for value in list(globals().values()) if isinstance(value, Route))
+
+_CONSTANT, _SUPERLINK = "flwr.supercore.constant", "flwr.superlink.cli.flower_superlink"
+_COMMON, _INFLATABLE = "flwr.common.constant", "flwr.supercore.inflatable.inflatable"
+_CODES = (
+    "CLIENT_APP_RAISED_EXCEPTION CLIENT_APP_CRASHED MESSAGE_UNAVAILABLE REPLY_MESSAGE_UNAVAILABLE NODE_UNAVAILABLE"
+)
+_INTERCEPTOR, _SIGNS = "flwr.supercore.interceptors", "the executor's secret, without which nobody gets a task"
+NAMES = (
+    Name("flwr.superlink.main", "create_app", "the SuperLink as an app", "config superlink_lifespan_class"),
+    Name(_SUPERLINK, "_parse_superlink_lifespan_config", "options of `flower-superlink`"),
+    Name(_SUPERLINK, "SuperLinkLifespan", "services of that app", "config state_factory"),
+    Name(_INTERCEPTOR, "SuperExecAuthHttpInterceptor", _SIGNS, "master_secret protected_methods", "intercept"),
+    Name(_CONSTANT, "TASK_TOKEN_HEADER", "a task's token in a request", value="flwr-task-token"),
+    Name(_CONSTANT, "FLEET_HTTP_PUBLIC_KEY_HEADER", "key that signed a request", value="flwr-public-key"),
+    Name(_CONSTANT, "FLEET_HTTP_SIGNATURE_HEADER", "its signature", value="flwr-signature"),
+    Name(_COMMON, "TIMESTAMP_HEADER", "the time that was signed", value="flwr-timestamp"),
+    Name(_COMMON, "SUPERLINK_NODE_ID", "the server's node", value=1),
+    Name(_COMMON, "ErrorCode", "why a silo's reply is an error", attributes=_CODES),
+    Name(
+        *("flwr.supercore.error", "ApiErrorCode", "why a request is refused"),
+        attributes="RUN_ID_NOT_FOUND FLEET_NODE_ACTIVATION_FAILED NODE_NOT_FOUND",
+    ),
+    Name("flwr.cli.build", "build_fab_from_files", "the bundle that names fedpriv's app", "files"),
+    Name(
+        *(f"{_INFLATABLE}_utils", "inflate_object_from_contents", "a query from its objects"),
+        "object_id object_contents",
+    ),
+    Name(f"{_INFLATABLE}_object", "InflatableObject", "objects of a reply", attributes="children deflate"),
+    Name("flwr.app.message.message", "make_message", "a message with metadata of its own", "metadata"),
+    Name("flwr.supercore.run", "Run", "a run of the simulated grid", attributes="create_empty"),
+    Name(
+        *("flwr.supercore.task_identity", "TaskIdentity", "who sends, in the simulated grid"),
+        attributes="run_id node_id task_id",
+    ),
+    Name("flwr.common.logger", "log", "the server's log, which `flwr log` shows", "level msg"),
+)
+
+
+def faults(rows: Iterable[Name | Route]) -> list[str]:
+    """Differences of the installed Flower from these rows."""
+    return [fault for row in rows if (fault := row.fault()) is not None]
+
+
+def check_names(rows: Iterable[Name | Route] = (*NAMES, *ROUTES)) -> list[str]:
+    """Refuse an installed Flower that is not what fedpriv knows.
+
+    Returns:
+        Differences that only cost speed.
+
+    Guarantee: a service that returns from this has every row that is a protection, or without which nothing works.
+
+    Raises:
+        InputError: a row is missing or differs that is not only for speed.
+    """
+    rows = list(rows)
+    quick = [row for row in rows if isinstance(row, Route) and row.speed]
+    if differences := faults(row for row in rows if row not in quick):
+        raise InputError(
+            f"Flower {metadata.version('flwr')}: {differences[0]}, which fedpriv needs; install a Flower that it "
+            f"was tested with: pip install 'flwr=={TESTED[-1]}.*'"
+        )
+    return faults(quick)

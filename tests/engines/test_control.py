@@ -1,0 +1,40 @@
+"""The Control API of a SuperLink that is not there, or not the one that was meant: one line at once."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedpriv.core.errors import RunError
+from fedpriv.engines.flower_private.control import Control
+from fedpriv.engines.processes import make_server_keys
+
+
+@pytest.mark.parametrize("address", ["unix:/nowhere/control.sock", "127.0.0.1:1"])
+def test_a_superlink_that_is_not_there_is_one_line_at_once(address: str) -> None:
+    with pytest.raises(RunError, match=f"the SuperLink at {address} cannot be reached: "):
+        Control(address).status(1)
+
+
+def test_a_certificate_that_nobody_vouches_for_is_one_line_at_once(tmp_path: Path) -> None:
+    make_server_keys(tmp_path)
+    command = [
+        *(sys.executable, "-c"),
+        "import ssl, socket, sys\n"
+        "context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)\n"
+        "context.load_cert_chain(sys.argv[1] + '/server.pem', sys.argv[1] + '/server.key')\n"
+        "listening = socket.create_server(('127.0.0.1', 0))\n"
+        "print(listening.getsockname()[1], flush=True)\n"
+        "try: context.wrap_socket(listening.accept()[0], server_side=True)\n"
+        "except OSError: pass\n",
+    ]
+    with subprocess.Popen([*command, str(tmp_path)], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        port = int(server.stdout.readline())
+        other = tmp_path / "other"
+        other.mkdir()
+        make_server_keys(other)
+        with pytest.raises(RunError, match=r"cannot be reached: .*CERTIFICATE_VERIFY_FAILED"):
+            Control(f"127.0.0.1:{port}", other / "ca.crt").status(1)
+        server.kill()

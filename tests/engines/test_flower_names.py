@@ -1,0 +1,231 @@
+"""The table of Flower's names, beside the code and beside other Flowers."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedpriv.core.errors import InputError
+from fedpriv.engines.flower_private import executor, names, superlink
+from fedpriv.engines.flower_private.names import NAMES, PULL, PUSH, ROUTES, Name, Route, check_names, faults
+from fedpriv.engines.processes import script
+from tests.engines.flower_link import link_options
+
+ROOT = Path(__file__).resolve().parents[2]
+PUBLIC = (
+    "flwr.app",
+    "flwr.serverapp",
+    "flwr.serverapp.strategy",
+    "flwr.clientapp",
+    "flwr.clientapp.mod",
+    "flwr.simulation",
+)
+MOST = 40
+
+
+def product() -> Iterator[tuple[Path, ast.Module]]:
+    for room in ("fedpriv", "server", "clients"):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            yield path, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    """Every name of Flower that a file imports, whether at its top or in a function, or names in a string."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "flwr":
+            yield from (f"{node.module}.{alias.name}" for alias in node.names if node.module not in PUBLIC)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.partition(".")[0] == "flwr")
+
+
+def test_the_table_has_each_name_of_flower_that_the_code_uses_and_no_other() -> None:
+    used = {name for _, tree in product() for name in imported(tree)}
+    assert used == {f"{row.module}.{row.name}" for row in NAMES}
+
+
+def test_each_route_is_used_and_no_other_file_knows_flowers_messages() -> None:
+    constants = {name for name, value in vars(names).items() if isinstance(value, Route)}
+    assert len(constants) == len(ROUTES)
+    used: set[str] = set()
+    for path, tree in product():
+        if path.name == "names.py":
+            continue
+        used |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & constants
+        strings = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+        assert not [text for text in strings if isinstance(text, str) and text.startswith("flwr.proto")], path
+    assert used == constants
+
+
+def test_there_are_few_of_them_each_with_its_reason() -> None:
+    assert len(NAMES) + len(ROUTES) <= MOST
+    assert all(row.reason for row in (*NAMES, *ROUTES))
+
+
+def test_nothing_is_patched() -> None:
+    for path, _ in product():
+        text = path.read_text(encoding="utf-8")
+        assert "mock.patch" not in text, path
+        assert "patch.object" not in text, path
+
+
+def test_the_installed_flower_is_the_one_of_the_table() -> None:
+    assert faults((*NAMES, *ROUTES)) == []
+    assert check_names() == []
+
+
+def a_function(one: int, two: int, more: int = 0) -> None:
+    """A stand-in for one of Flower's."""
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        (Name("flwr.gone", "x", "."), "flwr.gone.x is gone"),
+        (Name("flwr.app", "Massage", "."), "flwr.app.Massage is gone"),
+        (
+            Name("flwr.app", "Message", ".", attributes="metadata content_type"),
+            "flwr.app.Message.content_type is gone",
+        ),
+        (Name("flwr.common.constant", "SUPERLINK_NODE_ID", ".", value=2), "SUPERLINK_NODE_ID is 1, not 2"),
+        (Name(__name__, "a_function", ".", "one"), "a_function takes one, two, more"),
+        (Name(__name__, "a_function", ".", "two one"), "a_function takes one, two, more"),
+        (Route("/v1/fleet/", "x", "gone.X", "."), "flwr.proto gone.X of /v1/fleet/x is gone"),
+        (Route("/v1/fleet/", "x", "fleet.Pull", "."), "flwr.proto fleet.Pull of /v1/fleet/x is gone"),
+        (
+            Route("/v1/fleet/", "x", "fleet.PullMessages", ".", "node.node_id node.name"),
+            "PullMessagesRequest.node.name of /v1/fleet/x is gone",
+        ),
+        (
+            Route("/v1/fleet/", "x", "fleet.PullMessages", ".", "", "messages_list.metadata.silo"),
+            "PullMessagesResponse.messages_list.metadata.silo of /v1/fleet/x is gone",
+        ),
+    ],
+)
+def test_what_differs_is_named_and_refused(row: Name | Route, fault: str) -> None:
+    """Guarantee: a Flower that lacks a protection starts nothing."""
+    assert fault in str(row.fault())
+    with pytest.raises(InputError, match=r"Flower 1\.\d+\.\d+: .*, which fedpriv needs; install a Flower that"):
+        check_names([*NAMES, row, *ROUTES])
+
+
+def test_a_function_that_takes_more_of_its_own_accord_is_the_same() -> None:
+    assert Name(__name__, "a_function", ".", "one two").fault() is None
+
+
+def test_a_row_that_only_gains_speed_costs_only_speed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Was: any change of Flower's, or none was noticed."""
+    monkeypatch.setattr(Route, "fault", lambda self: "it is gone" if self is PULL else None)
+    link = superlink.superlink_app(link_options(tmp_path)[1])
+    assert "rounds take seconds longer: Flower has changed (it is gone)" in caplog.messages
+    assert list(link.app._handlers) == [PUSH.path]
+    monkeypatch.setattr(Route, "fault", lambda self: "it is gone" if self is PUSH else None)
+    with pytest.raises(InputError, match="it is gone, which fedpriv needs"):
+        superlink.superlink_app(link_options(tmp_path)[1])
+
+
+@pytest.mark.parametrize("name", ["create_app", "SuperExecAuthHttpInterceptor"])
+def test_a_deployment_on_a_flower_that_nobody_tested_is_refused_in_one_line(tmp_path: Path, name: str) -> None:
+    """A stub of the next version, with a name gone: exit code 2, no traceback, and no socket of any kind."""
+    (row,) = [row for row in NAMES if row.name == name]
+    code = (
+        f"import importlib, sys\nmodule = importlib.import_module({row.module!r})\ndel module.{row.name}\n"
+        "sys.argv = ['fedpriv', *sys.argv[1:]]\nfrom fedpriv.cli import main\nmain()\n"
+    )
+    words = ["superlink", "--control", str(tmp_path / "c.sock"), "--simulation"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    assert f"{row.module}.{name} is gone, which fedpriv needs; install a Flower that it was tested with" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_api_that_flower_would_open_by_itself_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Would gain: the Control API over gRPC, on a port of its own, for everybody."""
+    monkeypatch.setenv("FLWR_INTERNAL_GRPC_CONTROL_API", "1")
+    with pytest.raises(InputError, match="FLWR_INTERNAL_GRPC_CONTROL_API: opens an API"):
+        superlink.superlink_app(link_options(tmp_path)[1])
+
+
+def test_every_program_of_flowers_that_is_started_is_installed_and_takes_its_options(tmp_path: Path) -> None:
+    for program in (executor.SERVERAPP, executor.SIMULATION, executor.CLIENTAPP):
+        told = subprocess.run([script(program), "--help"], capture_output=True, text=True, check=True).stdout
+        command = executor.command_of(program, "127.0.0.1:1", tmp_path, 1)
+        assert all(word in told for word in (*command[1:], "--token-file") if word.startswith("--")), program
+    told = subprocess.run(
+        [script("flower-supernode"), "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    options = ("isolation", "superexec-auth-secret-file", "superlink", "node-config", "root-certificates", "port")
+    assert all(f"--{option}" in told for option in (*options, "auth-supernode-private-key", "insecure"))
+
+
+def answers(statuses: dict[str, int]) -> object:
+    """A SuperLink's app that answers POST with these statuses, 401 elsewhere, and GET with 405."""
+
+    async def app(scope: dict[str, str], _receive: object, send: object) -> None:
+        status = 405 if scope["method"] == "GET" else statuses.get(scope["path"], 401)
+        await send({"type": "http.response.start", "status": status, "headers": []})  # type: ignore[operator]
+        await send({"type": "http.response.body", "body": b""})  # type: ignore[operator]
+
+    return app
+
+
+@pytest.mark.parametrize(
+    ("statuses", "registered", "fault"),
+    [
+        ({}, True, None),
+        ({PULL.path: 200}, True, "answers /v1/fleet/pull-messages to strangers"),
+        ({PULL.path: 200}, False, None),
+        ({"/v1/runtime/acquire-task": 200}, False, "answers /v1/runtime/acquire-task to strangers"),
+        ({"/v1/runtime/acquire-task": 500}, True, "answers /v1/runtime/acquire-task to strangers"),
+    ],
+)
+def test_guarantee_doors_that_have_to_be_shut_are_tried(
+    statuses: dict[str, int], registered: bool, fault: str | None
+) -> None:
+    """A Flower that keeps its names, and lets strangers in."""
+    import asyncio
+
+    link = superlink.SuperLinkApp(answers(statuses), polls=True)  # type: ignore[arg-type]
+    if fault is None:
+        asyncio.run(link.check(registered=registered, fleet=True))
+        return
+    with pytest.raises(InputError, match=fault):
+        asyncio.run(link.check(registered=registered, fleet=True))
+
+
+def test_the_doors_of_the_installed_flower_are_shut_and_a_path_that_is_gone_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import asyncio
+
+    link = superlink.superlink_app(link_options(tmp_path)[1])
+    asyncio.run(link.check(registered=True, fleet=True))
+    moved = (*ROUTES, Route("/v2/fleet/", "pull-messages", "fleet.PullMessages", "."))
+    monkeypatch.setattr(superlink, "ROUTES", moved)
+    with pytest.raises(InputError, match="has no /v2/fleet/pull-messages, which fedpriv needs"):
+        asyncio.run(link.check(registered=True, fleet=True))
+
+
+def test_the_tested_versions_are_those_of_the_package() -> None:
+    import tomllib
+
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (flower,) = [each for each in told["dependencies"] if each.startswith("flwr")]
+    first, last = names.TESTED[0], names.TESTED[-1]
+    after = f"1.{int(last.partition('.')[2]) + 1}"
+    assert flower == f"flwr>={first},<{after}"
+    assert told["optional-dependencies"]["ray"] == [f"flwr[simulation]>={first},<{after}"]

@@ -1,0 +1,323 @@
+"""The front before Flower's SuperLink, asked by Flower's grid, our node and strangers."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid.http_grid import HttpGrid
+from starlette.testclient import TestClient
+
+from fedpriv.engines.flower_private import front, silo_node
+from fedpriv.engines.flower_private.names import (
+    FLEET,
+    PULL,
+    PUSH,
+    PUSH_OBJECT,
+    UNREGISTER_NODE,
+)
+from fedpriv.engines.flower_private.wire import MEDIA_TYPE
+from fedpriv.engines.superlink_process import Only
+from tests.engines.flower_link import Link, send
+
+QUERY = RecordDict({"config": ConfigRecord({"x": b"1" * 3000, "t": 1})})
+REPLY = RecordDict({"config": ConfigRecord({"x": b"2" * 3000, "t": 1})})
+
+
+@pytest.fixture
+def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Link:
+    monkeypatch.setattr(front, "_HOLD_SECONDS", 0.0)
+    monkeypatch.setattr(front, "_HOLD_SERVER_SECONDS", 0.0)
+    return Link(tmp_path)
+
+
+@pytest.fixture
+def grid(link: Link, monkeypatch: pytest.MonkeyPatch) -> HttpGrid:
+    found = link.grid(link.token())
+    for name, value in (("_run_id", link.run), ("_node_id", 1), ("_task_id", 1)):
+        monkeypatch.setattr(TaskIdentity, name, value)
+    return found
+
+
+def connected(link: Link, silo: int, monkeypatch: pytest.MonkeyPatch, reply: RecordDict = REPLY) -> silo_node.Node:
+    """Silo's node, whose app replies with `reply`."""
+    monkeypatch.setattr(silo_node, "app", lambda query, context: Message(reply, reply_to=query))
+    monkeypatch.setattr(silo_node.Node, "_beat", lambda self: None)
+    fleet = link.fleet(silo)
+    return silo_node.Node(fleet, fleet.connect(None, registers=False), silo, "guard.sock")
+
+
+def one_query(node: silo_node.Node) -> None:
+    """Answer the next query."""
+    answer = node._fleet.ask(PULL, node=node.number)
+    node._answer(answer.messages_list[0].metadata.run_id, answer.message_object_trees[0])
+
+
+def test_a_query_and_its_reply_pass_between_flowers_grid_and_our_node_as_they_were_sent(
+    link: Link, grid: HttpGrid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[Message, Context]] = []
+    node = connected(link, 0, monkeypatch)
+    assert node.number == link.nodes[0]
+
+    def app(query: Message, context: Context) -> Message:
+        seen.append((query, context))
+        return Message(REPLY, reply_to=query)
+
+    monkeypatch.setattr(silo_node, "app", app)
+    numbers = send(grid, QUERY, link.nodes[0])
+    one_query(node)
+    (reply,) = grid.pull_messages(numbers)
+    ((query, context),) = seen
+    assert query.content == QUERY
+    assert reply.content == REPLY
+    assert reply.metadata.reply_to_message_id == numbers[0]
+    assert context.node_config == {"partition-id": 0, "guard": "guard.sock"}
+    assert context.run_config["protocol"] == 0
+    assert [path.removeprefix(FLEET) for path in link.requests] == [
+        *("activate-node", "pull-messages", *["pull-object"] * 3, "get-run", "get-fab"),
+        *("push-messages", *["push-object"] * 3, "confirm-message-received"),
+    ]
+
+
+def test_an_app_that_fails_is_an_error_reply_without_its_words(
+    link: Link, grid: HttpGrid, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Would tell the server of a record by the text of an exception."""
+    node = connected(link, 0, monkeypatch)
+
+    def app(_query: Message, _context: Context) -> Message:
+        raise ValueError("patient 7 is 143 years old")
+
+    monkeypatch.setattr(silo_node, "app", app)
+    numbers = send(grid, QUERY, link.nodes[0])
+    one_query(node)
+    (reply,) = grid.pull_messages(numbers)
+    assert reply.error.reason == "the SuperNode of silo 0 failed (ValueError); its log says why"
+    assert "patient 7" in caplog.text
+
+
+def test_a_query_that_is_none_is_left_and_the_next_one_answered(
+    link: Link, grid: HttpGrid, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Would gain: a silo's service that ends whenever its SuperLink sends nonsense."""
+    node, sent = connected(link, 0, monkeypatch), [0]
+    inflate = silo_node.inflate_object_from_contents
+
+    class StoppedError(Exception):
+        pass
+
+    def second_only(name: str, contents: dict[str, bytes]) -> object:
+        sent[0] += 1
+        return inflate(name, contents) if sent[0] > 2 else QUERY if sent[0] == 2 else int("nonsense")
+
+    def stop(query: Message) -> Message:
+        raise StoppedError(query.metadata.message_type)
+
+    monkeypatch.setattr(silo_node, "inflate_object_from_contents", second_only)
+    monkeypatch.setattr(silo_node.Node, "_call", lambda self, run, query: stop(query))
+    for _ in range(3):
+        send(grid, QUERY, link.nodes[0])
+    with pytest.raises(StoppedError, match="train"):
+        node.serve()
+    told = [text for text in caplog.messages if "left unanswered" in text]
+    assert told == [
+        "a query is left unanswered, which is none: invalid literal for int() with base 10: 'nonsense'",
+        "a query is left unanswered, which is none: it is a RecordDict",
+    ]
+
+
+def test_a_run_of_another_app_is_refused_and_none_of_its_code_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front, "_HOLD_SECONDS", 0.0)
+    monkeypatch.setattr(front, "_HOLD_SERVER_SECONDS", 0.0)
+    link = Link(tmp_path, "theirs.app:app")
+    grid = link.grid(link.token())
+    for name, value in (("_run_id", link.run), ("_node_id", 1), ("_task_id", 1)):
+        monkeypatch.setattr(TaskIdentity, name, value)
+    node = connected(link, 0, monkeypatch)
+    numbers = send(grid, QUERY, link.nodes[0])
+    one_query(node)
+    (reply,) = grid.pull_messages(numbers)
+    assert reply.error.reason == (
+        "silo 0 runs no app but fedpriv's; `fedpriv supernode --apps` runs those of others"
+    )
+
+
+def announce(node: silo_node.Node, query: Any, **metadata: Any) -> tuple[Any, dict[str, bytes]]:
+    """The announcement of a reply to `query`, and the reply's objects."""
+    told = query.messages_list[0].metadata
+    request, contents = PUSH.request(), dict[str, bytes]()
+    request.node.node_id = node.number
+    message = request.messages_list.add()
+    message.metadata.CopyFrom(told)
+    message.metadata.src_node_id, message.metadata.dst_node_id = node.number, 1
+    message.metadata.reply_to_message_id, message.metadata.ttl = told.message_id, 1000.0
+    reply = Message(REPLY, 1, "train")
+    silo_node._enter(request.message_object_trees.add(), reply, contents)
+    message.metadata.message_id = request.message_object_trees[0].object_id
+    message.content.SetInParent()
+    for key, value in metadata.items():
+        setattr(message.metadata, key, value)
+    return request, contents
+
+
+def push(node: silo_node.Node, request: Any) -> Any:
+    fields = {"messages_list": request.messages_list, "message_object_trees": request.message_object_trees}
+    return node._fleet.ask(PUSH, node=request.node.node_id, patience=0.0, **fields)
+
+
+def push_object(node: silo_node.Node, run: int, session: str, name: str, content: bytes) -> bool:
+    fields = {"run_id": run, "session_id": session, "object_id": name, "object_content": content}
+    return bool(node._fleet.ask(PUSH_OBJECT, node=node.number, **fields).stored)
+
+
+def test_guarantee_a_reply_counts_as_its_senders(
+    link: Link, grid: HttpGrid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Would gain: a release of its making in another silo's name, if it learnt what that silo was sent."""
+    one, two = (connected(link, silo, monkeypatch) for silo in range(2))
+    numbers = send(grid, QUERY, *link.nodes)
+    query = two._fleet.ask(PULL, node=two.number)
+    request, _ = announce(one, query, src_node_id=two.number)
+    with pytest.raises(httpx.HTTPStatusError, match="403"):
+        push(one, request)
+    for second in (0, 1):  # wherever in the list it stands
+        both, _ = announce(one, query)
+        forged = both.messages_list.add()
+        forged.CopyFrom(request.messages_list[0])
+        if second == 0:
+            both.messages_list.reverse()
+        with pytest.raises(httpx.HTTPStatusError, match="403"):
+            push(one, both)
+    request.node.node_id = two.number  # nor does it help to be the other one: the key says who signs
+    with pytest.raises(silo_node.LostError):
+        push(one, request)
+    assert list(grid.pull_messages(numbers)) == []
+    assert not link.link.app._replies
+
+
+def test_a_reply_whose_objects_are_on_their_way_is_not_handed_out(
+    link: Link, grid: HttpGrid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Was: the server waits up to 180 s for a dead sender, for no other silo meanwhile."""
+    one, two = (connected(link, silo, monkeypatch) for silo in range(2))
+    numbers = send(grid, QUERY, *link.nodes)
+    query = one._fleet.ask(PULL, node=one.number)
+    request, contents = announce(one, query)
+    told = push(one, request)
+    assert set(told.objects_to_push) == set(contents)
+    one_query(two)
+    asked = time.monotonic()
+    (reply,) = grid.pull_messages(numbers)
+    assert reply.metadata.src_node_id == two.number
+    assert time.monotonic() - asked < 100.0
+    for name, content in contents.items():
+        assert list(grid.pull_messages(numbers[:1])) == []
+        assert push_object(one, link.run, told.session_id, name, content)
+    (reply,) = grid.pull_messages(numbers[:1])
+    assert reply.content == REPLY
+    assert not link.link.app._questions
+
+
+def test_a_silo_hides_no_reply_of_another(link: Link, grid: HttpGrid, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would gain: another silo is missing in every round, if it announces replies to that silo's queries."""
+    one, two = (connected(link, silo, monkeypatch) for silo in range(2))
+    numbers = send(grid, QUERY, link.nodes[1])
+    query = two._fleet.ask(PULL, node=two.number)
+    push(one, announce(one, query)[0])
+    two._answer(link.run, query.message_object_trees[0])
+    (reply,) = grid.pull_messages(numbers)
+    assert reply.metadata.src_node_id == two.number
+
+
+def test_what_is_announced_or_sent_again_is_taken_once(
+    link: Link, grid: HttpGrid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer was lost.  Was: no object was asked for, or an object refused, and the reply never came."""
+    one, two = (connected(link, silo, monkeypatch) for silo in range(2))
+    numbers = send(grid, QUERY, link.nodes[0])
+    query = one._fleet.ask(PULL, node=one.number)
+    request, contents = announce(one, query)
+    told = push(one, request)
+    (first, content), *others = contents.items()
+    assert push_object(one, link.run, told.session_id, first, content)
+    again = push(one, request)
+    assert (again.session_id, set(again.objects_to_push)) == (told.session_id, {name for name, _ in others})
+    assert push_object(one, link.run, told.session_id, first, content)
+    assert not push_object(one, link.run, told.session_id, first, content + b"x"), "another one in its name"
+    assert not push_object(two, link.run, told.session_id, first, content), "another node's"
+    for name, content in others:
+        assert push_object(one, link.run, told.session_id, name, content)
+    assert push_object(one, link.run, told.session_id, *others[-1]), "the last one, after which all is there"
+    (reply,) = grid.pull_messages(numbers)
+    assert reply.content == REPLY
+
+
+def test_a_stranger_learns_nothing_of_an_announcement_that_it_repeats(
+    link: Link, grid: HttpGrid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Would gain: the session in which a silo sends."""
+    one, two = (connected(link, silo, monkeypatch) for silo in range(2))
+    send(grid, QUERY, link.nodes[0])
+    request, _ = announce(one, one._fleet.ask(PULL, node=one.number))
+    session = push(one, request).session_id
+    for headers in ({}, dict(two._fleet._headers(PUSH, request))):
+        headers["content-type"] = headers["accept"] = MEDIA_TYPE
+        answer = link.client(FLEET).post(PUSH.path, content=request.SerializeToString(), headers=headers)
+        assert answer.status_code == 401
+        assert session.encode() not in answer.content
+
+
+def test_guarantee_a_key_that_is_forgotten_opens_nothing_whether_its_node_was_there_or_not(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower answers with an error for a node that never came."""
+    link.link._nodes = {"silo-0": link.nodes[0], "silo-1": link.nodes[1]}
+    node = connected(link, 0, monkeypatch)
+    for name in ("silo-0", "silo-1"):
+        asyncio.run(link.link.forget(name))
+    for silo in range(2):
+        with pytest.raises(silo_node.LostError, match="does not know this SuperNode's key"):
+            connected(link, silo, monkeypatch)
+    with pytest.raises(silo_node.LostError):
+        node._fleet.ask(PULL, node=node.number)
+
+
+def test_a_key_that_cannot_be_forgotten_ends_the_service(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would let in a key that its owner has revoked."""
+    from fedpriv.core.errors import RunError
+
+    async def fails(_route: Any, _request: Any) -> httpx.Response:
+        return httpx.Response(500, json={"detail": "An internal error."})
+
+    link.link._nodes = {"silo-0": link.nodes[0]}
+    monkeypatch.setattr(link.link, "post", fails)
+    with pytest.raises(RunError, match=r"the key of silo-0 cannot be revoked \(An internal error\.\)"):
+        asyncio.run(link.link.forget("silo-0"))
+    assert UNREGISTER_NODE.path.endswith("unregister-node")
+
+
+def test_no_spelling_of_the_path_brings_a_foreign_reply_past_the_front(
+    link: Link, grid: HttpGrid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Would gain: what Flower routes as an announcement and the front does not see as one."""
+    one, two = (connected(link, silo, monkeypatch) for silo in range(2))
+    numbers = send(grid, QUERY, link.nodes[1])
+    request, _ = announce(one, two._fleet.ask(PULL, node=two.number), src_node_id=two.number)
+    headers = dict(one._fleet._headers(PUSH, request))
+    asking = TestClient(Only(link.link.app, FLEET), follow_redirects=False)
+    for path in ("push-messages/", "/push-messages", "%70ush-messages", "push-messages?x=1", "./push-messages"):
+        for kind in ("application/protobuf", "Application/Protobuf; q=1"):
+            answer = asking.post(
+                f"{FLEET}{path}",
+                content=request.SerializeToString(),
+                headers={**headers, "content-type": kind, "accept": kind},
+            )
+            assert not answer.is_success, path
+    assert list(grid.pull_messages(numbers)) == []

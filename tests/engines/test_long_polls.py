@@ -1,0 +1,189 @@
+"""Long polling by the front: empty answers are held until there may be something, and nothing else is."""
+
+import asyncio
+from collections.abc import MutableMapping
+from typing import Any
+
+import httpx
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from fedpriv.engines.flower_private import front
+from fedpriv.engines.flower_private.front import Front, Session
+from fedpriv.engines.flower_private.names import PULL, PUSH, PUSH_OBJECT, SERVER_PULL, SERVER_PUSH
+
+
+def test_sessions_that_flower_has_forgotten_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = Front(nothing)
+    clock = [1000.0]
+    monkeypatch.setattr(front.time, "monotonic", lambda: clock[0])
+    before._replies[7, "r"] = Session("s", {"a"}, {1}, question="q", last=clock[0])
+    before._queries["t"] = Session("t", {"a"}, {7}, last=clock[0])
+    assert before._unfinished() == {"q"}
+    clock[0] += 181.0
+    assert before._unfinished() == set()
+    assert not before._replies
+    assert not before._queries
+
+
+async def nothing(scope: Scope, receive: Receive, send: Send) -> None:
+    """An app with an empty answer."""
+    while (await receive()).get("more_body", False):
+        pass
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body", "body": b""})
+
+
+class Inbox:
+    """An app that has messages for nodes, or refuses."""
+
+    def __init__(self) -> None:
+        self.status, self.body, self.asked = 200, b"", 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert "seen" not in scope["state"]
+        scope["state"]["seen"] = True
+        self.asked += 1
+        while (await receive()).get("more_body", False):
+            pass
+        await send({"type": "http.response.start", "status": self.status, "headers": []})
+        await send({"type": "http.response.body", "body": self.body[:1], "more_body": True})
+        await send({"type": "http.response.body", "body": self.body[1:]})
+
+
+def pulling(node: int = 7) -> bytes:
+    request = PULL.request()
+    request.node.node_id = node
+    return bytes(request.SerializeToString())
+
+
+async def ask(app: Any, body: bytes, path: str = PULL.path, gone: asyncio.Event | None = None) -> httpx.Response:
+    """A request in two parts; its sender is gone once the event is set."""
+    parts: list[MutableMapping[str, Any]] = [
+        {"type": "http.request", "body": body[:2], "more_body": True},
+        {"type": "http.request", "body": body[2:], "more_body": False},
+    ]
+    sent: list[MutableMapping[str, Any]] = []
+
+    async def receive() -> MutableMapping[str, Any]:
+        if parts:
+            return parts.pop(0)
+        await (gone or asyncio.Event()).wait()
+        return {"type": "http.disconnect"}
+
+    async def keep(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    await app({"type": "http", "path": path, "headers": [], "state": {}}, receive, keep)
+    return httpx.Response(sent[0]["status"], content=b"".join(each.get("body", b"") for each in sent))
+
+
+def test_an_empty_answer_is_held_until_its_node_is_woken() -> None:
+    async def main() -> None:
+        app = Inbox()
+        before = Front(app)
+        asking = asyncio.create_task(ask(before, pulling(7)))
+        await asyncio.sleep(0.05)
+        before._wake({8})
+        await asyncio.sleep(0.05)
+        assert not asking.done()
+        app.body = b"a message"
+        before._wake({7})
+        assert (await asyncio.wait_for(asking, 1.5)).content == b"a message"
+        assert app.asked == 2
+        assert not before._waiting
+
+    asyncio.run(main())
+
+
+def test_a_message_that_comes_while_the_app_looks_is_not_missed() -> None:
+    async def main() -> None:
+        app = Inbox()
+        before = Front(app)
+
+        async def comes_meanwhile(scope: Scope, receive: Receive, send: Send) -> None:
+            await app(scope, receive, send)
+            if app.asked == 1:
+                app.body = b"it"
+                before._wake({7})
+
+        before.app = comes_meanwhile
+        assert (await asyncio.wait_for(ask(before, pulling()), 1.5)).content == b"it"
+
+    asyncio.run(main())
+
+
+def test_a_message_is_not_given_to_one_that_is_gone() -> None:
+    """Was: a silo that was killed while it asked lost its next query, which came again after half a minute."""
+
+    async def main() -> None:
+        app, gone = Inbox(), asyncio.Event()
+        before = Front(app)
+        asking = asyncio.create_task(ask(before, pulling(), gone=gone))
+        await asyncio.sleep(0.05)
+        app.body = b"a message"
+        gone.set()
+        assert (await asyncio.wait_for(asking, 1.5)).content == b""
+        assert app.asked == 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "path"),
+    [
+        (200, b"a message", PULL.path),
+        (401, b"", PULL.path),
+        (403, b"", SERVER_PULL.path),
+        (200, b"", "/v1/fleet/elsewhere"),
+    ],
+)
+def test_everything_else_passes_at_once(status: int, body: bytes, path: str) -> None:
+    """Guarantee: what Flower refuses is refused at once."""
+    app = Inbox()
+    app.status, app.body = status, body
+    request = SERVER_PULL.request(message_ids=["a"]).SerializeToString() if path == SERVER_PULL.path else pulling()
+    answer = asyncio.run(asyncio.wait_for(ask(Front(app), request, path), 0.9))
+    assert (answer.status_code, answer.content) == (status, body)
+
+
+@pytest.mark.parametrize("path", [PULL.path, PUSH.path, PUSH_OBJECT.path, SERVER_PULL.path, SERVER_PUSH.path])
+def test_a_body_that_cannot_be_read_goes_on_as_it_came(path: str) -> None:
+    read: list[bytes] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        more = True
+        while more:
+            message = await receive()
+            read.append(message["body"])
+            more = message["more_body"]
+        await send({"type": "http.response.start", "status": 400, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    answer = asyncio.run(asyncio.wait_for(ask(Front(app), b"\xff\xff\xff", path), 0.9))
+    assert answer.status_code == 400
+    assert b"".join(read) == b"\xff\xff\xff"
+
+
+def test_without_polls_senders_are_still_checked() -> None:
+    """A Flower whose messages have changed costs seconds a round, and no protection."""
+    app = Inbox()
+    before = Front(app, polls=False)
+    assert asyncio.run(asyncio.wait_for(ask(before, pulling()), 0.9)).content == b""
+    request = PUSH.request()
+    request.node.node_id = 7
+    request.messages_list.add().metadata.src_node_id = 8
+    answer = asyncio.run(ask(before, request.SerializeToString(), PUSH.path))
+    assert (answer.status_code, answer.content) == (403, b"node 7 replies as another node")
+    assert app.asked == 1
+
+
+def test_a_queue_of_queries_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front, "_MAX_QUESTIONS", 3)
+    before = Front(nothing)
+    for number in range(5):
+        request = SERVER_PUSH.request()
+        metadata = request.messages_list.add().metadata
+        metadata.message_id, metadata.dst_node_id = f"{number}", 7
+        asyncio.run(ask(before, request.SerializeToString(), SERVER_PUSH.path))
+    assert list(before._questions) == ["2", "3", "4"]

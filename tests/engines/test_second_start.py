@@ -1,0 +1,184 @@
+"""A service that is started twice, killed, or runs for weeks: its sockets, its files and its helpers."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from fedpriv.core.errors import InputError
+from fedpriv.engines import processes
+from fedpriv.engines.processes import left_by_nobody, made_anew, script, service_folder
+from fedpriv.protocol.metrics import private_socket
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_guarantee_a_socket_of_a_service_that_answers_stays_its_own(tmp_path: Path) -> None:
+    """Was: a second start by mistake took the first one's control socket away, and then failed at the port."""
+    path = tmp_path / "control.sock"
+    with private_socket(path, "--control") as first:
+        with pytest.raises(
+            InputError, match=r"--control .*control\.sock: a service answers there already; end it"
+        ):
+            private_socket(path, "--control")
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.connect(str(path))
+            connection, _ = first.accept()
+            connection.close()
+    with private_socket(path, "--control"):  # the one that ended left it
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link"])
+def test_guarantee_what_is_no_socket_is_never_deleted(tmp_path: Path, kind: str) -> None:
+    """Was: `--control FILE` deleted a file and put a socket there."""
+    path = tmp_path / "notes.txt"
+    if kind == "folder":
+        path.mkdir()
+    else:
+        (tmp_path / "own").write_text("mine")
+        path.symlink_to("own") if kind == "link" else path.write_text("mine")
+    with pytest.raises(InputError, match=r"--control .*notes\.txt: is a file, and no socket; name a path"):
+        private_socket(path, "--control")
+    assert path.is_dir() if kind == "folder" else path.read_text() == "mine"
+
+
+def test_of_services_that_start_at_once_one_has_the_socket(tmp_path: Path) -> None:
+    """Each would see the socket that a third one left, and take it away."""
+    path = tmp_path / "control.sock"
+    private_socket(path, "--control").close()
+    begin, made = threading.Barrier(8), list[socket.socket | None]()
+
+    def start() -> None:
+        begin.wait()
+        try:
+            made.append(private_socket(path, "--control"))
+        except InputError:
+            made.append(None)
+
+    threads = [threading.Thread(target=start) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (own,) = [each for each in made if each is not None]
+    with own, socket.socket(socket.AF_UNIX) as asking:
+        asking.connect(str(path))
+        own.accept()[0].close()
+
+
+def test_files_of_a_service_are_beside_its_socket_or_in_the_state_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    beside = service_folder("superlink", tmp_path / "run" / "control.sock")
+    assert beside == tmp_path / "run" / "control.sock.d"
+    assert service_folder("supernode-0", None).parent == tmp_path / "state" / "fedpriv"
+    beside.parent.mkdir()
+    beside.mkdir()
+    (beside / "stale").write_text("of a service that was killed")
+    with made_anew(beside):
+        assert list(beside.iterdir()) == []
+        assert beside.stat().st_mode & 0o777 == 0o700
+    assert not beside.exists()
+    beside.write_text("no folder")
+    with pytest.raises(InputError, match="the service's own files cannot be there"), made_anew(beside):
+        pass
+    assert beside.read_text() == "no folder"
+
+
+@pytest.mark.slow
+def test_a_superlink_that_is_started_twice_goes_on_and_has_no_file_where_hosts_delete_old_ones(
+    tmp_path: Path,
+) -> None:
+    """Was: the second cut the first off; the first's certificates were in /tmp, and gone after ten days."""
+    control, temporary = tmp_path / "control.sock", tmp_path / "tmp"
+    temporary.mkdir()
+    (tmp_path / "empty").mkdir()
+    environment = {**os.environ, "TMPDIR": str(temporary), "FLWR_HOME": str(tmp_path / "flower")}
+    command = [script("fedpriv"), "superlink", "--control", str(control), "--simulation"]
+
+    def start() -> "subprocess.Popen[str]":
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, env=environment, cwd=tmp_path / "empty", stderr=pipe, text=True)
+
+    def healthy() -> bool:
+        try:
+            with httpx.Client(transport=httpx.HTTPTransport(uds=str(control))) as client:
+                return client.get("http://superlink/health", timeout=5.0).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    with start() as first:
+        try:
+            wait_for(lambda: healthy() or first.poll() is not None)
+            with start() as second:
+                _, words = second.communicate(timeout=60)
+            assert second.returncode == 2
+            assert "a service answers there already" in words
+            assert healthy()
+            assert [path for path in temporary.rglob("*") if path.is_file()] == []
+            assert {path.name for path in (tmp_path / "control.sock.d").iterdir()} >= {
+                "ca.crt",
+                "superexec.secret",
+            }
+        finally:
+            first.send_signal(signal.SIGTERM)
+            first.communicate(timeout=60)
+    assert not control.exists()
+    assert not (tmp_path / "control.sock.d").exists()
+
+
+def test_a_helper_that_is_killed_is_replaced_within_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guarantee: what ends processes after their owner is there again.  Was: nobody noticed that it was gone."""
+    monkeypatch.setattr(processes, "_WATCH_SECONDS", 0.05)
+
+    def helpers() -> list[psutil.Process]:
+        found = psutil.Process().children()
+        return [each for each in found if "fedpriv.engines.processes" in each.cmdline() and each.is_running()]
+
+    with left_by_nobody(tmp_path):
+        wait_for(lambda: len(helpers()) == 1)
+        (first,) = helpers()
+        first.kill()
+        wait_for(lambda: any(each.pid != first.pid for each in helpers()))
+    assert helpers() == []
+
+
+@pytest.mark.slow
+def test_a_helper_that_was_replaced_ends_what_its_owner_left(tmp_path: Path) -> None:
+    code = (
+        "import os, subprocess, sys, time\nfrom pathlib import Path\nimport psutil\n"
+        "from fedpriv.engines.processes import left_by_nobody\n"
+        "home = Path(sys.argv[1])\n"
+        "with left_by_nobody(home):\n"
+        "    own = {**os.environ, 'FLWR_HOME': str(home)}\n"
+        "    subprocess.Popen(['sleep', '600'], env=own, start_new_session=True)\n"
+        "    (helper,) = [each for each in psutil.Process().children() if 'sleep' not in each.cmdline()]\n"
+        "    helper.kill()\n    time.sleep(3.0)\n    print('killed', flush=True)\n    time.sleep(600)\n"
+    )
+    home = tmp_path / "home"
+    home.mkdir()
+    with subprocess.Popen([sys.executable, "-c", code, str(home)], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "killed\n"
+        (left,) = [each for each in psutil.Process(owner.pid).children() if "sleep" in each.cmdline()]
+        owner.kill()
+    wait_for(lambda: not left.is_running() or left.status() == psutil.STATUS_ZOMBIE)
+    wait_for(lambda: not home.exists())

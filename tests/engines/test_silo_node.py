@@ -1,0 +1,186 @@
+"""A silo's node: what it runs, whom it trusts, and how it comes back."""
+
+import io
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from fedpriv.core.errors import InputError
+from fedpriv.engines import service
+from fedpriv.engines.flower_private import front, silo_node
+from fedpriv.engines.flower_private.names import ACTIVATE, HEARTBEAT, PULL
+from fedpriv.engines.flower_private.silo_node import Fleet, LostError, Node, configuration_in
+from fedpriv.engines.processes import make_node_key
+from fedpriv.engines.service import SUPERNODE, read_beat
+from tests.engines.flower_link import Link, silo_bundle
+
+
+def test_a_bundles_configuration_is_read_by_dotted_keys() -> None:
+    pyproject = silo_bundle("fedpriv.clients.app:app")[0]
+    assert configuration_in(pyproject) == {
+        **{"out": "", "protocol": 0, "fedpriv": "x", "run-token": "", "cell-json": ""}
+    }
+    assert configuration_in(zipped(nested='[tool.flwr.app.config.a]\nb.c = 1\n"d" = "e"\n')) == {
+        "a.b.c": 1,
+        "a.d": "e",
+    }
+
+
+def zipped(clientapp: str = "fedpriv.clients.app:app", nested: str = "", name: str = "pyproject.toml") -> bytes:
+    text = f'[tool.flwr.app.components]\nclientapp = "{clientapp}"\n{nested}'
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as files:
+        files.writestr(name, text)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "bundle",
+    [
+        b"",
+        b"no archive",
+        zipped(name="setup.py"),
+        zipped("theirs.app:app"),
+        zipped("fedpriv.clients.app:application"),
+        zipped(nested="[tool.flwr.app]\nconfig = 7"),
+        zipped(nested="broken ="),
+        zipped(nested=f'[tool.flwr.app.config]\nx = "{"y" * 2**21}"'),
+    ],
+    ids=["empty", "none", "without", "another", "close", "no table", "no toml", "huge"],
+)
+def test_a_bundle_of_another_app_has_none(bundle: bytes) -> None:
+    """Would gain: code of the SuperLink's owner at the silo, or a node that fails."""
+    assert configuration_in(bundle) is None
+
+
+@pytest.fixture
+def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Link:
+    monkeypatch.setattr(front, "_HOLD_SECONDS", 0.0)
+    (tmp_path / "link").mkdir()
+    monkeypatch.setenv(service.BEATS, str(tmp_path))
+    return Link(tmp_path / "link")
+
+
+def test_a_node_that_was_killed_is_let_in_again_at_once(link: Link) -> None:
+    """Was: refused for a minute, until its heartbeats were missed."""
+    number = link.fleet(0).connect(None, registers=False)
+    with pytest.raises(LostError, match="heard of another with it within a minute"):
+        link.fleet(0).connect(None, registers=False)
+    assert link.fleet(0).connect(number, registers=False) == number
+    assert link.fleet(1).connect(number, registers=False) == link.nodes[1], "another's id is of no use"
+    assert link.fleet(0).ask(HEARTBEAT, node=number, heartbeat_interval=15.0).success
+
+
+def test_a_superlink_that_was_started_again_is_told_from_a_key_that_it_does_not_know(
+    link: Link, tmp_path: Path
+) -> None:
+    fleet = link.fleet(0)
+    with pytest.raises(LostError, match="it was started again, or its key was revoked"):
+        fleet.ask(PULL, node=12345)
+    beat = read_beat(tmp_path, SUPERNODE)
+    assert beat is not None
+    assert "it was started again, or its key was revoked" in beat.trouble
+    make_node_key(tmp_path / "other.key", tmp_path / "other.pub")
+    fleet._key = silo_node._private_key(tmp_path / "other.key")
+    with pytest.raises(LostError):
+        fleet.connect(None, registers=False)
+
+
+def test_a_clock_that_is_wrong_is_named(link: Link, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Was: 401, and no word of a clock in any log."""
+    fleet = link.fleet(0)
+
+    def refused(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(401, headers={"date": "Mon, 23 Nov 2026 07:00:00 GMT"})
+
+    fleet._wire.client = httpx.Client(transport=httpx.MockTransport(refused), base_url="http://link")
+    monkeypatch.setattr(silo_node.time, "time", lambda: 1_795_417_220.0)
+    with pytest.raises(LostError, match="this machine's clock is 20 s ahead of the SuperLink's; set it by NTP"):
+        fleet.ask(ACTIVATE, public_key=fleet.public_key, heartbeat_interval=15.0)
+
+
+@pytest.mark.parametrize("failures", [1, 3])
+def test_a_request_whose_answer_did_not_come_is_repeated(
+    link: Link, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    left, pauses = [failures], list[float]()
+
+    def flaky(request: httpx.Request) -> httpx.Response:
+        left[0] -= 1
+        if left[0] == 0:
+            return httpx.Response(503)
+        if left[0] > 0:
+            raise httpx.ConnectError("Connection refused")
+        return httpx.Response(200)
+
+    fleet = link.fleet(0)
+    fleet._wire.client = httpx.Client(transport=httpx.MockTransport(flaky), base_url="http://link")
+    monkeypatch.setattr(silo_node.time, "sleep", pauses.append)
+    assert not fleet.ask(PULL, node=1).messages_list
+    assert pauses == [0.1, 0.2, 0.4][:failures]
+    beat = read_beat(tmp_path, SUPERNODE)
+    assert beat is not None
+    assert not beat.trouble
+
+
+def test_a_superlink_that_stays_away_is_lost(link: Link, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+
+    def away(_: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("Connection refused")
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    fleet = link.fleet(0)
+    fleet._wire.client = httpx.Client(transport=httpx.MockTransport(away), base_url="http://link")
+    monkeypatch.setattr(silo_node.time, "sleep", sleep)
+    monkeypatch.setattr(silo_node.time, "monotonic", lambda: clock[0])
+    with pytest.raises(LostError, match="Connection refused"):
+        fleet.ask(PULL, node=1)
+    assert 20.0 < clock[0] < 25.0
+    beat = read_beat(tmp_path, SUPERNODE)
+    assert beat is not None
+    assert beat.trouble == "Connection refused"
+
+
+def test_a_node_without_heartbeats_ends(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+
+    class EndedError(Exception):
+        pass
+
+    def exit_(code: int) -> None:
+        ended.append(code)
+        raise EndedError
+
+    monkeypatch.setattr(silo_node.os, "_exit", exit_)
+    monkeypatch.setattr(silo_node.time, "sleep", lambda _: None)
+    threads = SimpleNamespace(Thread=lambda **_: SimpleNamespace(start=lambda: None))
+    with monkeypatch.context() as patches:
+        patches.setattr(silo_node, "threading", threads)
+        node = Node(link.fleet(0), 12345, 0, "guard.sock")
+    with pytest.raises(EndedError):
+        node._beat()
+    assert ended == [service.LOST]
+
+
+@pytest.mark.parametrize("content", [b"", b"-----BEGIN OPENSSH PRIVATE KEY-----\nx\n"])
+def test_a_key_that_is_none_is_one_line(tmp_path: Path, content: bytes) -> None:
+    """Was: `its SuperNode ended with exit code 1` and a traceback."""
+    (tmp_path / "node.key").write_bytes(content)
+    with pytest.raises(
+        InputError, match=r"node\.key: expected a private key as `ssh-keygen -t ecdsa -b 384` makes"
+    ):
+        Fleet("127.0.0.1:1", tmp_path)
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ed25519
+
+    form: Any = (serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
+    (tmp_path / "node.key").write_bytes(ed25519.Ed25519PrivateKey.generate().private_bytes(*form))
+    with pytest.raises(InputError, match="expected an ECDSA key"):
+        Fleet("127.0.0.1:1", tmp_path)
