@@ -29,6 +29,7 @@ from fedpriv.core.replicates import Scalar, one_thread
 from fedpriv.flower.arrays import NamedArrays
 from fedpriv.flower.terms import ARRAYS, ROUND, cell_of_keywords, cell_of_scenario, terms_config, with_dtype
 from fedpriv.loss.objective import Batch, Deterministic, Evaluation, Increment, Query, Records
+from fedpriv.participation.dependence import Dependence
 from fedpriv.protocol.messages import CONFIG, TRAIN, also_in
 from fedpriv.rounds.claim import claim_of
 from fedpriv.rounds.outcome import evaluation_rounds
@@ -54,6 +55,8 @@ class SilosLoss(Deterministic):
     """x_1 (d,)."""
     lipschitz: ClassVar[float] = math.inf
     smoothness: ClassVar[float] = math.inf
+    dependence: ClassVar[Dependence] = Dependence.RECORD
+    """That of the silos' loss: `PrivateClient` trains a module, whose increments are one record's each."""
 
     @property
     def dimension(self) -> int:
@@ -65,7 +68,7 @@ class SilosLoss(Deterministic):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         raise NotImplementedError("a server has no records")
 
-    def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
+    def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
         raise NotImplementedError("a server has no records")
 
     def evaluate(self, point: Tensor, records: Records) -> Evaluation:

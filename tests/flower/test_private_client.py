@@ -1,5 +1,6 @@
 """The client's side of a private strategy: what it refuses, what it keeps, and where a guard answers."""
 
+import hashlib
 import json
 import math
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fedpriv.clients import app as client_app
 from fedpriv.core.errors import InputError, RunError
+from fedpriv.data.given import arrays_of
 from fedpriv.flower import DPSGD, DPMu2FL, PrivateClient, PrivateStrategy
 from fedpriv.protocol.messages import opened_in, refusal_in
 from tests.flower.apps import (
@@ -266,8 +268,17 @@ def test_a_second_strategy_in_the_same_run_is_refused() -> None:
         DPMu2FL(**ROW).start(grid, ArrayRecord(module.state_dict()))
 
 
+def digest_of(arrays: Any) -> bytes:
+    """The digest of records under no key, on which who knows all others can try one."""
+    digest = hashlib.sha256()
+    for array in arrays_of(arrays):
+        digest.update(f"{array.dtype} {array.shape} ".encode())
+        digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+    return digest.digest()
+
+
 def test_key_and_state_are_forgotten_with_the_last_round() -> None:
-    """Whoever finds the node's memory afterwards can take no noise away, and no round is answered again."""
+    """Whoever finds the node's memory afterwards takes no noise away and tries no record; no round is answered."""
     module, contexts, last = network(), dict[int, Context](), list[Message]()
     inner = train_of(module, shares())
 
@@ -280,6 +291,7 @@ def test_key_and_state_are_forgotten_with_the_last_round() -> None:
     for context in contexts.values():
         kept = context.state["fedpriv-private"]
         assert (kept["key"], kept["state"]) == (b"", b"")
+        assert bytes(kept["records"]) != digest_of(shares()[int(context.node_config["partition-id"])])
     refusal = refusal_in(inner(last[0], contexts[0]).content)
     assert refusal is not None
     assert refusal.reason == "silo 0: the run is over, and its key is forgotten"
