@@ -30,6 +30,7 @@ from benchmarks.existing_app_clients import SERVER_ROUNDS, SILOS, Setting, guard
 from benchmarks.existing_app_model import Net
 from fedpriv.data.named import load
 from fedpriv.engines import supernode_process
+from fedpriv.engines.flower_private.names import START_RUN
 from fedpriv.engines.processes import environment
 from fedpriv.engines.superlink import SubmittedRun, SuperLink, federation_superlink, node_keys
 
@@ -183,4 +184,4 @@ def _submitted(link: SuperLink, config: dict[str, Any]) -> SubmittedRun:
     }
     content, _ = build_fab_from_files(files)
     request = StartRunRequest(fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})))
-    return SubmittedRun(link, link.control._ask(lambda client: client.StartRun(request)).run_id)
+    return SubmittedRun(link, link.control._ask(START_RUN, request).run_id)

@@ -19,6 +19,7 @@ from flwr.supercore.fab import Fab
 
 from fedpriv.data.named import load
 from fedpriv.engines import supernode_process
+from fedpriv.engines.flower_private.names import START_RUN
 from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.engines.processes import environment
 from fedpriv.engines.superlink import SubmittedRun, SuperLink, federation_superlink, node_keys
@@ -117,7 +118,7 @@ def submitted(link: SuperLink, folder: Path) -> SubmittedRun:
     files: dict[str, bytes | Path] = {name: text.encode() for name, text in app_files(config).items()}
     content, _ = build_fab_from_files(files)
     request = StartRunRequest(fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})))
-    return SubmittedRun(link, link.control._ask(lambda client: client.StartRun(request)).run_id)
+    return SubmittedRun(link, link.control._ask(START_RUN, request).run_id)
 
 
 @pytest.mark.deployment
