@@ -173,7 +173,7 @@ def test_guarantee_results_have_no_digest_on_which_a_record_can_be_tried(
 def test_a_key_of_the_records_names_that_others_know_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: str
 ) -> None:
-    """Gains: the same digest, for who puts a key beside a data folder that lies where others may write, as in /tmp."""
+    """Gains: the same digest, for who puts a key beside a data folder in a place of all users, as in /tmp."""
     monkeypatch.setenv("FEDPRIV_DATA", str(tmp_path / "data"))
     (tmp_path / "records.key").write_bytes(bytes(32))
     (tmp_path / "records.key").chmod(0o644 if planted == "readable" else 0o600)

@@ -8,6 +8,7 @@ import html
 import json
 import re
 import shutil
+import sqlite3
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,9 @@ import fedpriv
 from fedpriv.rounds.entries import entry_of
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.guards import open_guards
+from fedpriv.silo.mark import Mark
 from fedpriv.silo.policy import read_policy
+from fedpriv.silo.rows import UNKEYED, digest_of
 from tests.attacks.deployment import Deployment, Edit, deployment, fixed_order, run_by, secret_order
 from tests.cli.command import fedpriv as command
 from tests.conftest import small_tree
@@ -452,6 +455,22 @@ def test_a_signature_of_another_run_is_not_taken(
     code, printed = run.verify()
     assert code == 1
     assert "by another key than the one that you trust as silo-1" in printed
+
+
+def test_a_ledger_of_before_signs_nothing_until_it_is_converted(tmp_path: Path) -> None:
+    """Gains: a price of fedpriv 0.3.0 that was too low, and a head that follows from a digest of the records."""
+    run = deployment(tmp_path, fixed_order(evaluation=None))
+    assert run.draft() == ""
+    policy = read_policy(run.policies[1])
+    with sqlite3.connect(policy.ledger) as database:
+        database.execute(f"PRAGMA user_version = {UNKEYED}")
+    database.close()
+    mark = Mark(policy.marked)
+    mark.write(mark.read()._replace(whole=digest_of(policy.ledger)))
+    assert run.sign(0) == ""
+    line = run.sign(1)
+    assert "is one of fedpriv 0.3.0 still" in line
+    assert line.count("\n") == 1
 
 
 def test_a_certificate_with_some_signatures_says_so_first(copied: dict[str, Deployment]) -> None:
