@@ -159,7 +159,7 @@ def _words(mu: float | None, slack: float) -> str:
 
 def _unanswered(silo: int, facts: Mapping[str, Any], record: Mapping[str, Any]) -> str | None:
     """Why a run that this silo has not answered as often as the record says is not certified."""
-    missed = len(record["missed"].get(str(silo), ()))
+    missed = len(set(record["missed"].get(str(silo), ())))
     if facts["rounds_answered"] + missed >= record["rounds"]:
         return None
     return (
