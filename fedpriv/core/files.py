@@ -49,7 +49,7 @@ def make_secret(path: Path, size: int) -> None:
 
     Guarantee: of several that make one at once all find the same, and none is replaced or cut short.
     """
-    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    draft = path.with_name(f"{path.stem}.{secrets.token_hex(8)}{path.suffix}")  # left by a power cut, a *.key too
     try:
         write_bytes(draft, secrets.token_bytes(size), OWN)
         with suppress(FileExistsError):

@@ -2,7 +2,9 @@
 
 import hashlib
 import hmac
+import os
 import secrets
+import stat
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -58,7 +60,8 @@ def given_name(digest: bytes) -> str:
     """Name records that a program gives by their digest, under a key of the user that lies beside the data folder.
 
     Guarantee: results and certificates have the name, and without the key nobody can try on it what a record is.
-    Without a folder that can be written the key is the process's own, and so is the name.
+    Without a folder that can be written the key is the process's own, and so is the name; so too where another
+    user has put a key there, or others can read it.
     """
     key = _key_in(default_root().parent)
     return f"{GIVEN}{hmac.digest(key, digest, 'sha256').hex()[:16]}"
@@ -70,7 +73,10 @@ def _key_in(folder: Path) -> bytes:
     with suppress(OSError):
         if not path.exists():
             make_secret(path, _KEY_BYTES)
-        if len(key := path.read_bytes()) == _KEY_BYTES:
+        with path.open("rb") as file:
+            key, about = file.read(_KEY_BYTES + 1), os.fstat(file.fileno())
+        others = stat.S_IMODE(about.st_mode) & (stat.S_IRWXG | stat.S_IRWXO)
+        if len(key) == _KEY_BYTES and about.st_uid == os.geteuid() and not others:
             return key
     return secrets.token_bytes(_KEY_BYTES)
 

@@ -11,9 +11,10 @@ accountants disagree about a factor of 2 (google/differential-privacy, issue 378
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from fedpriv.accounting.gaussian import APART, epsilon_of, moved_by
 from fedpriv.accounting.guarantees import Event, Guarantee, gaussian_event, repeated_event
 from fedpriv.core.errors import InputError, printable
 from fedpriv.core.files import whole_lines
+from fedpriv.participation.registry import CHOSEN
 from fedpriv.rounds.claim import (
     ELSEWHERE,
     PrivacyClaim,
@@ -38,6 +40,8 @@ if TYPE_CHECKING:  # torch is behind them, which who only reads a ledger need no
     from fedpriv.scenario.schema import Cell
     from fedpriv.scenario.sections import FederationSection, PrivacySection
 
+_COPIES_MOVED = "0.3.0"
+"""Version in which a record that was drawn moved the copies of the others."""
 _LOOSER = 1.01  # than today's, as bounds of earlier versions can be
 
 
@@ -336,13 +340,33 @@ def read_ledger(folder: Path) -> list[LedgerEntry]:
     path, newer = folder / "results.json", folder / "cells.jsonl"
     try:
         cells: dict[int, Mapping[str, Any]] = {}
-        for cell in (*json.loads(path.read_text(encoding="utf-8"))["cells"], *map(json.loads, whole_lines(newer))):
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        for cell in (*tree["cells"], *map(json.loads, whole_lines(newer))):
             cells[cell["cell"]] = cell
+        check_copies(folder, tree.get("versions", {}), cells.values())
         return [entry_of(cell) for _, cell in sorted(cells.items())]
     except FileNotFoundError:
         raise InputError(f"{folder}: no results.json there; give a folder that `fedpriv run` wrote") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"{path}: not a ledger of fedpriv ({type(error).__name__}: {error})") from None
+
+
+def check_copies(where: Path | str, versions: Mapping[str, Any], cells: Iterable[Mapping[str, Any]]) -> None:
+    """Refuse cells of fedpriv 0.3.0 with copies of records in a secret order, which released more than they say.
+
+    An editable installation keeps the number that it was made with, so that of this program is no evidence.
+    """
+    if versions.get("fedpriv") != _COPIES_MOVED or metadata.version("fedpriv") == _COPIES_MOVED:
+        return
+    for cell in cells:
+        model, federation = cell["scenario"]["model"], cell["scenario"]["federation"]
+        kind = CHOSEN.get(federation.get("sampling", ""))
+        if model.get("augment") and kind is not None and kind.secret:
+            raise InputError(
+                f"{where}: cell {cell['cell']} is of fedpriv {_COPIES_MOVED}, whose copies of records "
+                f'(model.augment) with federation.sampling = "{kind.name}" released more than it promised; run '
+                "the scenario again, into another folder"
+            )
 
 
 _SAME = 1e-9  # relative: two ways to add up the same squares

@@ -205,11 +205,17 @@ def _runs_of(each: Mapping[str, Any]) -> str:
     for what, facts in parts:
         runs, again = facts["spent"]["runs"] - 1, facts["runs_of_this_scenario"] - 1
         same = f", {again} of the very same scenario" if again else ""
-        spent = facts["spent"]["mu"]
-        together = "more than any budget" if spent is None else f"μ = {upper_figure(spent)}"
-        more = f"; all together are {together}" if runs else ""
+        more = f"; all together are {_amount(facts['spent'], 'more than any budget')}" if runs else ""
         said.append(f"{counted(runs, 'other run')} on its {what}{same}{more}")
     return f"Silo {each['silo']} had {', and '.join(said)}."
+
+
+def _amount(charged: Mapping[str, Any], without_noise: str) -> str:
+    """A charge, or several together, with the probability of its slack: without that a μ is no promise."""
+    if (mu := charged["mu"]) is None:
+        return without_noise
+    slack = charged["slack"]
+    return f"μ = {upper_figure(mu)}" + (f" but for a probability of {upper_figure(slack, 3)}" if slack else "")
 
 
 def _trust(of: Verified, statement: Statement) -> list[Answer]:
@@ -239,12 +245,12 @@ def _budget(of: Verified) -> list[Answer]:
 
 def _of_silo(each: Mapping[str, Any]) -> str:
     facts, allow = each["training"], each["policy"]["allow"]
-    spent = facts["spent"]["mu"]
+    but_for = f" and a probability of {lower_figure(allow['slack'], 3)}" if allow["slack"] else ""
     words = [
         f"{counted(facts['before']['runs'], 'run')} before this one; it was charged "
-        + ("as a run without noise" if (mu := facts["charged"]["mu"]) is None else f"μ = {upper_figure(mu)}"),
-        f"spent by all: {'more than any budget' if spent is None else f'μ = {upper_figure(spent)}'} of a lifetime "
-        f"budget of {lower_figure(allow['budget'])}, left for one more run {lower_figure(facts['left']['mu'])}",
+        + _amount(facts["charged"], "as a run without noise"),
+        f"spent by all: {_amount(facts['spent'], 'more than any budget')}, of a lifetime budget of "
+        f"{lower_figure(allow['budget'])}{but_for}, left for one more run {lower_figure(facts['left']['mu'])}",
         f"policy SHA-256 {each['policy']['sha256']}, fedpriv {each['fedpriv']}",
     ]
     if allow["noise_free"]:
@@ -256,7 +262,8 @@ def _limits(of: Verified, statement: Statement) -> list[Answer]:
     body, audited = of.body, "none was stored"
     if (audit := body["audit"]) is not None:
         audited = (
-            f"{audit['trials']} canaries show at least μ = {lower_figure(audit['mu'])} of "
+            f"by the coordinator's word {audit['trials']} canaries show "
+            f"at least μ = {lower_figure(audit['mu'])} of "
             f"{upper_figure(audit['claimed_mu'])}: {'the claim stands' if audit['stands'] else 'IT IS REFUTED'}"
         )
     scores = ", ".join(
@@ -268,7 +275,11 @@ def _limits(of: Verified, statement: Statement) -> list[Answer]:
     return [
         Answer("Was the claim attacked?", NIST, audited),
         Answer("What is not protected?", _BOTH, " ".join([*body["not_protected"], *statement.evaluations])),
-        Answer("How good is it?", NIST, scores or "this document has no score"),
+        Answer(
+            "How good is it?",
+            NIST,
+            f"by the coordinator's word: {scores}" if scores else "this document has no score",
+        ),
         Answer("And for smaller groups of people?", NIST, _person(body, "subgroups")),
         Answer("Which programs computed it?", _BOTH, versions),
     ]

@@ -159,7 +159,7 @@ def _words(mu: float | None, slack: float) -> str:
 
 def _unanswered(silo: int, facts: Mapping[str, Any], record: Mapping[str, Any]) -> str | None:
     """Why a run that this silo has not answered as often as the record says is not certified."""
-    missed = len(record["missed"].get(str(silo), ()))
+    missed = len(set(record["missed"].get(str(silo), ())))
     if facts["rounds_answered"] + missed >= record["rounds"]:
         return None
     return (
@@ -196,6 +196,11 @@ def _facts(policy: Policy, scenario: Mapping[str, Any], digest: str) -> _Found:
     """
     ledger = SiloLedger(policy.ledger, policy.marked)
     try:
+        if not ledger.is_keyed():
+            raise InputError(
+                "the ledger is one of fedpriv 0.3.0 still, and its charges and heads are not what they should be; "
+                "`fedpriv silo status POLICY --check`, or a start of the guard, converts it"
+            )
         with ledger.alone():
             rows, commit = ledger.overview(), Mark(policy.marked).read().done
     finally:

@@ -57,9 +57,22 @@ def seal_of(key: bytes) -> bytes:
     return _digest(b"key", key)
 
 
-def resealed(seal: bytes, key: bytes) -> bytes:
-    """The seal of a run that is over once the chain has another origin: no head from before can be given again."""
-    return hmac.digest(key, b"seal" + seal, "sha256")
+def is_seal_of(seal: bytes, key: bytes) -> bool:
+    """Whether it is the seal of a run with this key, as it was opened or once the chain has another origin."""
+    return seal in (seal_of(key), _second_seal_of(key))
+
+
+def resealed(seal: bytes, run_key: bytes | None, key: bytes) -> bytes:
+    """The seal of a run once the chain has another origin: no head from before can be given again.
+
+    Of a run under way it follows from the run's own key alone, which is wiped with the run; without that key from
+    the seal before, under the `key` of the records.
+    """
+    return hmac.digest(key, b"seal" + seal, "sha256") if run_key is None else _second_seal_of(run_key)
+
+
+def _second_seal_of(key: bytes) -> bytes:
+    return _digest(b"key, in a chain of another origin", key)
 
 
 def converted(name: str) -> str:

@@ -4,13 +4,15 @@ Ledgers of fedpriv 0.3.0 have a digest of the records under no key.  Who knows a
 last one is on such a digest, with one hash a guess.
 """
 
+import json
 import logging
+import math
 import os
 import secrets
 import sqlite3
 from pathlib import Path
 
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, printable
 from fedpriv.core.files import OWN
 from fedpriv.silo import chain
 from fedpriv.silo.ledger import SiloLedger
@@ -80,15 +82,31 @@ def _convert(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
         if ledger.shard != shard.digest:
             raise _other_records(policy)
         key = made_key(policy.shard_key)
+        unprotected = _unprotected(ledger)
         with ledger.transaction():
-            ledger.bind(shard.fingerprint(key), key)
+            ledger.bind(shard.fingerprint(key), key, dict.fromkeys(unprotected, math.inf))
         ledger.tidy()
+    for run_id in unprotected:
+        _log.warning(
+            "the run %s had copies of records in a secret order, of which fedpriv 0.3.0 promised too much: it is "
+            "charged as a run without noise, so that no new run fits the budget",
+            printable(repr(run_id), 60),
+        )
     _log.warning(
         "%s has the digest of its records no more, but a fingerprint under the key in %s; backups that fedpriv "
         "0.3.0 made have it still: make a new one and delete them",
         policy.ledger,
         policy.shard_key,
     )
+
+
+def _unprotected(ledger: SiloLedger) -> list[str]:
+    """Names of the runs whose claim by fedpriv 0.3.0 was false: model.augment in a secret order, which has slack.
+
+    Whoever was drawn moved the copies of all records behind; no bound on that is less than all of their clips.
+    """
+    of_secret = [row for row in ledger.overview() if row.slack]
+    return [row.run_id for row in of_secret if json.loads(row.cell).get("model", {}).get("augment")]
 
 
 def _other_records(policy: Policy) -> InputError:

@@ -19,9 +19,10 @@ import os
 import sqlite3
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from fedpriv.core.errors import InputError, RunError, printable
@@ -161,13 +162,15 @@ class SiloLedger:
         self._check_version()
         return self._version % BACKUP != UNKEYED
 
-    def bind(self, shard: bytes, key: bytes) -> None:
+    def bind(self, shard: bytes, key: bytes, prices: Mapping[str, float] = MappingProxyType({})) -> None:
         """Put a fingerprint under this key in the place of the one before; for `transaction`, before all else.
+
+        `prices` are μ for some of its runs, in the place of what they were charged.
 
         Guarantee: of the one before, and of what was made from it, nothing is left in the file (`bind_rows`).
         """
         self.check()
-        self._before = self._before._replace(head=bind_rows(self._database, shard, key))
+        self._before = self._before._replace(head=bind_rows(self._database, shard, key, prices))
         self._version += LEDGER - self._version % BACKUP
         self._database.execute(f"PRAGMA user_version = {self._version}")
         self._name, self._wiped = self._about().name, False
@@ -209,7 +212,7 @@ class SiloLedger:
         with self._damage(f"the run {run_id!r}"):
             confirm(chain.opened(run_id, run.cell, run.mu, run.slack, seal).digest == entry)
             if run.key is not None:
-                confirm(chain.seal_of(run.key) == seal)
+                confirm(chain.is_seal_of(seal, run.key))
                 confirm(chain.after(run.key, run.state) == last_state(self._database, run_id))
         return run
 
@@ -304,14 +307,16 @@ class SiloLedger:
     def check_seen(self, seen: bytes) -> None:
         """RunError if `seen` has a commit of this ledger that it has not made; ValueError for what is no commits.
 
-        Guarantee: a claim is compared, and changes nothing: no row, no mark, no other request.
+        Guarantee: a claim is compared, and changes nothing: no row, no mark, no other request.  Of commits from
+        before the ledger's conversion the numbers are compared, since their heads can not be given again.
         """
         for told in commits_in(seen):
-            if told.ledger != self._name:
+            before = chain.converted(told.ledger) == self._name
+            if told.ledger != self._name and not before:
                 continue
             number = min(told.number, 2**63 - 1)  # SQLite's largest
             known = self._database.execute("SELECT head FROM answers WHERE answered = ?", (number,)).fetchone()
-            if known != (told.head,):
+            if known is None or (known != (told.head,) and not before):
                 raise RunError(
                     f"the coordinator has seen commit {told.number} of this silo's ledger, which is not in it: "
                     "ledger and mark are an older copy that was put back, so nothing is released.  Put the newest "

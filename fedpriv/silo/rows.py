@@ -16,7 +16,9 @@ import hashlib
 import os
 import sqlite3
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from fedpriv.silo import chain
@@ -141,17 +143,22 @@ def check_rows(database: sqlite3.Connection, *, keyless: bool = False) -> None:
     confirm(not entries and head == about.commit.head)
 
 
-def bind_rows(database: sqlite3.Connection, shard: bytes, key: bytes) -> bytes:
+def bind_rows(
+    database: sqlite3.Connection, shard: bytes, key: bytes, prices: Mapping[str, float] = MappingProxyType({})
+) -> bytes:
     """Chain the commits of checked rows again, from this fingerprint under this key; the last head.
 
-    Guarantee: nothing that is left was made from the fingerprint before, and what is left does not give the heads
-    before again, once one run is over that was opened by then: its seal was part of them all.
+    `prices` are other μ for some of the runs.
+
+    Guarantee: nothing that is left was made from the fingerprint before, and what is left once the runs are over
+    does not give the heads before again: the seal of the first run was part of them all.
     """
-    over = "SELECT run_id, cell, mu, slack, seal FROM runs WHERE over IS NOT NULL"
-    for run_id, cell, mu, slack, seal in database.execute(over).fetchall():
-        other = chain.resealed(seal, key)
+    of_runs = "SELECT run_id, cell, mu, slack, seal, key FROM runs"
+    for run_id, cell, charged, slack, seal, own in database.execute(of_runs).fetchall():
+        other, mu = chain.resealed(seal, own, key), prices.get(run_id, charged)
         entry = chain.opened(run_id, cell, mu, slack, other).digest
-        database.execute("UPDATE runs SET seal = ?, entry = ? WHERE run_id = ?", (other, entry, run_id))
+        changed = "UPDATE runs SET mu = ?, seal = ?, entry = ? WHERE run_id = ?"
+        database.execute(changed, (mu, other, entry, run_id))
     entries, heads = _entries_of(database, keyless=True)
     about = about_of(database)
     head = chain.origin(about.begun_as, shard)
@@ -177,7 +184,7 @@ def _entries_of(
             confirm(key is None and state is None)
             entries[over].append(chain.over(run_id))
         elif not keyless:
-            confirm(chain.seal_of(key) == seal and chain.after(key, state) == last_state(database, run_id))
+            confirm(chain.is_seal_of(seal, key) and chain.after(key, state) == last_state(database, run_id))
     heads = dict[int, tuple[chain.Entry, bytes]]()
     for run_id, t, query, asked, answered, replied, after, head, blind, reply in database.execute(
         "SELECT * FROM answers"

@@ -23,7 +23,7 @@ from fedpriv.core.errors import InputError, RunError, printable
 from fedpriv.core.figures import counted
 from fedpriv.core.signed import bytes_of, check_signature, read_spelled, sha256, signature, spelled
 from fedpriv.rounds.claim import PrivacyClaim, figures_of
-from fedpriv.rounds.entries import LedgerEntry, entry_of
+from fedpriv.rounds.entries import LedgerEntry, check_copies, entry_of
 
 if TYPE_CHECKING:
     from fedpriv.study.results import Results
@@ -248,6 +248,7 @@ def recomputed(body: Mapping[str, Any]) -> LedgerEntry:
     if (reason := entry.disagreement) is not None:
         raise InputError(f"record: {reason}")
     _check_words(body, entry)
+    check_copies("the certificate", body["run"]["versions"], [record])
     return entry
 
 

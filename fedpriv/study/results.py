@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from fedpriv.core.errors import InputError, RunError, printable
 from fedpriv.core.files import append_line, whole_lines, write_json, write_text, write_vector
 from fedpriv.engines.table import Grouping
-from fedpriv.rounds.entries import differing_words, entry_of
+from fedpriv.rounds.entries import check_copies, differing_words, entry_of
 from fedpriv.rounds.fitted import Fitted
 from fedpriv.rounds.outcome import Finished, RunObserver
 from fedpriv.scenario.load import Scenario, resolve_cell
@@ -187,6 +187,7 @@ class RunFolder(RunObserver):
 
     def _finished_before(self, groups: Grouping | None) -> dict[int, dict[str, Any]]:
         before, path = read_results(self.path), self.path
+        check_copies(path, before.versions, before.cells)
         self._take_place_of(before)
         kept = [cell for cell in before.cells if (path / cell["model"]).exists()]  # else it is run again
         found = {cell["cell"]: dict(cell) for cell in kept}
@@ -341,9 +342,10 @@ def read_claims(folder: Path) -> Results:
     """`read_results` for whatever is shown: every figure of privacy is computed from what was released.
 
     Guarantee: a figure that somebody wrote into results.json is not shown, and its cell is in `differs`.
-    InputError also for releases that cannot be accounted for.
+    InputError also for releases that cannot be accounted for, and for a claim that fedpriv 0.3.0 made falsely.
     """
     stored = read_results(folder)
+    check_copies(folder, stored.versions, stored.cells)
     try:
         entries = list(map(entry_of, stored.cells))
         shown: list[Mapping[str, Any]] = [entry.recomputed for entry in entries]

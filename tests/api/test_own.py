@@ -1,5 +1,7 @@
 """Records and modules of the calling program: trained on, handed back, refused in one line."""
 
+import hmac
+import os
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +167,20 @@ def test_guarantee_results_have_no_digest_on_which_a_record_can_be_tried(
     assert names[0] == names[2] != names[1]
     assert names[0] in told
     assert (tmp_path / "user" / "records.key").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("planted", ["readable", "another user's"])
+def test_a_key_of_the_records_names_that_others_know_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: str
+) -> None:
+    """Gains: the same digest, for who puts a key beside a data folder in a place of all users, as in /tmp."""
+    monkeypatch.setenv("FEDPRIV_DATA", str(tmp_path / "data"))
+    (tmp_path / "records.key").write_bytes(bytes(32))
+    (tmp_path / "records.key").chmod(0o644 if planted == "readable" else 0o600)
+    if planted != "readable":
+        monkeypatch.setattr("os.geteuid", lambda: os.getuid() + 1)
+    digest = bytes(range(32))
+    assert hmac.digest(bytes(32), digest, "sha256").hex()[:16] not in given_name(digest)
 
 
 @pytest.mark.parametrize(

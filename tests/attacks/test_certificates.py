@@ -8,6 +8,7 @@ import html
 import json
 import re
 import shutil
+import sqlite3
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,8 +18,11 @@ import pytest
 import fedpriv
 from fedpriv.rounds.entries import entry_of
 from fedpriv.scenario.load import resolve_cell
+from fedpriv.silo.attest import _unanswered
 from fedpriv.silo.guards import open_guards
+from fedpriv.silo.mark import Mark
 from fedpriv.silo.policy import read_policy
+from fedpriv.silo.rows import UNKEYED, digest_of
 from tests.attacks.deployment import Deployment, Edit, deployment, fixed_order, run_by, secret_order
 from tests.cli.command import fedpriv as command
 from tests.conftest import small_tree
@@ -452,6 +456,38 @@ def test_a_signature_of_another_run_is_not_taken(
     code, printed = run.verify()
     assert code == 1
     assert "by another key than the one that you trust as silo-1" in printed
+
+
+def test_a_round_is_missed_once() -> None:
+    """Gains: a run that a silo has not answered, with one of its rounds called missed several times."""
+    answered, record = {"rounds_answered": 3}, {"rounds": 5, "missed": {"1": [1, 1]}}
+    assert "answered 3 of 5 rounds, and record.missed has 1" in (_unanswered(1, answered, record) or "")
+    assert _unanswered(1, answered, {**record, "missed": {"1": [1, 2]}}) is None
+
+
+def test_a_price_of_a_secret_order_has_the_probability_that_it_may_fail_with(
+    copied: dict[str, Deployment],
+) -> None:
+    """Gains: μ = 0 on a page, for a silo whose policy lets a run use up a slack of a half."""
+    page = html.unescape((copied["secret"].folder / "certificate.html").read_text())
+    assert "it was charged μ = 0.7563 but for a probability of 1e-08; spent by all: μ = 0.7563 but for a" in page
+    assert "probability of 1e-08, of a lifetime budget of 1.069 and a probability of 2e-08, left" in page
+
+
+def test_a_ledger_of_before_signs_nothing_until_it_is_converted(tmp_path: Path) -> None:
+    """Gains: a price of fedpriv 0.3.0 that was too low, and a head that follows from a digest of the records."""
+    run = deployment(tmp_path, fixed_order(evaluation=None))
+    assert run.draft() == ""
+    policy = read_policy(run.policies[1])
+    with sqlite3.connect(policy.ledger) as database:
+        database.execute(f"PRAGMA user_version = {UNKEYED}")
+    database.close()
+    mark = Mark(policy.marked)
+    mark.write(mark.read()._replace(whole=digest_of(policy.ledger)))
+    assert run.sign(0) == ""
+    line = run.sign(1)
+    assert "is one of fedpriv 0.3.0 still" in line
+    assert line.count("\n") == 1
 
 
 def test_a_certificate_with_some_signatures_says_so_first(copied: dict[str, Deployment]) -> None:

@@ -15,7 +15,10 @@ import pytest
 
 from fedpriv.protocol.commits import Told, commits_in
 from fedpriv.silo import chain, fingerprint, rows, shard
+from fedpriv.silo.admission import Charge
 from fedpriv.silo.backup import back_up, restore
+from fedpriv.silo.guards import end_run
+from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import read_policy
 from fedpriv.silo.rows import about_of
 from fedpriv.silo.shard import Shard, key_check
@@ -125,6 +128,31 @@ def test_two_candidates_leave_the_same_bytes_but_for_what_has_a_key(
         files = theft(tmp_path / str(truth), each, "both", run=False)
         left.append([hashlib.sha256(path.read_bytes()).hexdigest() for path in files])
     assert left[0] == left[1]
+
+
+def test_a_first_run_that_was_under_way_while_its_ledger_was_converted_says_nothing_once_it_is_over(
+    tmp_path: Path,
+) -> None:
+    """Gains: the record, from one head of before and the stolen chain, with the seal of the only run as it was."""
+    folder = copied(tmp_path / "silo")
+    possible, policy = candidates_in(folder), read_policy(folder / "policy.toml")
+    for path in stolen(folder):
+        path.unlink()
+    begin_unkeyed(policy.ledger, policy.marked, possible[1])
+    ledger = SiloLedger(policy.ledger, policy.marked)
+    with ledger.alone():
+        with ledger.transaction():
+            ledger.open_run("first", Charge((folder / "scenario.json").read_text(), 0.1, 0.0), bytes(range(32)))
+        with ledger.transaction():
+            ledger.intend("first", 1, bytes(32))
+        with ledger.transaction():
+            ledger.record("first", 1, b"reply", b"state")
+    remembered = [ledger.told("first", 1)]
+    ledger.close()
+    assert pointed_out(stolen(folder), possible, remembered) == [1]
+    guard_of(folder / "policy.toml")._ledger.close()
+    end_run(folder / "policy.toml", "first")
+    assert pointed_out(stolen(folder), possible, remembered) == []
 
 
 @pytest.mark.parametrize("how", ["its ledger", "its backup"])

@@ -5,6 +5,10 @@ copies of every record behind it.  At 0.3.0 the others' sum moved by a clip in e
 and a claimed ε of 2 was 10.4 (`epsilon_of_law`).
 """
 
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,16 +16,20 @@ import pytest
 import torch
 from dp_accounting.pld import privacy_loss_distribution as pld
 
+import fedpriv
 from fedpriv.core.errors import InputError
 from fedpriv.loss.objective import Records, View
 from fedpriv.participation.dependence import OWN, Dependence
 from fedpriv.participation.orders import row_indices
+from fedpriv.rounds.entries import LedgerEntry, check_copies, read_ledger
 from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.round import Read
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.silo import Silo
+from fedpriv.study.certify import recomputed
+from fedpriv.study.results import read_claims
 from tests.conftest import small_tree
 from tests.parts import in_parts
 
@@ -133,3 +141,63 @@ def test_a_position_is_public_where_the_order_is() -> None:
     assert plan_of(cell, Positioned(task_of_cell(cell).objective), released=True)
     with pytest.raises(InputError, match="Silent"):
         plan_of(cell, Silent(task_of_cell(cell).objective), released=True)
+
+
+@pytest.fixture(scope="module")
+def of_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as fedpriv 0.3.0 left it: two rounds of copies in a secret order."""
+    folder = tmp_path_factory.mktemp("before") / "run"
+    fedpriv.run(tree_of_run(), out=folder)
+    path = folder / "results.json"
+    tree = json.loads(path.read_text())
+    tree["versions"]["fedpriv"] = "0.3.0"
+    path.write_text(json.dumps(tree))
+    return folder
+
+
+def tree_of_run(seeds: int = 1, sampling: str = "poisson") -> dict[str, Any]:
+    return small_tree(
+        data={"name": "synthetic"},
+        model={"name": "mlp", "hidden": 4, "augment": {"copies": 2, "shift": 10}},
+        federation={"silos": 1, "rounds": 2, "batch": 1, "sampling": sampling},
+        algorithm={**ALGORITHMS["dp-sgd"], "trust": "untrusted", "clip": 1.0},
+        privacy={"relation": "zero-out", "epsilon": CLAIMED, "delta": DELTA},
+        sweep={"seeds": seeds},
+    )
+
+
+def as_0_3_1(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("fedpriv.rounds.entries.metadata", SimpleNamespace(version=lambda name: "0.3.1"))
+
+
+def body_of_before(folder: Path) -> LedgerEntry:
+    tree = json.loads((folder / "results.json").read_text())
+    return recomputed({"record": tree["cells"][0], "run": {**tree["scenario"], "versions": tree["versions"]}})
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "show": read_claims,
+    "privacy ledger": read_ledger,
+    "resume": lambda folder: fedpriv.run(tree_of_run(2), out=folder, resume=True),
+    "certify --verify": body_of_before,
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_guarantee_a_false_promise_of_0_3_0_is_shown_nowhere_and_mixed_with_nothing(
+    of_before: Path, reader: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gains: the ε of 0.3.0 in a report of today; cells of both versions in one folder, which names the newer."""
+    as_0_3_1(monkeypatch)
+    with pytest.raises(InputError, match=r"is of fedpriv 0\.3\.0, whose copies .*released more than") as caught:
+        READERS[reader](of_before)
+    assert "\n" not in str(caught.value)
+
+
+def test_other_runs_of_0_3_0_are_shown_as_they_were(of_before: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_0_3_1(monkeypatch)
+    (cell,) = json.loads((of_before / "results.json").read_text())["cells"]
+    check_copies("", {"fedpriv": "0.3.1"}, [cell])
+    for section, key, value in (("federation", "sampling", "fixed"), ("model", "augment", None)):
+        scenario = {**cell["scenario"], section: {**cell["scenario"][section], key: value}}
+        check_copies("", {"fedpriv": "0.3.0"}, [{**cell, "scenario": scenario}])

@@ -1,5 +1,7 @@
 """The key of a silo's records and their fingerprint: made, compared, lost, exchanged; ledgers of fedpriv 0.3.0."""
 
+import json
+import math
 import os
 import shutil
 import sqlite3
@@ -15,6 +17,7 @@ from typer.testing import CliRunner
 
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError, RunError
+from fedpriv.silo.admission import Charge
 from fedpriv.silo.backup import back_up, restore
 from fedpriv.silo.guard import Guard, open_guard
 from fedpriv.silo.guards import begin_ledgers, end_run, open_guards, status_lines
@@ -47,7 +50,7 @@ def secrets_of(ledger: Path) -> list[bytes]:
     with sqlite3.connect(ledger) as database:
         found = [*database.execute("SELECT shard FROM about"), *database.execute("SELECT head FROM about")]
         found += database.execute("SELECT head FROM answers WHERE head IS NOT NULL").fetchall()
-        found += database.execute("SELECT seal FROM runs WHERE over IS NOT NULL").fetchall()
+        found += database.execute("SELECT seal FROM runs").fetchall()
     database.close()
     return [value for (value,) in found]
 
@@ -106,6 +109,55 @@ def test_what_a_server_remembers_of_before_is_no_reason_to_refuse_and_of_after_i
     assert two[:16] == told(guard, old, 2)[:16], "converted again it has the same name"
     with pytest.raises(RunError, match="which is not in it"):
         ask(guard, old, 3, three)
+
+
+def test_an_older_copy_that_is_put_back_before_the_conversion_is_noticed(old: Path) -> None:
+    """Gains: a budget again, from ledger and mark of a snapshot, put back in the moment of an upgrade."""
+    snapshot, policy = shutil.copytree(old, old.with_name("snapshot")), read_policy(old / POLICY)
+    ledger = SiloLedger(policy.ledger, policy.marked)
+    with ledger.alone():
+        with ledger.transaction():
+            ledger.intend("under way", 3, bytes(32))
+        with ledger.transaction():
+            ledger.record("under way", 3, b"reply", b"state")
+    seen = ledger.told("under way", 3).packed
+    ledger.close()
+    for path in stolen(old):
+        path.unlink()
+    for path in stolen(snapshot):
+        shutil.copy2(path, old)
+    with pytest.raises(RunError, match="which is not in it"):
+        ask(guard_of(old / POLICY), old, 3, seen)
+
+
+def with_run(old: Path, slack: float, **augment: int) -> Guard:
+    """A ledger of 0.3.0 with one more run, which is over, after its conversion."""
+    policy, cell = read_policy(old / POLICY), json.loads((old / "scenario.json").read_text())
+    cell["model"]["augment"] = augment or None
+    ledger = SiloLedger(policy.ledger, policy.marked)
+    with ledger.alone(), ledger.transaction():
+        ledger.open_run("copies", Charge(json.dumps(cell, sort_keys=True), 0.1, slack), bytes(range(32)))
+        ledger.finish("copies")
+    ledger.close()
+    return guard_of(old / POLICY)
+
+
+def test_guarantee_a_run_whose_promise_was_false_takes_the_whole_budget(old: Path) -> None:
+    """Gains: runs beside one that 0.3.0 charged for a promise that its copies in a secret order did not keep."""
+    guard = with_run(old, 1e-6, copies=2, shift=1)
+    assert guard._ledger.charges("over")[-1].mu == math.inf
+    with pytest.raises(RunError, match="with all before inf"):
+        ask(guard, old, 1, run="new")
+    guard._ledger.close()
+    assert len(guard_of(old / POLICY)._ledger.charges()) == 3
+
+
+@pytest.mark.parametrize(("slack", "augment"), [(0.0, {"copies": 2, "shift": 1}), (1e-6, {})])
+def test_a_run_whose_promise_was_kept_costs_what_it_was_charged(
+    old: Path, slack: float, augment: dict[str, int]
+) -> None:
+    """Copies in a public order, and a secret order without copies."""
+    assert with_run(old, slack, **augment)._ledger.charges("over")[-1].mu == 0.1
 
 
 def test_other_records_are_refused_with_nothing_changed(old: Path) -> None:

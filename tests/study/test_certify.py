@@ -274,7 +274,7 @@ def test_a_deployments_silos_sign_what_their_ledgers_say(certified: Deployment) 
     page = (certified.folder / "certificate.html").read_text()
     assert "A SIMULATION" not in page
     assert page.index("2 of 2 silos signed.") < page.index("<h1>")
-    assert "μ = 4 of a lifetime budget of 5.656, left for one more run " in page
+    assert "μ = 4, of a lifetime budget of 5.656, left for one more run " in page
 
 
 @pytest.mark.slow
