@@ -66,10 +66,14 @@ from tests.attacks.crossing_choices import (
 )
 from tests.engines.test_checkpoints import Memory, bits
 from tests.engines.test_engines import Recorder, run
+from tests.parts import in_parts
 
 pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
-PARTS = 8
+PARTS = 32
 """Of a grid, each a test of its own."""
+OF_GRIDS = in_parts(
+    itertools.product(GRIDS, range(PARTS)), long=itertools.product(GRIDS, range(1, PARTS))
+)  # a part takes half a minute: one of each grid is slow, and the others are asked every week
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -187,8 +191,7 @@ def test_an_admitted_combination_keeps_its_promise(choice: Choice, files: Files)
     assert census.admitted > 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("grid", "part"), list(itertools.product(GRIDS, range(PARTS))))
+@pytest.mark.parametrize(("grid", "part"), OF_GRIDS)
 def test_every_admitted_combination_keeps_its_promise(grid: str, part: int, files: Files) -> None:
     census = census_of(GRIDS[grid]()[part::PARTS], files)
     print(f"\n{grid}, part {part + 1} of {PARTS}: {census}")
@@ -421,8 +424,7 @@ def test_a_run_that_is_resumed_or_on_a_worker_is_the_same(
     assert bits([event for event in events if isinstance(event, Outcome)]) == whole
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("grid", "part"), list(itertools.product(GRIDS, range(PARTS))))
+@pytest.mark.parametrize(("grid", "part"), OF_GRIDS)
 def test_engines_agree_on_every_combination_in_floats(grid: str, part: int, files: Files) -> None:
     """The vectorized engine and silos of one process, wherever both compute a combination."""
     compared, apart, refusals = 0, [], []
