@@ -140,7 +140,7 @@ REGISTERED = "FEDPRIV_NODES_ARE_REGISTERED"
 REFUSED = "FEDPRIV_REFUSED_SILOS"
 """The server's environment variable that names the file in which its SuperLink says why it lets silos not in."""
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Changes with what messages, scenarios or the answers to them mean; a coordinator sends it with its run.
 
 Versions of fedpriv without such a number are older than 2.

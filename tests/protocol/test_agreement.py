@@ -15,8 +15,8 @@ from fedpriv.protocol.messages import AGREEMENT, KEY, PROTOCOL, TRAIN, refusal_i
 @pytest.mark.parametrize(
     ("theirs", "words"),
     [
-        ({}, r"silo 1 runs fedpriv .* \(protocol 3\), the coordinator an older one: install the same version"),
-        ({"protocol": PROTOCOL + 1, "fedpriv": "0.9\x1b[2J"}, r"the coordinator 0\.9\\x1b\[2J \(protocol 4\): "),
+        ({}, r"silo 1 runs fedpriv .* \(protocol 4\), the coordinator an older one: install the same version"),
+        ({"protocol": PROTOCOL + 1, "fedpriv": "0.9\x1b[2J"}, r"the coordinator 0\.9\\x1b\[2J \(protocol 5\): "),
         ({"protocol": "2", "fedpriv": "0.9"}, "the coordinator an older one"),
     ],
 )

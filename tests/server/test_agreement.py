@@ -75,7 +75,7 @@ def test_all_refusals_are_told_together() -> None:
         "7 of 8 silos do not take part, so none is asked for a round:",
         "  silo 0 refuses: too many rounds",
         "  silo 2: the scenario that was sent cannot be used",
-        "  silo 3 cannot be asked whether it agrees: its app is not of protocol 3, as this coordinator's fedpriv "
+        "  silo 3 cannot be asked whether it agrees: its app is not of protocol 4, as this coordinator's fedpriv "
         "is, or failed: no such\\x1b[2J query",
         "  silo 4: its clock is 20 s ahead of the coordinator's; set both by NTP",
         "  silo 5: its clock is 1000 s behind the coordinator's; set both by NTP",

@@ -111,7 +111,7 @@ def test_a_supernode_of_another_version_than_its_guard_is_told(tmp_path: Path) -
     desk = desk_of(path, cast(Any, SimpleNamespace(training=guard_of(path), tests=None)))
     header = {"agree": True, "run": "run", "cell": CELL, "protocol": PROTOCOL + 1, "fedpriv": "0.9\x1b[2J"}
     with pytest.raises(
-        RunError, match=r"guard runs fedpriv .* \(protocol 3\), its SuperNode 0\.9\\x1b\[2J \(protocol 4"
+        RunError, match=r"guard runs fedpriv .* \(protocol 4\), its SuperNode 0\.9\\x1b\[2J \(protocol 5"
     ):
         desk._answer(header, bytearray())
     assert torch.isfinite(guard_of(path).answer("run", CELL, 1, ZERO)).all()
