@@ -16,9 +16,9 @@ from tests.e2e.federation import Federation, federation, finish, kill_process, s
 
 pytestmark = pytest.mark.deployment
 ROOT = Path(__file__).resolve().parents[2]
-LAST, ITS_VERSION = "4fb06002dc", "0.2.0.dev3"
+LAST, ITS_VERSION = "307834ea99", "0.3.1.dev0"
 """A commit before this one that speaks this protocol, and what it calls itself here."""
-OLDER, OLDER_VERSION = "77431cce4e", "0.2.0.dev2"
+OLDER, OLDER_VERSION = "7a4039a3", "0.3.0"
 """The last commit that spoke the protocol before."""
 
 
