@@ -26,7 +26,7 @@ from fedpriv.rounds.plan import Plan
 from fedpriv.rounds.recomputed import (
     ROUNDS,
     TESTS,
-    Recomputed,
+    RunPlans,
     first_step_before,
     recompute,
     shapes_data,
@@ -94,7 +94,7 @@ def attested(path: Path, record: Mapping[str, Any], body: str) -> dict[str, Any]
     return {**facts, "signed": signature(signing_key(policy), SAYS, facts)}
 
 
-def _recomputed(admission: Admission, canonical: str, record: Mapping[str, Any]) -> tuple[Recomputed, Cell]:
+def _recomputed(admission: Admission, canonical: str, record: Mapping[str, Any]) -> tuple[RunPlans, Cell]:
     """The run of a ledger, planned as the guard planned it."""
 
     def plan_first_step(first: Cell) -> Plan:
@@ -105,7 +105,7 @@ def _recomputed(admission: Admission, canonical: str, record: Mapping[str, Any])
     return recompute(cell, objective, record["releases"], plan_first_step), cell
 
 
-def _others(policy: Policy, again: Recomputed, record: Mapping[str, Any]) -> dict[str, Any]:
+def _others(policy: Policy, again: RunPlans, record: Mapping[str, Any]) -> dict[str, Any]:
     """What the ledgers say of a first step and of evaluations; InputError where there is nothing to compare."""
     said, tests = {}, policy.for_tests
     if FIRST_STEP in again.plans:
@@ -118,7 +118,7 @@ def _others(policy: Policy, again: Recomputed, record: Mapping[str, Any]) -> dic
     return said
 
 
-def charges_differ(silo: int, said: Mapping[str, Any], again: Recomputed) -> str | None:
+def charges_differ(silo: int, said: Mapping[str, Any], again: RunPlans) -> str | None:
     """The first charge of a silo that is not what the plans cost; None if all are.
 
     A charge (μ, slack) is compared with the price of the plan's curve at that slack, and not with ε at the

@@ -99,13 +99,13 @@ def about(body: Mapping[str, Any], silos: Sequence[Mapping[str, Any]]) -> str:
     """The first line of a certificate: how many silos of the scenario have signed, and which have not."""
     if body["record"]["engine"] != "deployment":
         return "a simulation: no silo's guard had a part in it, and none signed"
-    from fedpriv.rounds.recomputed import silos_said
+    from fedpriv.rounds.recomputed import format_silos
 
     count, missing = _silos_of(body), _unsigned(body, silos)
     said = f"{count - len(missing)} of {counted(count, 'silo')} signed"
     if not missing:
         return said
-    return f"{said}: {silos_said(missing)} {'has' if len(missing) == 1 else 'have'} not"
+    return f"{said}: {format_silos(missing)} {'has' if len(missing) == 1 else 'have'} not"
 
 
 def _silos_of(body: Mapping[str, Any]) -> int:
