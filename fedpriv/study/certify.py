@@ -258,7 +258,7 @@ def _stated(entry: LedgerEntry) -> dict[str, Any]:
     """
     from fedpriv.study.stored import stated_of
 
-    record, cell = entry.told, entry.resolved
+    record, cell = entry.record, entry.resolved
     if cell is None and record["engine"] == "deployment":
         raise InputError("record.scenario cannot be planned here; code of one's own is given with --import")
     if cell is None:
