@@ -1,8 +1,5 @@
 """Ledger entries of a run: its releases and claims, a comparison of the two, and dp-accounting events.
 
-`read_ledger` reads the folder of a run.  `LedgerEntry.disagreement` compares what the record of a cell claims with
-its releases and its scenario.  `events_of` gives the releases to dp-accounting.
-
 An event is plain data here, {"class": NAME, FIELD: VALUE, …} with the names and fields of dp-accounting's classes.
 `dp_event` makes the object.
 
@@ -161,10 +158,7 @@ class LedgerEntry:
         yield from self._differences_from_target(privacy)
 
     def _differences_from_cell(self, cell: "Cell") -> Iterator[str]:
-        """Describe differences in participation, weights, clips and increment diameter of the rounds.
-
-        Clips are compared only if they depend on no shape of a record.
-        """
+        """Describe differences in participation, weights, clips (if no shape decides them) and diameter."""
         from fedpriv.rounds.plan import weights_of
         from fedpriv.rounds.recomputed import clips_of, distance_of
 
@@ -182,10 +176,7 @@ class LedgerEntry:
                 yield f"apart of {stream.owner} is {stream.apart:.6g}, and the scenario gives {diameter:.6g}"
 
     def _differences_from_target(self, privacy: "PrivacySection") -> Iterator[str]:
-        """Describe noise that promises another figure than the scenario asks for.
-
-        A promise of less protection differs, and so does one of far more, which belongs to another run.
-        """
+        """Describe noise that promises less than the scenario asks for, or so much that it is another run's."""
         target, claim = privacy.target, self.claim
         if target is None or claim is None:
             if (target is None) != (claim is None):
@@ -336,11 +327,7 @@ def _bounds_epsilon(claimed: float | None, recomputed: float | None, exact: bool
 
 
 def entry_of(cell: Mapping[str, Any]) -> LedgerEntry:
-    """Make the entry of a cell of results.json.
-
-    Raises:
-        KeyError, TypeError, ValueError: `cell` is no cell of results.json.
-    """
+    """Make the entry of a cell of results.json.  KeyError, TypeError or ValueError for anything else."""
     return LedgerEntry(
         cell["cell"],
         cell["point"],
@@ -360,11 +347,7 @@ def differing_words(cells: Sequence[int]) -> str:
 
 
 def read_ledger(folder: Path) -> list[LedgerEntry]:
-    """Read the entries of results.json in a run's folder, and the newer ones of cells.jsonl beside it.
-
-    Raises:
-        InputError: There is no results.json, or an entry cannot be read.
-    """
+    """Read results.json in a run's folder, and cells.jsonl beside it.  InputError if one cannot be read."""
     path, newer_path = folder / "results.json", folder / "cells.jsonl"
     try:
         cells: dict[int, Mapping[str, Any]] = {}
