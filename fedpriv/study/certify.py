@@ -341,7 +341,7 @@ def _check_planned(record: Mapping[str, Any], entry: LedgerEntry, signed: Mappin
     """Plan the run again, and compare streams and charges; False, and nothing compared, for other code."""
     from fedpriv.rounds.plan import plan_of
     from fedpriv.rounds.recomputed import objective_of, recompute
-    from fedpriv.silo.attest import charges_differ
+    from fedpriv.silo.attest import find_charge_difference
 
     cell, (first, *others) = entry.resolved, [each["shapes"] for each in signed.values()]
     assert cell is not None
@@ -358,6 +358,6 @@ def _check_planned(record: Mapping[str, Any], entry: LedgerEntry, signed: Mappin
     )
     again.check(record)
     for number, facts in signed.items():
-        if (reason := charges_differ(number, facts, again)) is not None:
+        if (reason := find_charge_difference(number, facts, again)) is not None:
             raise InputError(reason)
     return True
