@@ -1,9 +1,14 @@
-"""Facts on which a record's increment may depend, declared by parts and limited by whom they serve.
+"""Facts on which a record's increment depends, and a check of them against participation and unit.
 
-Amplification by secret sampling presumes that the sum of the others is the same whether or not a record takes
-part; a unit's clip presumes that nothing of another unit enters it.  Neither can be seen in a formula of noise, so
-every objective and every view of one declares what its increments depend on (`Objective.dependence`), and every
-participation and unit says what it allows (`allowed`).  `check_dependence` compares them when a run is planned.
+Two guarantees rest on premises that no formula of noise shows:
+
+* Amplification by secret sampling presumes that the sum of the other increments is the same whether or not a
+  record takes part.
+* The clip of a unit's increment presumes that nothing of another unit enters this increment.
+
+So each objective, and each view of one, declares what its increments depend on (`Objective.dependence`).  Each
+participation and each unit has a limit (its attribute `allowed`).  `check_dependence` compares declarations with
+limits when a run is planned.
 """
 
 import enum
@@ -13,29 +18,33 @@ from fedpriv.core.errors import InputError
 
 
 class Dependence(enum.Flag):
-    """Facts that decide a record's increment, beside the query and public numbers of the run."""
+    """Facts that decide a record's increment, apart from the query and the run's public numbers."""
 
     RECORD = enum.auto()
     """The record's own content."""
     ROW = enum.auto()
-    """Its row index in the silo."""
+    """The record's row index in the silo."""
     ROUND = enum.auto()
     """The number of the round."""
     SILO = enum.auto()
     """The number of the silo."""
     POSITION = enum.auto()
-    """Its position among the records that the round reads, or how many these are."""
+    """The record's position among the records that the round reads, or the number of these records."""
     BATCH = enum.auto()
-    """Content of other records of the same batch; of a unit's batch those are its own."""
+    """Content of other records in the same batch.
+
+    If a batch holds the records of one unit, the other records belong to this unit, too.
+    """
     UNKNOWN = enum.auto()
-    """Anything else: the part declares nothing."""
+    """Anything else, for a part that declares nothing."""
 
 
 OWN = Dependence.RECORD | Dependence.ROW | Dependence.ROUND | Dependence.SILO
-"""A record and its name: nothing of who else takes part."""
+"""Facts of the record, its silo and the round, independent of the other records that take part."""
 KNOWN = OWN | Dependence.POSITION
-"""What is fixed where everybody knows who takes part."""
+"""Facts that are fixed where everybody knows which records take part."""
 UNDECLARED = ~Dependence(0)
+"""Union of all facts, the dependence of a part that declares nothing."""
 
 _TEXTS = {
     Dependence.RECORD: "its content",
@@ -49,36 +58,36 @@ _TEXTS = {
 
 
 def declared_dependence(part: object) -> Dependence:
-    """The dependence that an objective declares; everything for one that declares none."""
-    found: Any = getattr(part, "dependence", UNDECLARED)
-    return found if isinstance(found, Dependence) else UNDECLARED
+    """Return the dependence that an objective declares, or `UNDECLARED` if it declares none."""
+    declared: Any = getattr(part, "dependence", UNDECLARED)
+    return declared if isinstance(declared, Dependence) else UNDECLARED
 
 
-def check_dependence(part: object, allowed: Dependence, asker: str) -> None:
-    """Refuse an objective whose increments depend on more than `allowed`.
+def check_dependence(part: object, allowed_dependence: Dependence, limiting_part: str) -> None:
+    """Refuse an objective whose increments depend on more than `allowed_dependence`.
 
     Args:
         part: The objective, with its views.
-        allowed: What `asker` allows an increment to depend on.
-        asker: The participation or unit that limits it, as a scenario writes it.
+        allowed_dependence: Facts on which an increment may depend under `limiting_part`.
+        limiting_part: The participation or unit that sets the limit, as a scenario writes it.
 
     Raises:
-        InputError: `part` declares more, or nothing; the line names both parts.
+        InputError: `part` declares more, or nothing.  The message names both parts.
     """
-    excess = declared_dependence(part) & ~allowed
+    excess = declared_dependence(part) & ~allowed_dependence
     if not excess:
         return
     reason = ", ".join(text for fact, text in _TEXTS.items() if fact in excess)
     if Dependence.UNKNOWN in excess:
         reason = "facts that it does not declare (its attribute `dependence`)"
     raise InputError(
-        f"{asker} does not go with {_cause(part, allowed)}, in which a record's increment depends on {reason}; "
-        "leave out one of the two"
+        f"{limiting_part} does not go with {_name_of_cause(part, allowed_dependence)}, in which a record's "
+        f"increment depends on {reason}; leave out one of the two"
     )
 
 
-def _cause(part: Any, allowed: Dependence) -> str:
-    """The name of the innermost view that brings in what is not allowed."""
-    while (base := getattr(part, "base", None)) is not None and declared_dependence(base) & ~allowed:
+def _name_of_cause(part: Any, allowed_dependence: Dependence) -> str:
+    """Return the name of the innermost objective or view that depends on more than is allowed."""
+    while (base := getattr(part, "base", None)) is not None and declared_dependence(base) & ~allowed_dependence:
         part = base
     return getattr(part, "title", "") or type(part).__name__

@@ -1,11 +1,13 @@
-"""What a run's folder says that it released and claims, whether the two agree, and its dp-accounting events.
+"""Ledger entries of a run: its releases and claims, a comparison of the two, and dp-accounting events.
 
-An event is plain data here, {"class": NAME, FIELD: VALUE, …} with the names and fields of dp-accounting's classes;
-`dp_event` makes the object.  Streams in a public order are Gaussian mechanisms: A s + B z is post-processing of
-C s + z, which one record moves by at most the sensitivity, whatever was asked in between.  A Gaussian's noise
-multiplier is noise over the distance by which one neighbour moves the sums, with the factor of the relation in it.
-So every accountant gives the run's ε under its own default relation; with "REPLACE_ONE" dp-accounting's two
-accountants disagree about a factor of 2 (google/differential-privacy, issue 378).
+An event is plain data here, {"class": NAME, FIELD: VALUE, …} with the names and fields of dp-accounting's classes.
+`dp_event` makes the object.
+
+A stream in a public order is a Gaussian mechanism: A s + B z is post-processing of C s + z, and one record moves
+C s by at most the sensitivity, whatever queries were sent in between.  The noise multiplier of a Gaussian event is
+the noise over the distance by which one neighbour moves the sums, and this distance contains the factor of the
+relation.  So every accountant gives the run's ε under the accountant's own default relation.  With "REPLACE_ONE"
+dp-accounting's two accountants disagree about a factor of 2 (google/differential-privacy, issue 378).
 """
 
 import itertools
@@ -36,18 +38,19 @@ from fedpriv.rounds.claim import (
 )
 from fedpriv.rounds.ledger import FIRST_STEP, ROUNDS, ReleaseStream, from_data
 
-if TYPE_CHECKING:  # torch is behind them, which who only reads a ledger need not wait for
+if TYPE_CHECKING:  # these import torch, for which a reader of a ledger need not wait
     from fedpriv.scenario.schema import Cell
     from fedpriv.scenario.sections import FederationSection, PrivacySection
 
 _COPIES_MOVED = "0.3.0"
 """Version in which a record that was drawn moved the copies of the others."""
-_LOOSER = 1.01  # than today's, as bounds of earlier versions can be
+_MAX_RATIO = 1.01
+"""Largest ratio of two numerical figures for one run: earlier versions bounded some runs less closely."""
 
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """One cell of a run: where it stands in the sweep, what it claims, and what it released."""
+    """One cell of a run: its point of the sweep, its claim, and its releases."""
 
     cell: int
     point: Mapping[str, Any]
@@ -55,16 +58,16 @@ class LedgerEntry:
     trust: str
     claimed_mu: float | None
     claimed_epsilon: float | None
-    """At `delta`."""
+    """ε that the record claims at `delta`, or None without noise."""
     delta: float
     streams: tuple[ReleaseStream, ...]
-    told: Mapping[str, Any] = field(default_factory=dict)
-    """The whole record of the cell: what tables and reports show of it."""
+    record: Mapping[str, Any] = field(default_factory=dict)
+    """Whole record of the cell, as results.json has it."""
 
     @cached_property
     def claim(self) -> PrivacyClaim[Guarantee] | None:
-        """Recomputed from the streams."""
-        return claim_of_data(self.told["releases"]) if "releases" in self.told else claim_of(self.streams)
+        """Claim recomputed from the streams, or None without noise."""
+        return claim_of_data(self.record["releases"]) if "releases" in self.record else claim_of(self.streams)
 
     @cached_property
     def _figures(self) -> dict[str, Any]:
@@ -72,201 +75,213 @@ class LedgerEntry:
 
     @property
     def recomputed(self) -> dict[str, Any]:
-        """The record of the cell with every figure of privacy computed from what was released.
+        """Record of the cell in which every figure of privacy is computed from the releases.
 
-        Guarantee: tables, pages and figures are made of this: what is written beside the releases shows nowhere.
+        Guarantee: tables, pages and figures are made of this record, and a figure of privacy that is written
+        beside the releases shows nowhere.
         """
-        found = {**self.told, **self._figures}
-        if found.get("rho") is not None:
-            found["rho"] = found["mu"]
+        record = {**self.record, **self._figures}
+        if record.get("rho") is not None:
+            record["rho"] = record["mu"]
         if self.tests:
-            of_tests = evaluation_data(self.tests, self.trust, found["mu"])
-            found["evaluation"] = {**self.told["evaluation"], **(of_tests or {})}
-        return found
+            evaluation = evaluation_data(self.tests, self.trust, record["mu"])
+            record["evaluation"] = {**self.record["evaluation"], **(evaluation or {})}
+        return record
 
     @property
     def tests(self) -> tuple[ReleaseStream, ...]:
-        """What evaluations released of test records; none where silos did not evaluate."""
-        return tuple(map(from_data, (self.told.get("evaluation") or {}).get("releases", ())))
+        """Streams that evaluations released about test records, empty if silos did not evaluate."""
+        return tuple(map(from_data, (self.record.get("evaluation") or {}).get("releases", ())))
 
     @property
     def claimed_of_tests(self) -> float | None:
-        """μ of all evaluations, as it is claimed."""
-        claimed: float | None = (self.told.get("evaluation") or {}).get("mu")
+        """μ that the record claims for all evaluations together."""
+        claimed: float | None = (self.record.get("evaluation") or {}).get("mu")
         return claimed
 
     @property
     def agrees(self) -> bool:
-        """Whether what is claimed is what the streams give, and both are of the record's scenario."""
+        """Whether the claim follows from the streams, and both belong to the record's scenario."""
         return self.disagreement is None
 
     @cached_property
     def disagreement(self) -> str | None:
-        """The first figure of the record that streams and scenario do not give; None if they give all.
+        """Description of the first figure that streams or scenario contradict, or None if there is none.
 
-        A record that leaves out what it is compared with does not agree.
+        A record without a field that is compared is described, too.
 
-        Guarantee: trust, silos, rounds, relation, unit and δ are those of the scenario, whatever is written beside
-        it, and so is how much the noise promises.
+        Guarantee: in a record without a disagreement, trust, silos, rounds, relation, unit and δ are those of the
+        scenario, whatever is written beside the scenario, and the noise promises what the scenario asks for.
         """
         try:
-            return next(itertools.chain(self._beside_the_scenario(), self._beside_the_streams()), None)
-        except (KeyError, TypeError, AttributeError, ValueError, InputError) as error:  # whoever wrote it
+            return next(itertools.chain(self._differences_from_scenario(), self._differences_from_streams()), None)
+        except (
+            KeyError,
+            TypeError,
+            AttributeError,
+            ValueError,
+            InputError,
+        ) as error:  # anybody may have written it
             return f"is none of a run ({type(error).__name__}: {printable(str(error), 100)})"
 
     @cached_property
     def resolved(self) -> "Cell | None":
-        """The scenario; None for one that names a row, or a module, of somebody's own that is not here."""
+        """Resolved scenario, or None if it names a row or a module of a user that is not imported here."""
         from fedpriv.scenario.load import resolve_cell
 
         try:
-            return resolve_cell(self.told["scenario"], "record.scenario")
+            return resolve_cell(self.record["scenario"], "record.scenario")
         except InputError:
             return None
 
     @cached_property
-    def _asked(self) -> "tuple[FederationSection, PrivacySection]":
+    def _sections(self) -> "tuple[FederationSection, PrivacySection]":
         from fedpriv.scenario.sections import FederationSection, PrivacySection
 
-        scenario = self.told["scenario"]
+        scenario = self.record["scenario"]
         federation, privacy = scenario["federation"], scenario["privacy"]
         return FederationSection.model_validate(federation), PrivacySection.model_validate(privacy)
 
-    def _beside_the_scenario(self) -> Iterator[str]:
-        """What the scenario says otherwise, of the record first and then of the streams."""
-        federation, privacy = self._asked
-        right: dict[str, Any] = {
-            "trust": self.told["scenario"]["algorithm"]["trust"],
+    def _differences_from_scenario(self) -> Iterator[str]:
+        """Describe differences from the scenario, first those of the record and then those of its streams."""
+        federation, privacy = self._sections
+        scenario_values: dict[str, Any] = {
+            "trust": self.record["scenario"]["algorithm"]["trust"],
             "silos": federation.silos,
             "delta": privacy.delta,
             "relation": privacy.relation,
             "unit": privacy.protected.words,
         }
         if self.resolved is not None:
-            right["rounds"] = self.resolved.schedule.rounds
-        for name, value in right.items():
-            if (said := self.told[name]) != value:
-                yield f"{name} is {said!r:.60}, and the scenario gives {value!r:.60}"
+            scenario_values["rounds"] = self.resolved.schedule.rounds
+        for name, value in scenario_values.items():
+            if (record_value := self.record[name]) != value:
+                yield f"{name} is {record_value!r:.60}, and the scenario gives {value!r:.60}"
         if self.resolved is not None:
-            yield from self._beside_the_cell(self.resolved)
-        yield from self._beside_the_target(privacy)
+            yield from self._differences_from_cell(self.resolved)
+        yield from self._differences_from_target(privacy)
 
-    def _beside_the_cell(self, cell: "Cell") -> Iterator[str]:
-        """Participation, weights, clips and distance of the rounds, as far as they need no shape of a record."""
+    def _differences_from_cell(self, cell: "Cell") -> Iterator[str]:
+        """Describe differences in participation, weights, clips (if no shape decides them) and diameter."""
         from fedpriv.rounds.plan import weights_of
         from fedpriv.rounds.recomputed import clips_of, distance_of
 
         unit, sizes = cell.privacy.protected, cell.batch_sizes
-        order, in_mean = cell.schedule.as_data(), unit.in_mean(weights_of(cell), sizes)
+        participation, in_mean = cell.schedule.as_data(), unit.in_mean(weights_of(cell), sizes)
         for stream in (stream for stream in self.streams if stream.step == ROUNDS and stream.std):
-            if stream.schedule.as_data() != order:
+            if stream.schedule.as_data() != participation:
                 yield f"participation of {stream.owner} is not that of the scenario"
             weights = [unit.in_silo(sizes[silo]) for silo in stream.silos] or [in_mean]
-            if any(not _same(stream.per_record, weight) for weight in weights):
+            if any(not _is_close(stream.per_record, weight) for weight in weights):
                 yield f"per_record of {stream.owner} is {stream.per_record:.6g}, by the scenario {weights[0]:.6g}"
-            if (clips := clips_of(cell)) is not None and not _alike(stream.clips, clips):
+            if (clips := clips_of(cell)) is not None and not _clips_match(stream.clips, clips):
                 yield f"clips of {stream.owner} are not those of the scenario"
-            if stream.apart < APART and stream.apart != (apart := distance_of(cell)):
-                yield f"apart of {stream.owner} is {stream.apart:.6g}, and the scenario gives {apart:.6g}"
+            if stream.apart < APART and stream.apart != (diameter := distance_of(cell)):
+                yield f"apart of {stream.owner} is {stream.apart:.6g}, and the scenario gives {diameter:.6g}"
 
-    def _beside_the_target(self, privacy: "PrivacySection") -> Iterator[str]:
-        """Whether the noise promises what the scenario asks for: no less protection, and no other run's."""
+    def _differences_from_target(self, privacy: "PrivacySection") -> Iterator[str]:
+        """Describe noise that promises less than the scenario asks for, or so much that it is another run's."""
         target, claim = privacy.target, self.claim
         if target is None or claim is None:
             if (target is None) != (claim is None):
                 yield f"std is that of a run {'without' if claim is None else 'with'} noise, unlike the scenario's"
             return
         mu = claim.guarantee.mu
-        said = claim.guarantee.epsilon_of(privacy.delta) if mu is None else mu
-        right = epsilon_of(target, privacy.delta) if mu is None else target
-        if not right / _LOOSER <= said <= right * (_LOOSER if mu is None else 1.0 + 1e-8):
+        claim_figure = claim.guarantee.epsilon_of(privacy.delta) if mu is None else mu
+        target_figure = epsilon_of(target, privacy.delta) if mu is None else target
+        if (
+            not target_figure / _MAX_RATIO
+            <= claim_figure
+            <= target_figure * (_MAX_RATIO if mu is None else 1.0 + 1e-8)
+        ):
             name = "epsilon" if mu is None else "mu"
-            yield f"std gives {name} = {said:.6g}, and the scenario asks for {right:.6g}"
+            yield f"std gives {name} = {claim_figure:.6g}, and the scenario asks for {target_figure:.6g}"
 
-    def _beside_the_streams(self) -> Iterator[str]:
+    def _differences_from_streams(self) -> Iterator[str]:
         mu, epsilon = self._figures["mu"], self._figures["epsilon"]
-        if not _same(self.claimed_mu, mu):
+        if not _is_close(self.claimed_mu, mu):
             yield f"mu is {self.claimed_mu!r:.60}, and the releases give {mu!r:.60}"
-        if not _bounds(self.claimed_epsilon, epsilon, mu is not None):
+        if not _bounds_epsilon(self.claimed_epsilon, epsilon, mu is not None):
             yield f"epsilon is {self.claimed_epsilon!r:.60}, and the releases give {epsilon!r:.60}"
-        yield from self._beside_the_evaluations()
-        if not self._shows_the_same():
+        yield from self._differences_of_evaluations()
+        if not self._figures_match_claim():
             yield "relation, unit, zcdp or epsilon_paper is not what the releases give"
-        if not self._are_of_the_run():
+        if not self._streams_match_scenario():
             yield "releases are not those of all rounds, silos and steps of its scenario"
-        if self.told["noise"] == "release" and self.told["engine"] != "deployment":
+        if self.record["noise"] == "release" and self.record["engine"] != "deployment":
             yield "noise for release is drawn by a deployment only"
 
-    def _beside_the_evaluations(self) -> Iterator[str]:
-        """Whether evaluations are where the scenario has them, of all silos, as often, and with its noise."""
-        tests, asked = self.tests, self.told["scenario"].get("evaluation")
-        if bool(asked) != bool(tests):
+    def _differences_of_evaluations(self) -> Iterator[str]:
+        """Describe evaluations that differ from the scenario's in presence, silos, number or noise."""
+        tests, section = self.tests, self.record["scenario"].get("evaluation")
+        if bool(section) != bool(tests):
             yield "evaluation is there, or not, where the scenario has it otherwise"
-        if not asked or not tests:
+        if not section or not tests:
             return
         noisy = [stream for stream in tests if stream.std]
         trust = "trusted" if tests[0].owner == "server" else "untrusted"
-        if noisy and not _from_all(noisy, trust, self._asked[0].silos):
+        if noisy and not _cover_all_silos(noisy, trust, self._sections[0].silos):
             yield "evaluation.releases are not those of all silos of the scenario"
-        count = min(self.told["rounds"], self.told["scenario"]["run"]["evaluations"])
+        count = min(self.record["rounds"], self.record["scenario"]["run"]["evaluations"])
         if any(stream.schedule.rounds != count for stream in tests):
             yield f"evaluation.releases are not those of {count} evaluations"
-        if any(stream.relation != self.told["relation"] for stream in noisy):
+        if any(stream.relation != self.record["relation"] for stream in noisy):
             yield "evaluation.releases have another relation than the scenario"
-        if any(stream.apart < APART for stream in tests) and not (asked.get("curves") and count == 1):
+        if any(stream.apart < APART for stream in tests) and not (section.get("curves") and count == 1):
             yield "evaluation.releases have an apart below 2, and the scenario has no single evaluation of curves"
-        mu, target = mu_of_tests(tests), asked.get("mu")
-        if not _same(self.claimed_of_tests, mu):
+        mu, target = mu_of_tests(tests), section.get("mu")
+        if not _is_close(self.claimed_of_tests, mu):
             yield f"evaluation.mu is {self.claimed_of_tests!r:.60}, and its releases give {mu!r:.60}"
         if (mu is None) != (target is None) or not (
-            mu is None or target is None or target / _LOOSER <= mu <= target * (1.0 + 1e-8)
+            mu is None or target is None or target / _MAX_RATIO <= mu <= target * (1.0 + 1e-8)
         ):
             yield f"evaluation.releases give mu = {mu!r:.20}, and the scenario asks for {target!r:.20}"
 
-    def _shows_the_same(self) -> bool:
-        """Whether the other figures of the record are those of the claim."""
-        told, figures = self.told, self._figures
-        if any(told[name] != figures[name] for name in ("relation", "unit") if name in figures):
+    def _figures_match_claim(self) -> bool:
+        """Whether relation, unit, zCDP and the paper's ε in the record are those of the claim."""
+        record, figures = self.record, self._figures
+        if any(record[name] != figures[name] for name in ("relation", "unit") if name in figures):
             return False
-        known = [name for name in ("zcdp", "epsilon_paper") if figures[name] is not None]
-        return all(_same(told[name], figures[name]) for name in known)
+        names = [name for name in ("zcdp", "epsilon_paper") if figures[name] is not None]
+        return all(_is_close(record[name], figures[name]) for name in names)
 
-    def _are_of_the_run(self) -> bool:
-        """Whether the streams are of all rounds and all silos, and of whom the trust setting has add noise."""
-        told, noisy = self.told, [stream for stream in self.streams if stream.std]
-        first = [stream for stream in self.streams if stream.step == FIRST_STEP]
+    def _streams_match_scenario(self) -> bool:
+        """Whether the streams cover all rounds, silos and steps, released by the parties that add noise."""
+        record, noisy = self.record, [stream for stream in self.streams if stream.std]
+        first_steps = [stream for stream in self.streams if stream.step == FIRST_STEP]
         rounds = [stream for stream in self.streams if stream.step == ROUNDS]
-        if len(first) + len(rounds) < len(self.streams):
+        if len(first_steps) + len(rounds) < len(self.streams):
             return False
-        scale = told["scenario"]["data"].get("scale")
-        if bool(scale) != bool(first) or not self._charges_all_of_a_step_elsewhere(scale, first):
+        scale = record["scenario"]["data"].get("scale")
+        if bool(scale) != bool(first_steps) or not self._charges_whole_share(scale, first_steps):
             return False
-        taken = [stream for stream in first if stream.owner != ELSEWHERE]
-        for streams, count in ((taken, 1), (rounds, told["rounds"])):
+        own_steps = [stream for stream in first_steps if stream.owner != ELSEWHERE]
+        for streams, count in ((own_steps, 1), (rounds, record["rounds"])):
             if any(stream.schedule.rounds != count for stream in streams):
                 return False
             private = [stream for stream in streams if stream.std]
-            if private and not _from_all(private, self.trust, told["silos"]):
+            if private and not _cover_all_silos(private, self.trust, record["silos"]):
                 return False
-        asked = told["scenario"]["privacy"]
-        if asked.get("shares") and not _keep_shares([stream for stream in rounds if stream.std], asked):
+        privacy = record["scenario"]["privacy"]
+        if privacy.get("shares") and not _promise_shares([stream for stream in rounds if stream.std], privacy):
             return False
-        return all((each.relation, each.unit.name) == (asked["relation"], asked["unit"]) for each in noisy)
+        return all(
+            (noisy_stream.relation, noisy_stream.unit.name) == (privacy["relation"], privacy["unit"])
+            for noisy_stream in noisy
+        )
 
-    def _charges_all_of_a_step_elsewhere(
-        self, scale: Mapping[str, Any] | None, first: Sequence[ReleaseStream]
-    ) -> bool:
-        """Whether a first step that was not released here is charged with its whole share of the claim."""
-        elsewhere = [stream for stream in first if stream.owner == ELSEWHERE]
+    def _charges_whole_share(self, scale: Mapping[str, Any] | None, first_steps: Sequence[ReleaseStream]) -> bool:
+        """Whether a first step of another run, if there is one, is charged with its whole share of the claim."""
+        elsewhere = [stream for stream in first_steps if stream.owner == ELSEWHERE]
         if not elsewhere:
             return True
-        if len(first) > 1 or scale is None or self.claimed_mu is None:
+        if len(first_steps) > 1 or scale is None or self.claimed_mu is None:
             return False
         return elsewhere[0].mu >= math.sqrt(scale.get("share", 1.0)) * self.claimed_mu * (1.0 - 1e-8)
 
 
-def _from_all(streams: Sequence[ReleaseStream], trust: str, silos: int) -> bool:
-    """Whether streams are what all silos of a run release under this trust setting, each silo once."""
+def _cover_all_silos(streams: Sequence[ReleaseStream], trust: str, silos: int) -> bool:
+    """Whether streams are the releases of all silos under this trust setting, each silo once."""
     if trust == "secure-aggregation":
         return [stream.owner for stream in streams] == [f"sum of silos 0-{silos - 1}"]
     if trust != "untrusted":
@@ -276,47 +291,47 @@ def _from_all(streams: Sequence[ReleaseStream], trust: str, silos: int) -> bool:
     return sorted(silo for stream in streams for silo in stream.silos) == list(range(silos))
 
 
-def _keep_shares(streams: Sequence[ReleaseStream], asked: Mapping[str, Any]) -> bool:
-    """Whether every silo's stream promises its own share of what [privacy] asks, not another silo's."""
+def _promise_shares(streams: Sequence[ReleaseStream], section: Mapping[str, Any]) -> bool:
+    """Whether every silo's stream keeps the target that [privacy] sets for this silo, not for another."""
     from fedpriv.scenario.sections import PrivacySection
 
     try:
-        privacy = PrivacySection.model_validate(asked)
+        privacy = PrivacySection.model_validate(section)
         targets = [(stream.guarantee, privacy.target_of(silo)) for stream in streams for silo in stream.silos]
     except (ValueError, IndexError):
         return False
     return all(
-        known is not None
+        guarantee is not None
         and mu is not None
-        and known.epsilon_of(privacy.delta)
-        <= epsilon_of(mu, privacy.delta) * (_LOOSER if known.mu is None else 1.0 + 1e-8)
-        for known, mu in targets
+        and guarantee.epsilon_of(privacy.delta)
+        <= epsilon_of(mu, privacy.delta) * (_MAX_RATIO if guarantee.mu is None else 1.0 + 1e-8)
+        for guarantee, mu in targets
     )
 
 
-def _alike(clips: Sequence[float], others: Sequence[float]) -> bool:
-    return len(clips) == len(others) and all(map(_same, clips, others))
+def _clips_match(clips: Sequence[float], expected: Sequence[float]) -> bool:
+    return len(clips) == len(expected) and all(map(_is_close, clips, expected))
 
 
-def _same(claimed: float | None, recomputed: float | None) -> bool:
-    """Up to rounding: a privacy loss distribution comes of a Fourier transform."""
+def _is_close(claimed: float | None, recomputed: float | None) -> bool:
+    """Whether two figures agree up to rounding, such as that of a Fourier transform over privacy losses."""
     if claimed is None or recomputed is None:
         return claimed is recomputed
     return math.isclose(claimed, recomputed, rel_tol=1e-8)
 
 
-def _bounds(claimed: float | None, recomputed: float | None, exact: bool) -> bool:
-    """Whether an ε that was claimed is the one recomputed; where accounting is numerical, not below it.
+def _bounds_epsilon(claimed: float | None, recomputed: float | None, exact: bool) -> bool:
+    """Whether a claimed ε is the recomputed one, or for numerical accounting a bound a little above it.
 
-    Versions of this program bound sampled runs more or less closely; a bound above is a bound.
+    Versions of this program bound sampled runs more or less closely, and a larger bound is still a bound.
     """
     if exact or claimed is None or recomputed is None:
-        return _same(claimed, recomputed)
-    return recomputed * (1.0 - 1e-8) <= claimed <= recomputed * _LOOSER
+        return _is_close(claimed, recomputed)
+    return recomputed * (1.0 - 1e-8) <= claimed <= recomputed * _MAX_RATIO
 
 
 def entry_of(cell: Mapping[str, Any]) -> LedgerEntry:
-    """The entry of a cell of results.json; KeyError, TypeError or ValueError for what is none."""
+    """Make the entry of a cell of results.json.  KeyError, TypeError or ValueError for anything else."""
     return LedgerEntry(
         cell["cell"],
         cell["point"],
@@ -331,17 +346,17 @@ def entry_of(cell: Mapping[str, Any]) -> LedgerEntry:
 
 
 def differing_words(cells: Sequence[int]) -> str:
-    """Say of which cells results.json claims something else than their releases give."""
+    """Format the numbers of cells whose claims in results.json differ from their releases."""
     return f"the claim of cell {', '.join(map(str, cells))} is not what the ledger gives"
 
 
 def read_ledger(folder: Path) -> list[LedgerEntry]:
-    """The entries of RUN_DIR/results.json, and of cells.jsonl beside it; InputError if one cannot be read."""
-    path, newer = folder / "results.json", folder / "cells.jsonl"
+    """Read results.json in a run's folder, and cells.jsonl beside it.  InputError if one cannot be read."""
+    path, newer_path = folder / "results.json", folder / "cells.jsonl"
     try:
         cells: dict[int, Mapping[str, Any]] = {}
         tree = json.loads(path.read_text(encoding="utf-8"))
-        for cell in (*tree["cells"], *map(json.loads, whole_lines(newer))):
+        for cell in (*tree["cells"], *map(json.loads, whole_lines(newer_path))):
             cells[cell["cell"]] = cell
         check_copies(folder, tree.get("versions", {}), cells.values())
         return [entry_of(cell) for _, cell in sorted(cells.items())]
@@ -369,14 +384,18 @@ def check_copies(where: Path | str, versions: Mapping[str, Any], cells: Iterable
             )
 
 
-_SAME = 1e-9  # relative: two ways to add up the same squares
+_TOLERANCE = 1e-9
+"""Relative tolerance for two ways to add up the same squares."""
 
 
 def events_of(entry: LedgerEntry) -> dict[str, Any]:
-    """A cell: its event, the accountant's neighbouring relation for it, and what fedpriv claims.
+    """Return a cell's event, the accountant's neighbouring relation for this event, and fedpriv's claim.
 
-    Guarantee: `event` under `neighboring_relation` dominates what the cell released of one unit under the cell's
-    own relation.  InputError for a cell without a guarantee, and where dp-accounting has no event for one.
+    Guarantee: `event` under `neighboring_relation` dominates the cell's releases about one unit under the cell's
+    own relation.
+
+    Raises:
+        InputError: The cell has no guarantee, or dp-accounting has no event for the guarantee.
     """
     claim = entry.claim
     if claim is None:
@@ -393,49 +412,55 @@ def events_of(entry: LedgerEntry) -> dict[str, Any]:
         "relation": claim.relation,
         "unit": claim.unit.words,
         "neighboring_relation": dominating[0],
-        "event": _by_rounds(claim.guarantee, entry.streams) or dominating[1],
+        "event": _event_by_rounds(claim.guarantee, entry.streams) or dominating[1],
         "mu": claim.guarantee.mu,
         "epsilon": claim.guarantee.epsilon_of(entry.delta),
         "delta": entry.delta,
     }
 
 
-def _by_rounds(guarantee: Guarantee, streams: Sequence[ReleaseStream]) -> Event | None:
-    """The event of a guarantee round by round, where one of `streams` has rounds that nothing else reaches.
+def _event_by_rounds(guarantee: Guarantee, streams: Sequence[ReleaseStream]) -> Event | None:
+    """Return the event of a guarantee round by round, or None if no stream allows it.
 
-    Guarantee: whatever form it takes, a Gaussian event composes to the guarantee's μ.
+    A stream allows it if no two rounds of a record move the same part of C s, and its worst record has the
+    guarantee's μ.
+
+    Guarantee: in each of its forms, one Gaussian event or several, the event composes to the guarantee's μ.
     """
     if guarantee.mu is None:
         return None
     for stream in streams:
-        moved = _moved_by_a_record(stream)
-        if moved and math.isclose(math.hypot(*moved), guarantee.mu, rel_tol=_SAME):
-            alike = [(1.0 / mu, len(list(run))) for mu, run in itertools.groupby(moved)]
-            each = [repeated_event(gaussian_event(multiplier), rounds) for multiplier, rounds in alike]
-            return each[0] if len(each) == 1 else {"class": "ComposedDpEvent", "events": each}
+        round_mus = _mus_of_worst_record(stream)
+        if round_mus and math.isclose(math.hypot(*round_mus), guarantee.mu, rel_tol=_TOLERANCE):
+            repetitions = [(1.0 / mu, len(list(run))) for mu, run in itertools.groupby(round_mus)]
+            events = [repeated_event(gaussian_event(multiplier), rounds) for multiplier, rounds in repetitions]
+            return events[0] if len(events) == 1 else {"class": "ComposedDpEvent", "events": events}
     return None
 
 
 def dp_event(event: Any) -> Any:
-    """The dp-accounting object that such data describe."""
-    import dp_accounting  # a second, which nobody else needs to wait for
+    """Make the dp-accounting object that an event describes."""
+    import dp_accounting  # takes a second, which no other command should wait for
 
     if isinstance(event, list):
-        return [dp_event(one) for one in event]
+        return [dp_event(part) for part in event]
     if not isinstance(event, dict):
         return event
     fields = {name: dp_event(value) for name, value in event.items() if name != "class"}
     return getattr(dp_accounting, event["class"])(**fields)
 
 
-def _moved_by_a_record(stream: ReleaseStream) -> list[float]:
-    """μ of every round of the worst record, where no two of its rounds move the same part of C s; else none."""
+def _mus_of_worst_record(stream: ReleaseStream) -> list[float]:
+    """Return μ of every round of the worst record, in a public order with noise.
+
+    The result is [] in any other stream, and if two rounds of a record move the same part of C s.
+    """
     blocks = stream.mechanism.blocks(stream.workload)
-    apart = stream.schedule.rounds_per_epoch
-    if stream.schedule.secret or stream.std == 0.0 or blocks is None or blocks.bands > apart:
+    epoch_rounds = stream.schedule.rounds_per_epoch
+    if stream.schedule.secret or stream.std == 0.0 or blocks is None or blocks.bands > epoch_rounds:
         return []
-    moved = moved_by(stream.relation, stream.per_record, 1.0, stream.apart)
-    each = moved * stream.workload.clips * blocks.norms / stream.std
-    of_records = [each[first::apart] for first in range(min(apart, len(each)))]
-    worst: list[float] = max(of_records, key=lambda rounds: float(np.sum(rounds**2))).tolist()
+    distance = moved_by(stream.relation, stream.per_record, 1.0, stream.apart)
+    mus = distance * stream.workload.clips * blocks.norms / stream.std
+    record_mus = [mus[first::epoch_rounds] for first in range(min(epoch_rounds, len(mus)))]
+    worst: list[float] = max(record_mus, key=lambda rounds: float(np.sum(rounds**2))).tolist()
     return worst

@@ -1,7 +1,9 @@
-"""Releases of a run, recomputed from its scenario: what a record says of them is compared, and never believed.
+"""Releases of a run, recomputed from its scenario.
 
-A silo plans with the shapes of its own records, as its guard did.  A reader has no records, and plans with the
-shapes that silos signed.
+A record of a run lists the releases, too.  The list is compared with the recomputed releases, and never believed.
+
+A silo recomputes with the shapes of its own records, as its guard did.  A reader has no records, and recomputes
+with the shapes that silos signed.
 """
 
 import json
@@ -27,51 +29,55 @@ from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 
 ROUNDS, TESTS = "the rounds", "the evaluations"
-"""What the plans of a run are of, beside `FIRST_STEP`."""
-_MOST_VALUES = 2**31
-"""Of one record, and of a model: beyond what any guard computes with."""
-_SAME = 1e-9
-"""Relative, of two numbers that are computed in the same way on two machines."""
+"""Keys of `RunPlans.plans`, beside `FIRST_STEP`.  Messages name the part of a run by them."""
+_MAX_SIZE = 2**31
+"""Largest size in the shapes of a record, above what any guard computes with."""
+_TOLERANCE = 1e-9
+"""Relative tolerance for two numbers that are computed in the same way on two machines."""
 
-PlanReleases = Callable[[Cell], Plan]
+PlanFirstStep = Callable[[Cell], Plan]
 
 
 @dataclass(frozen=True)
-class Recomputed:
-    """Plans of a run's rounds, of its first step where it released one, and of its evaluations."""
+class RunPlans:
+    """Plans of a run's rounds, and of its first step and its evaluations if it released these."""
 
     cell: Cell
     plans: Mapping[str, Plan]
 
     @property
     def releases(self) -> tuple[ReleaseStream, ...]:
-        """The ledger of the training records."""
+        """Release streams of the training records, the first step before the rounds."""
         streams = _streams(self.plans[ROUNDS])
         if FIRST_STEP in self.plans:
-            before = (replace(stream, step=FIRST_STEP) for stream in _streams(self.plans[FIRST_STEP]))
-            return (*before, *streams)
+            first_step = (replace(stream, step=FIRST_STEP) for stream in _streams(self.plans[FIRST_STEP]))
+            return (*first_step, *streams)
         return with_other_step(streams, self.cell.budget.beside)
 
     @property
     def evaluations(self) -> tuple[ReleaseStream, ...]:
-        """The ledger of the test records."""
+        """Release streams of the test records, empty if silos do not evaluate."""
         return _streams(self.plans[TESTS]) if TESTS in self.plans else ()
 
     def check(self, record: Mapping[str, Any]) -> None:
-        """InputError, naming the first figure that differs, unless a record's releases are these.
+        """Compare a record's releases with those of the plans.
 
-        Guarantee: who releases, mechanism, participation, decay, clips, weights, relation, noise, period, unit,
-        integers, step and distance of every stream are those of the plan, noise on the safe side too.
+        Raises:
+            InputError: A figure differs; the message names the first one.
+
+        Guarantee: in a record that passes, the owner, mechanism, participation, decay, clips, weights, relation,
+        noise, period, unit, integers, step and distance of every stream are those of the plan.  A record with more
+        noise than planned, which would be on the safe side, does not pass either.
         """
         if (size := self.plans[ROUNDS].objective.dimension) != record["dimension"]:
             raise InputError(f"record.dimension is {record['dimension']!r:.40}, and its scenario gives {size}")
-        tests = (record.get("evaluation") or {}).get("releases", [])
-        for streams, told, what in (
+        evaluations = (record.get("evaluation") or {}).get("releases", [])
+        for plan_streams, record_streams, field in (
             (self.releases, record["releases"], "releases"),
-            (self.evaluations, tests, "evaluation.releases"),
+            (self.evaluations, evaluations, "evaluation.releases"),
         ):
-            if (reason := difference([as_data(stream) for stream in streams], told)) is not None:
-                raise InputError(f"record.{what}: {reason}")
+            if (reason := difference([as_data(stream) for stream in plan_streams], record_streams)) is not None:
+                raise InputError(f"record.{field}: {reason}")
 
 
 def _streams(plan: Plan) -> tuple[ReleaseStream, ...]:
@@ -79,23 +85,34 @@ def _streams(plan: Plan) -> tuple[ReleaseStream, ...]:
 
 
 def recompute(
-    cell: Cell, objective: Objective, releases: Sequence[Mapping[str, Any]], plan: PlanReleases
-) -> Recomputed:
-    """Plan a run again, as a deployment releases it; `objective` is the model's own.
+    cell: Cell, objective: Objective, releases: Sequence[Mapping[str, Any]], plan_first_step: PlanFirstStep
+) -> RunPlans:
+    """Plan a run again, as a deployment releases it.
 
-    `plan` makes the plan of a first step, which is a run of its own, where `releases` have one that this run took.
+    Args:
+        cell: The run's resolved scenario.
+        objective: The model's own objective, without the views that a plan adds.
+        releases: Releases in the run's record.  A first step is planned only if they have one that this run took.
+        plan_first_step: Makes the plan of a first step, which is a run of its own.
+
+    Raises:
+        InputError: `releases` have a first step, and the scenario has none.
     """
     plans = {ROUNDS: plan_of(cell, objective, released=True)}
     if any(release.get("step") == FIRST_STEP and release["owner"] != ELSEWHERE for release in releases):
-        plans[FIRST_STEP] = plan(first_step_before(cell))
-    if (asked := evaluation_plan_of(cell, objective, released=True)) is not None:
-        assert released_by(asked)
-        plans[TESTS] = asked.plan
-    return Recomputed(cell, plans)
+        plans[FIRST_STEP] = plan_first_step(first_step_before(cell))
+    if (evaluation := evaluation_plan_of(cell, objective, released=True)) is not None:
+        assert released_by(evaluation)
+        plans[TESTS] = evaluation.plan
+    return RunPlans(cell, plans)
 
 
 def first_step_before(cell: Cell) -> Cell:
-    """The first step from which a cell has the numbers of [data.scale]; InputError for a cell without one."""
+    """Return the first step whose release gave a cell its numbers under [data.scale].
+
+    Raises:
+        InputError: The cell has no [data.scale], or no table.
+    """
     if cell.data.scale is None:
         raise InputError("record.releases: has a first step, and its scenario has no [data.scale]")
     scale = cell.data.scale.model_copy(update={"means": None, "deviations": None})
@@ -105,53 +122,80 @@ def first_step_before(cell: Cell) -> Cell:
     return first
 
 
-def difference(planned: Sequence[Mapping[str, Any]], told: Sequence[Mapping[str, Any]]) -> str | None:
-    """The first field in which streams, as data, are not those that were planned; None if all are the same."""
-    planned = json.loads(json.dumps(planned))
-    owners = [[stream.get("owner") for stream in streams] for streams in (told, planned)]
+def difference(
+    plan_streams: Sequence[Mapping[str, Any]], record_streams: Sequence[Mapping[str, Any]]
+) -> str | None:
+    """Describe the first field in which a record's streams differ from a plan's.
+
+    Args:
+        plan_streams: Streams of the plan as plain data (`as_data`).
+        record_streams: Streams of the record, as they are in its file.
+
+    Returns:
+        A clause for an error message, or None if all fields are equal.
+    """
+    plan_streams = json.loads(json.dumps(plan_streams))
+    owners = [
+        [record_stream.get("owner") for record_stream in streams] for streams in (record_streams, plan_streams)
+    ]
     if owners[0] != owners[1]:
-        said, given = (", ".join(map(repr, each)) or "nobody" for each in owners)
-        return f"released by {said:.200}, and by its scenario by {given:.200}"
-    for stream, right in zip(told, planned, strict=True):
-        if (reason := _difference("", stream, right, printable(str(right["owner"]), 40))) is not None:
+        record_owners, plan_owners = (", ".join(map(repr, names)) or "nobody" for names in owners)
+        return f"released by {record_owners:.200}, and by its scenario by {plan_owners:.200}"
+    for record_stream, plan_stream in zip(record_streams, plan_streams, strict=True):
+        if (
+            reason := _describe_difference(
+                "", record_stream, plan_stream, printable(str(plan_stream["owner"]), 40)
+            )
+        ) is not None:
             return reason
     return None
 
 
-def _difference(name: str, told: Any, right: Any, owner: str) -> str | None:
-    """The words for two values of a field of an owner's stream that differ."""
-    if isinstance(right, dict) and isinstance(told, dict):
-        parts = ((f"{name}.{key}".strip("."), told.get(key), right.get(key)) for key in sorted({*told, *right}))
-        return next(filter(None, (_difference(*part, owner) for part in parts)), None)
-    if _alike(told, right):
+def _describe_difference(name: str, record_value: Any, plan_value: Any, owner: str) -> str | None:
+    """Describe how two values of a field of an owner's stream differ, or None if they are equal."""
+    if isinstance(plan_value, dict) and isinstance(record_value, dict):
+        parts = (
+            (f"{name}.{key}".strip("."), record_value.get(key), plan_value.get(key))
+            for key in sorted({*record_value, *plan_value})
+        )
+        return next(filter(None, (_describe_difference(*part, owner) for part in parts)), None)
+    if _is_equal(record_value, plan_value):
         return None
-    said, given = (json.dumps(value)[:100] for value in (told, right))
-    return f"{printable(name, 60)} of {owner} is {said}, and its scenario gives {given}"
+    record_text, plan_text = (json.dumps(value)[:100] for value in (record_value, plan_value))
+    return f"{printable(name, 60)} of {owner} is {record_text}, and its scenario gives {plan_text}"
 
 
-def _alike(told: Any, right: Any) -> bool:
-    if isinstance(right, list) and isinstance(told, list):
-        return len(told) == len(right) and all(map(_alike, told, right))
-    if isinstance(right, float) and isinstance(told, float):
-        return math.isclose(told, right, rel_tol=_SAME)
-    return type(told) is type(right) and bool(told == right)
+def _is_equal(record_value: Any, plan_value: Any) -> bool:
+    if isinstance(plan_value, list) and isinstance(record_value, list):
+        return len(record_value) == len(plan_value) and all(map(_is_equal, record_value, plan_value))
+    if isinstance(plan_value, float) and isinstance(record_value, float):
+        return math.isclose(record_value, plan_value, rel_tol=_TOLERANCE)
+    return type(record_value) is type(plan_value) and bool(record_value == plan_value)
 
 
 def shapes_data(layout: Layout, classes: int) -> dict[str, Any]:
-    """Public shapes of a silo's records as a model sees them: what a plan takes of them, and no value."""
-    inputs = [[list(each.shape), each.kind] for each in layout.inputs]
+    """Return the public shapes of a silo's records, as the model sees them.
+
+    A plan needs these shapes, and no value of a record.
+    """
+    inputs = [[list(features.shape), features.kind] for features in layout.inputs]
     return {"width": layout[0], "inputs": inputs, "labels": list(layout.labels), "classes": classes}
 
 
 def objective_of(cell: Cell, shapes: Mapping[str, Any]) -> Objective:
-    """The model's loss over records of these shapes; of a table over what its description says.
+    """Return the model's loss over records of these shapes.
 
-    Guarantee: no memory is taken for a model, and no code is run that is none of fedpriv's.
+    For a table the shapes follow from its schema, and `shapes` are only checked.
+
+    Raises:
+        InputError: The model runs code outside fedpriv, or `shapes` are not shapes of records.
+
+    Guarantee: no memory is allocated for a model, and no code outside fedpriv runs.
     """
     if cell.model.code:
         raise InputError(f"the scenario's model runs {cell.model.code[0]!r}, which no certificate may run")
     sizes = [shapes["width"], *shapes["labels"], *(size for shape, _ in shapes["inputs"] for size in shape)]
-    if not all(type(size) is int and 0 < size <= _MOST_VALUES for size in sizes) or len(sizes) > 64:
+    if not all(type(size) is int and 0 < size <= _MAX_SIZE for size in sizes) or len(sizes) > 64:
         raise InputError(f"the shapes of the silos' records are none: {shapes!s:.100}")
     with torch.device("meta"):
         if (schema := cell.data.table_schema) is not None:
@@ -162,36 +206,46 @@ def objective_of(cell: Cell, shapes: Mapping[str, Any]) -> Objective:
 
 
 def clips_of(cell: Cell) -> tuple[float, ...] | None:
-    """Clips of a scenario's rounds, for a mean over one batch; None where they depend on shapes or other code."""
-    return _clips_of(json.dumps({**cell.canonical(), "seed": 0}, sort_keys=True))
+    """Return the clips of a scenario's rounds, for a mean over one batch.
+
+    Returns:
+        A clip for each round, or None if the clips depend on shapes of records or on code outside fedpriv.
+    """
+    return _cached_clips(json.dumps({**cell.canonical(), "seed": 0}, sort_keys=True))
 
 
 @lru_cache(maxsize=64)
-def _clips_of(canonical: str) -> tuple[float, ...] | None:
+def _cached_clips(canonical: str) -> tuple[float, ...] | None:
     cell = resolve_cell(json.loads(canonical), "record.scenario")
     try:
         narrow, wide = (
             batch_clips(sums_of(cell, problem_of(cell, _narrow_objective(cell, width)))[0], cell.schedule)
             for width in (1, 2)
         )
-    except (InputError, ValueError, RuntimeError):  # of a model that takes other records than these
+    except (InputError, ValueError, RuntimeError):  # the model takes no records of one or two numbers
         return None
     return narrow if narrow == wide else None
 
 
 def distance_of(cell: Cell) -> float:
-    """The largest distance of two increments in clips, as a scenario's plan has it: it depends on no shape."""
+    """Return the increment diameter of a scenario's plan, in clips.
+
+    It depends on no shape of records, so a narrow model is planned.
+    """
     return plan_of(cell, _narrow_objective(cell, 1)).apart
 
 
 def _narrow_objective(cell: Cell, width: int) -> Objective:
-    """Over records of so many numbers, or those that a table's description has."""
+    """Return the objective over records of `width` numbers, or over the columns of a table's schema."""
     classes = 0 if cell.model.regression else 2
     return objective_of(cell, {"width": width, "inputs": [[[width], "numbers"]], "labels": [], "classes": classes})
 
 
 def without_paths(tree: Any, name: str = "") -> Any:
-    """A scenario as everybody may read it: of its data's file the name, and no folder of a machine."""
+    """Return a scenario for publication, in which a data file has its name and no folder.
+
+    `name` is the dotted key of `tree` in the scenario, "" for the whole one.
+    """
     if isinstance(tree, Mapping):
         return {key: without_paths(value, f"{name}.{key}") for key, value in tree.items()}
     if isinstance(tree, str) and name.removeprefix(".") == "data.name":
@@ -199,8 +253,8 @@ def without_paths(tree: Any, name: str = "") -> Any:
     return tree
 
 
-def silos_said(numbers: Sequence[int]) -> str:
-    """Silos by number, the first few, in a sentence."""
-    named = ", ".join(map(str, numbers[:8]))
+def format_silos(numbers: Sequence[int]) -> str:
+    """Format silo numbers for a sentence, as in "silo 2" or "silos 0, 3", with at most eight numbers."""
+    first_numbers = ", ".join(map(str, numbers[:8]))
     more = f" and {counted(len(numbers) - 8, 'other')}" if len(numbers) > 8 else ""
-    return f"{'silo' if len(numbers) == 1 else 'silos'} {named}{more}"
+    return f"{'silo' if len(numbers) == 1 else 'silos'} {first_numbers}{more}"

@@ -1,11 +1,11 @@
-"""What a silo's administrator says of a certificate, signed with the silo's key: facts of the silo's own ledger.
+"""A silo's signed statement in a certificate, with facts from the silo's own ledgers.
 
-The guard's process has no part in it: the administrator calls `fedpriv silo sign`, which reads policy, ledger and
-records, and the key never leaves the silo's machine.  The key is the policy's `identity`, or one that is made
-beside the ledger.
+The administrator signs by `fedpriv silo sign`, which reads policy, ledgers and records.  The guard's process takes
+no part.  The key is the policy's `identity`, or one that is made beside the ledger, and never leaves the silo's
+machine.
 
-The run is planned again from the scenario that the ledger has.  Every stream of the certificate is compared with
-that plan, and the silo's charges with what the plan costs.
+The run is planned again from the scenario in the ledger.  Every stream of the certificate is compared with that
+plan, and each of the silo's charges with the plan's price.
 """
 
 import json
@@ -26,7 +26,7 @@ from fedpriv.rounds.plan import Plan
 from fedpriv.rounds.recomputed import (
     ROUNDS,
     TESTS,
-    Recomputed,
+    RunPlans,
     first_step_before,
     recompute,
     shapes_data,
@@ -41,43 +41,51 @@ from fedpriv.silo.policy import Policy, read_policy
 from fedpriv.silo.prices import prices_of
 
 SAYS = "fedpriv certificate 2, a silo's part"
-"""What a silo signs."""
+"""Name of a silo's statement, which is signed with the statement."""
 PARTS = {"training": ROUNDS, "first_step": FIRST_STEP, "tests": TESTS}
-"""Parts of what a silo says, and the plans that they are compared with."""
+"""Parts of a silo's statement, with the keys of the plans that they are compared with."""
 _DEPLOYED = (("deployment", "release"), ("deployment", "none"))
-"""Engine and noise of runs in which guards have a part."""
-_SAME, _SAME_OF_CURVES = 1e-9, 1e-6
-"""Relative, of two prices: a curve's is computed to so much (`accounting.budget.smallest_mu`)."""
+"""Engine and noise of runs in which guards take part."""
+_TOLERANCE, _CURVE_TOLERANCE = 1e-9, 1e-6
+"""Relative tolerances for two prices, and for two from a curve (`accounting.budget.smallest_mu`)."""
 
 
 def signing_key(policy: Policy) -> Ed25519PrivateKey:
-    """The key of the silo: the policy's identity, or one beside the ledger, made where there is none."""
+    """Return the silo's key, the policy's identity or one beside the ledger, and make it if it is missing."""
     return made_key(policy.identity or policy.ledger.with_name(policy.ledger.name + ".key"))
 
 
 def attested(path: Path, record: Mapping[str, Any], body: str) -> dict[str, Any]:
-    """Sign what the ledgers of the policy at `path` say of a run, for the certificate whose body has this digest.
+    """Sign the facts that a silo's ledgers have about a run.
 
-    `record` is the run's as it was certified.
+    Args:
+        path: The silo's policy.
+        record: The run's record, as the certificate has it.
+        body: SHA-256 of the certificate's body.
 
-    Guarantee: nothing is signed for a run that the ledger does not have under this very scenario, for releases
-    that are not those of the scenario's plan, and for a charge, of training or of test records, that is not the
-    plan's price; what cannot be compared is not signed.  Nothing that is signed depends on a value of a record:
-    scenarios, policy, charges, shapes and the number of answers are what the silo's server knew, and the head of
-    the chain tells nothing.
+    Raises:
+        InputError: A fact cannot be compared, or a release differs.
+        RunError: A charge or the number of answers differs.
+
+    Guarantee: nothing is signed for a run that the ledger does not have under this very scenario, nor for releases
+    that are not those of the scenario's plan, nor for a charge, of training or of test records, that is not the
+    plan's price.  Releases and charges that cannot be compared are not signed.  Nothing that is signed depends on a
+    value of a record: scenarios, policy, charges, shapes and the number of answers are what the silo's server knew,
+    and the head of the ledger's chain tells nothing.
     """
     policy = read_policy(path)
     policy.import_extensions()
     try:
         if (kind := (record["engine"], record["noise"])) not in _DEPLOYED:
             raise InputError(f"record.engine and record.noise are {kind!r:.60}, and this silo was in a deployment")
-        canonical, facts = _facts(policy, record["scenario"], record["scenario_sha256"])
+        canonical, facts = _read_facts(policy, record["scenario"], record["scenario_sha256"])
         admission = Admission(policy, policy.load_shard())
-        again, cell = _recomputed(admission, canonical, record)
-        again.check(record)
-        said = {"training": facts, **_others(policy, again, record)}
+        plans, cell = _plan_run(admission, canonical, record)
+        plans.check(record)
+        statement = {"training": facts, **_other_facts(policy, plans, record)}
         if (
-            reason := charges_differ(policy.silo, said, again) or _unanswered(policy.silo, facts, record)
+            reason := find_charge_difference(policy.silo, statement, plans)
+            or _find_unanswered(policy.silo, facts, record)
         ) is not None:
             raise RunError(reason)
     except FedprivError as error:
@@ -85,114 +93,122 @@ def attested(path: Path, record: Mapping[str, Any], body: str) -> dict[str, Any]
     facts = {
         "body": body,
         "silo": policy.silo,
-        "policy": {"sha256": sha256(bytes_of(path)), "allow": _allowed(policy)},
+        "policy": {"sha256": sha256(bytes_of(path)), "allow": _allowed_data(policy)},
         "fedpriv": metadata.version("fedpriv"),
-        "shapes": _shapes(admission, cell),
+        "shapes": _shapes_of_records(admission, cell),
         "table_public": None if policy.table is None else policy.table.public,
-        **said,
+        **statement,
     }
     return {**facts, "signed": signature(signing_key(policy), SAYS, facts)}
 
 
-def _recomputed(admission: Admission, canonical: str, record: Mapping[str, Any]) -> tuple[Recomputed, Cell]:
-    """The run of a ledger, planned as the guard planned it."""
+def _plan_run(admission: Admission, canonical: str, record: Mapping[str, Any]) -> tuple[RunPlans, Cell]:
+    """Plan a run of the ledger, as the guard planned it."""
 
     def plan_first_step(first: Cell) -> Plan:
-        cell, objective = admission.recall(_text(first))
+        cell, objective = admission.recall(_ledger_text(first))
         return recompute(cell, objective, (), plan_first_step).plans[ROUNDS]
 
     cell, objective = admission.recall(canonical)
     return recompute(cell, objective, record["releases"], plan_first_step), cell
 
 
-def _others(policy: Policy, again: Recomputed, record: Mapping[str, Any]) -> dict[str, Any]:
-    """What the ledgers say of a first step and of evaluations; InputError where there is nothing to compare."""
-    said, tests = {}, policy.for_tests
-    if FIRST_STEP in again.plans:
-        text = _text(first_step_before(again.cell))
-        said["first_step"] = _facts(policy, without_paths(json.loads(text)), sha256(text.encode()))[1]
-    if TESTS in again.plans:
-        if tests is None:
+def _other_facts(policy: Policy, plans: RunPlans, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the facts of a first step and of evaluations, as far as the run has them.
+
+    InputError if a ledger lacks one that the run has.
+    """
+    statement, test_policy = {}, policy.for_tests
+    if FIRST_STEP in plans.plans:
+        text = _ledger_text(first_step_before(plans.cell))
+        statement["first_step"] = _read_facts(policy, without_paths(json.loads(text)), sha256(text.encode()))[1]
+    if TESTS in plans.plans:
+        if test_policy is None:
             raise InputError("the certificate has evaluations, and this policy has no [evaluation]")
-        said["tests"] = _facts(tests, record["scenario"], record["scenario_sha256"])[1]
-    return said
+        statement["tests"] = _read_facts(test_policy, record["scenario"], record["scenario_sha256"])[1]
+    return statement
 
 
-def charges_differ(silo: int, said: Mapping[str, Any], again: Recomputed) -> str | None:
-    """The first charge of a silo that is not what the plans cost; None if all are.
+def find_charge_difference(silo: int, statement: Mapping[str, Any], plans: RunPlans) -> str | None:
+    """Describe the first charge of a silo that is not the price of its plan, or None if there is none.
 
     A charge (μ, slack) is compared with the price of the plan's curve at that slack, and not with ε at the
-    certificate's δ: the pair lies above the curve at every δ, and meets it where the slack was chosen.
-    Silos that a policy trusted then may be trusted no more, so either price counts.
+    certificate's δ.  The pair lies above the curve at every δ, and meets it where the slack was chosen.
+
+    A plan may have two prices: one of the silo's own messages, one of the release made of all silos' messages.  The
+    policy's trust setting decides which one was charged.  A policy may trust fewer silos today than it did in the
+    run, so a charge may be either price.
     """
-    for part, of in PARTS.items():
-        if (of in again.plans) != (part in said):
-            return f"silo {silo} says nothing of {of}, or something of what the scenario has not"
-        if part not in said:
+    for part, plan_key in PARTS.items():
+        if (plan_key in plans.plans) != (part in statement):
+            return f"silo {silo} says nothing of {plan_key}, or something of what the scenario has not"
+        if part not in statement:
             continue
-        charged = said[part]["charged"]
-        prices = prices_of(again.plans[of], silo, charged["slack"])
-        if not any(_same_price(charged, price) for price in prices):
+        charge = statement[part]["charged"]
+        prices = prices_of(plans.plans[plan_key], silo, charge["slack"])
+        if not any(_prices_match(charge, price) for price in prices):
             return (
-                f"silo {silo} was charged {_words(charged['mu'], charged['slack'])} for {of}, and those of the "
-                f"certificate cost {' or '.join(dict.fromkeys(_price_words(price) for price in prices))}"
+                f"silo {silo} was charged {_format_charge(charge['mu'], charge['slack'])} for {plan_key}, and "
+                "those of the certificate cost "
+                f"{' or '.join(dict.fromkeys(_format_price(price) for price in prices))}"
             )
     return None
 
 
-def _same_price(charged: Mapping[str, Any], price: Price) -> bool:
-    if price is None or charged["mu"] is None:
-        return price is None and charged["mu"] is None
-    tolerance = _SAME_OF_CURVES if price.slack else _SAME
-    return price.slack == charged["slack"] and math.isclose(price.mu, charged["mu"], rel_tol=tolerance)
+def _prices_match(charge: Mapping[str, Any], price: Price) -> bool:
+    if price is None or charge["mu"] is None:
+        return price is None and charge["mu"] is None
+    tolerance = _CURVE_TOLERANCE if price.slack else _TOLERANCE
+    return price.slack == charge["slack"] and math.isclose(price.mu, charge["mu"], rel_tol=tolerance)
 
 
-def _price_words(price: Price) -> str:
-    return _words(None, 0.0) if price is None else _words(price.mu, price.slack)
+def _format_price(price: Price) -> str:
+    return _format_charge(None, 0.0) if price is None else _format_charge(price.mu, price.slack)
 
 
-def _words(mu: float | None, slack: float) -> str:
+def _format_charge(mu: float | None, slack: float) -> str:
     if mu is None:
         return "as a run without noise"
     return f"mu = {upper_figure(mu, 6)}" + (f" with slack {upper_figure(slack, 3)}" if slack else "")
 
 
-def _unanswered(silo: int, facts: Mapping[str, Any], record: Mapping[str, Any]) -> str | None:
-    """Why a run that this silo has not answered as often as the record says is not certified."""
-    missed = len(set(record["missed"].get(str(silo), ())))
-    if facts["rounds_answered"] + missed >= record["rounds"]:
+def _find_unanswered(silo: int, facts: Mapping[str, Any], record: Mapping[str, Any]) -> str | None:
+    """Describe a lack of answers, or None if answered and recorded missed rounds are all rounds together."""
+    missed_count = len(set(record["missed"].get(str(silo), ())))
+    if facts["rounds_answered"] + missed_count >= record["rounds"]:
         return None
     return (
         f"silo {silo} answered {facts['rounds_answered']} of {record['rounds']} rounds, and record.missed has "
-        f"{missed} of it"
+        f"{missed_count} of it"
     )
 
 
-def _shapes(admission: Admission, cell: Cell) -> dict[str, Any]:
+def _shapes_of_records(admission: Admission, cell: Cell) -> dict[str, Any]:
     shard, classes = admission.shard, admission.policy.class_count
     return shapes_data(ModelInputs.of(cell).layout(shard.given(cell), shard.labels, classes), classes)
 
 
-def _allowed(policy: Policy) -> dict[str, Any]:
+def _allowed_data(policy: Policy) -> dict[str, Any]:
     allow = policy.allow
     names = ("trust", "relation", "unit", "clip", "rounds", "budget", "slack", "noise_free")
     return {name: getattr(allow, name) for name in names}
 
 
-def _text(cell: Cell) -> str:
-    """A scenario in the spelling of ledgers."""
+def _ledger_text(cell: Cell) -> str:
+    """Write a scenario as ledgers store it."""
     return json.dumps(cell.canonical(), sort_keys=True)
 
 
-class _Found(NamedTuple):
+class _LedgerFacts(NamedTuple):
     canonical: str
     facts: dict[str, Any]
 
 
-def _facts(policy: Policy, scenario: Mapping[str, Any], digest: str) -> _Found:
-    """What a ledger says: the run, all before it, what is spent and left; InputError if the run is not there.
+def _read_facts(policy: Policy, scenario: Mapping[str, Any], digest: str) -> _LedgerFacts:
+    """Read facts of a run from a ledger: charges of it, before it and in all, and the remaining budget.
 
-    A run is there if its scenario has this digest, and reads as `scenario` without folders.
+    The run is the last one whose scenario has this digest, and reads as `scenario` without folders.  InputError if
+    there is none.
     """
     ledger = SiloLedger(policy.ledger, policy.marked)
     try:
@@ -205,38 +221,42 @@ def _facts(policy: Policy, scenario: Mapping[str, Any], digest: str) -> _Found:
             rows, commit = ledger.overview(), Mark(policy.marked).read().done
     finally:
         ledger.close()
-    wanted = json.dumps(scenario, sort_keys=True)
-    found = [place for place, row in enumerate(rows) if _shown(row.cell) == wanted]
-    if not (same := [place for place in found if sha256(rows[place].cell.encode()) == digest]):
-        other = ", and record.scenario_sha256 is of another" if found else ""
+    scenario_text = json.dumps(scenario, sort_keys=True)
+    candidates = [index for index, row in enumerate(rows) if _public_text(row.cell) == scenario_text]
+    if not (matches := [index for index in candidates if sha256(rows[index].cell.encode()) == digest]):
+        other = ", and record.scenario_sha256 is of another" if candidates else ""
         raise InputError(f"the ledger has no run of record.scenario, the one that is certified{other}")
-    place = same[-1]
-    row, before = rows[place], _charged(rows[:place], policy)
-    spent_now = _charged(rows, policy)
-    left = None if spent_now is None else LifetimeBudget(policy.allow.budget, policy.allow.slack).left([spent_now])
+    index = matches[-1]
+    row, earlier_price = rows[index], _compose_charges(rows[:index], policy)
+    total_price = _compose_charges(rows, policy)
+    remaining = (
+        None
+        if total_price is None
+        else LifetimeBudget(policy.allow.budget, policy.allow.slack).left([total_price])
+    )
     facts = {
         "run": row.run_id,
-        "runs_of_this_scenario": len(same),
+        "runs_of_this_scenario": len(matches),
         "under_way": row.underway,
         "rounds_answered": row.answered,
         "charged": {"mu": None if math.isinf(row.mu) else row.mu, "slack": row.slack},
-        "before": {"runs": place, **_data(before)},
-        "spent": {"runs": len(rows), **_data(spent_now)},
-        "left": _data(left or ApproximateGDP(0.0)),
+        "before": {"runs": index, **_price_data(earlier_price)},
+        "spent": {"runs": len(rows), **_price_data(total_price)},
+        "left": _price_data(remaining or ApproximateGDP(0.0)),
         "ledger": {"commit": commit.number, "head": commit.head.hex()},
     }
-    return _Found(row.cell, facts)
+    return _LedgerFacts(row.cell, facts)
 
 
-def _shown(cell: str) -> str:
+def _public_text(cell: str) -> str:
     return json.dumps(without_paths(json.loads(cell)), sort_keys=True)
 
 
-def _charged(rows: list[Row], policy: Policy) -> Price:
+def _compose_charges(rows: list[Row], policy: Policy) -> Price:
     charges = [Charge(row.cell, row.mu, row.slack) for row in rows]
     return together(spent(charges, policy.allow.relation, policy.allow.unit)) if rows else ApproximateGDP(0.0)
 
 
-def _data(price: Price) -> dict[str, float | None]:
-    """μ and slack; both None for more than any budget."""
+def _price_data(price: Price) -> dict[str, float | None]:
+    """Return μ and slack as data, both None for a price above every budget."""
     return {"mu": None if price is None else price.mu, "slack": None if price is None else price.slack}

@@ -1,7 +1,8 @@
-"""A silo's ledger and the records that it is for: begun, compared, and converted from fedpriv 0.3.0.
+"""Fingerprint of a silo's records in the silo's ledger: set for a new ledger, checked, and converted.
 
-Ledgers of fedpriv 0.3.0 have a digest of the records under no key.  Who knows all records but one can try what the
-last one is on such a digest, with one hash a guess.
+Ledgers of fedpriv 0.3.0 have a digest of the records without a key.  Whoever knows all records but one can test
+guesses at the last record on such a digest, at one hash per guess.  `check_records` replaces the digest by a
+fingerprint, which needs a key.
 """
 
 import json
@@ -26,7 +27,11 @@ _log = logging.getLogger("fedpriv.guard")
 
 
 def begin_ledger(policy: Policy, shard: Shard) -> None:
-    """Begin the ledger of these records.  InputError if there is one, or was."""
+    """Begin the ledger of these records.
+
+    Raises:
+        InputError: There is a ledger, or the rollback mark of a former one.
+    """
     for path in (policy.ledger, policy.marked):
         if path.exists():
             raise InputError(
@@ -36,26 +41,33 @@ def begin_ledger(policy: Policy, shard: Shard) -> None:
 
 
 def create_ledger(path: Path, mark: Path, fingerprint: bytes) -> None:
-    """Write a new ledger for the records with this fingerprint, where there is none."""
+    """Write a new ledger for the records with this fingerprint.
+
+    Raises:
+        InputError: `path` exists, or cannot be written.
+    """
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, OWN))
         database = connected(path)
-        name = secrets.token_hex(16)
+        ledger_name = secrets.token_hex(16)
         begin_tables(database)
-        none = Commit(0, chain.origin(name, fingerprint))
-        database.execute("INSERT INTO about VALUES (?, ?, ?, ?, ?)", (name, name, fingerprint, *none))
+        first_commit = Commit(0, chain.origin(ledger_name, fingerprint))
+        database.execute(
+            "INSERT INTO about VALUES (?, ?, ?, ?, ?)", (ledger_name, ledger_name, fingerprint, *first_commit)
+        )
         database.close()
-        Mark(mark).write(Reading(name, none, none, digest_of(path)))
+        Mark(mark).write(Reading(ledger_name, first_commit, first_commit, digest_of(path)))
     except (OSError, sqlite3.Error) as error:
         raise InputError(f"{path}: cannot be made a ledger: {error}") from None
 
 
 def check_records(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
-    """Check that a ledger is for these records, and convert one of fedpriv 0.3.0.
+    """Check that a ledger is for these records, after converting a ledger of fedpriv 0.3.0.
 
-    InputError, with nothing changed, if it is not.
+    Raises:
+        InputError: The ledger is for other records, or for another key; nothing is changed.
 
-    Guarantee: a key is made for a ledger without one alone, so that no other records get a fingerprint unnoticed.
+    Guarantee: a key is made only for a ledger without a key, so that no other records get a fingerprint unnoticed.
     """
     if not ledger.is_keyed():
         _convert(policy, ledger, shard)
@@ -71,7 +83,7 @@ def check_records(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
 
 
 def is_key_of(key: bytes, fingerprint: bytes) -> bool:
-    """Whether a fingerprint is under this key."""
+    """Whether a fingerprint was made with this key."""
     return fingerprint.startswith(key_check(key))
 
 

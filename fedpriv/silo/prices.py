@@ -1,4 +1,4 @@
-"""Prices of a silo's part in a plan: what of it is charged, and how much that takes of a lifetime budget."""
+"""Prices of a silo's part in a plan: the stream that is charged, and its cost to a lifetime budget."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,17 +16,17 @@ from fedpriv.rounds.plan import Plan
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run promises, of which follows what it costs at any slack."""
+    """Guarantee of a run, from which its price at any slack follows."""
 
     guarantee: Guarantee | None
-    """None without noise."""
+    """Guarantee of the charged stream, or None without noise."""
     overflow: float = 0.0
-    """Of the slack, for rounds that draw more records than a round is made to hold."""
+    """Share of the slack for rounds that draw more records than a batch can hold."""
 
     def at(self, slack: float) -> Price:
-        """The price, at a `slack` for runs that need one; None, more than any budget, for a run without noise.
+        """Return the price at a slack, or None for a run without noise, which exceeds every budget.
 
-        InputError for a slack that is too small.
+        A guarantee that is a μ needs no slack and ignores it.  InputError if another one needs more slack.
         """
         if self.guarantee is None:
             return None
@@ -45,24 +45,37 @@ def _mu_of(guarantee: Guarantee, slack: float) -> float:
     return guarantee.charge(slack).mu
 
 
-def priced_stream(plan: Plan, silo: int, asked: Trust, allowed: Trust) -> ReleaseStream:
-    """What a silo is charged for: its own messages, or what is left of them where it trusts others so far."""
-    if asked.charged_alone(allowed):
+def priced_stream(plan: Plan, silo: int, trust: Trust, allowed_trust: Trust) -> ReleaseStream:
+    """Return the stream for which a silo is charged.
+
+    Args:
+        plan: Plan of the run.
+        silo: Number of the silo.
+        trust: The run's trust setting.
+        allowed_trust: The trust setting that the silo's policy allows.
+
+    Returns:
+        The silo's own messages, or the release made of all silos' messages if the silo trusts whoever makes it.
+    """
+    if trust.charged_alone(allowed_trust):
         return plan.stream_of(silo, plan.schedule.rounds)
-    (stream,) = plan.releases(plan.schedule.rounds)  # noisy means, or sums of masked messages
+    (stream,) = plan.releases(plan.schedule.rounds)  # a server's noisy means, or sums of masked messages
     return stream
 
 
 def cost_of(plan: Plan, guarantee: Guarantee | None, silo: int) -> Cost:
-    """What one silo's part in a plan costs, whose releases promise `guarantee`."""
-    order = plan.schedule
-    if guarantee is None or not isinstance(order, SecretOrder):
+    """Return the cost of one silo's part in a plan whose charged stream has `guarantee`."""
+    participation = plan.schedule
+    if guarantee is None or not isinstance(participation, SecretOrder):
         return Cost(guarantee)
-    return Cost(guarantee, slack_of(order.capacity(plan.batch_sizes[silo]), order.rounds))
+    return Cost(guarantee, slack_of(participation.capacity(plan.batch_sizes[silo]), participation.rounds))
 
 
 def prices_of(plan: Plan, silo: int, slack: float) -> list[Price]:
-    """Prices of a silo's part in a plan at a `slack`: of its own messages, and of what is made of them by all."""
-    released = plan.releases(plan.schedule.rounds)
-    streams = [plan.stream_of(silo, plan.schedule.rounds), *(released if len(released) == 1 else ())]
+    """Return the possible prices of a silo's part in a plan at a slack.
+
+    The first is that of the silo's own messages.  If the run has one release for all silos, its price follows.
+    """
+    releases = plan.releases(plan.schedule.rounds)
+    streams = [plan.stream_of(silo, plan.schedule.rounds), *(releases if len(releases) == 1 else ())]
     return [cost_of(plan, stream.guarantee, silo).at(slack) for stream in streams]

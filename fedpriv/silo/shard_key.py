@@ -1,8 +1,7 @@
-"""The key of the fingerprint of a silo's records.
+"""Key of the fingerprint of a silo's records.
 
-It has 32 random bytes, in a file beside the records, mode 0600.
-
-No ledger and no backup has it: what a ledger says of its records can be tried by nobody who has only these.
+The key is 32 random bytes in a file beside the records, mode 0600.  No ledger and no backup contains the key, so
+that nobody who has only these can test guesses at records on the fingerprint in a ledger.
 """
 
 import os
@@ -27,7 +26,11 @@ def key_beside(shard: Path) -> Path:
 
 
 def read_key(path: Path) -> bytes:
-    """Read a key.  InputError in one line, with the remedy, where there is none, or none that can be used."""
+    """Read a key.
+
+    Raises:
+        InputError: There is no key, or none that can be used.  One line says so, with the remedy.
+    """
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             mode, key = os.fstat(file.fileno()).st_mode, file.read(_BYTES + 1)
@@ -43,7 +46,10 @@ def read_key(path: Path) -> bytes:
 
 
 def made_key(path: Path) -> bytes:
-    """Read the key at `path`, which is made where there is none, whole or not at all."""
+    """Read the key at `path`, after making one if there is none.
+
+    A key is written whole or not at all.
+    """
     if not path.exists():
         try:
             make_secret(path, _BYTES)

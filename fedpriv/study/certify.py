@@ -1,14 +1,14 @@
-"""The certificate of a released model: one signed JSON document, from which everybody can recompute the claim.
+"""Certificate of a released model, one signed JSON document from which anybody can recompute a claim.
 
-    about         who has signed, and who has not: the first line
-    body          the model's digest, the run's record with its releases, tuning, audit, what people said of it
-    coordinator   the signature of the coordinator over all of that
+    about         first line: who has signed, and who has not
+    body          the model's digest, the run's record with its releases, tuning, audit, answers of people
+    coordinator   the coordinator's signature over the other four keys
     format        "fedpriv certificate 2"
-    silos         what each silo's administrator signed: policy, charges, budget left (fedpriv/silo/attest.py)
+    silos         each silo's signed statement: policy, charges, budget left (fedpriv/silo/attest.py)
 
-A record has no score that was measured on the silos' own records, and no folder of a machine.  What of it follows
-from its scenario is recomputed.  Who signed is decided by a file that the reader of a certificate has from
-elsewhere (`signers_of`), never by the certificate.
+The record in the body has no exact score on the silos' own records, and no folder of a machine.  Every figure of
+the record that follows from its scenario is recomputed.  A certificate does not say whose keys are to be trusted:
+its reader has a file of these from elsewhere (`signers_of`).
 """
 
 import json
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 FORMAT = "fedpriv certificate 2"
 SAYS = FORMAT
-"""What the coordinator signs."""
+"""Name of the coordinator's document, which is signed with the document."""
 COORDINATOR = "coordinator"
 PEOPLE = {
     "purpose": "the coordinator",
@@ -43,25 +43,25 @@ PEOPLE = {
     "contact": "the coordinator",
     "approved_by": "the information-governance board",
 }
-"""Facts that no program knows, and the person who says them."""
-_OF_THE_RECORD = (
+"""Facts that no program knows, and who answers for each."""
+_RECORD_FIELDS = (
     *("cell", "point", "seed", "trust", "relation", "unit", "participation", "noise", "delta", "releases"),
     *("target", "guarantee", "holds", "attained", "counted_mu", "several_records", "mu", "zcdp", "epsilon"),
     *("epsilon_paper", "rho", "evaluation", "silos", "clients", "rounds", "records", "unread", "smallest_silo"),
     *("batch", "dimension", "missed", "engine", "scenario"),
 )
-_MOST_ROUNDS, _MOST_SILOS = 10**7, 10**6
+_MAX_ROUNDS, _MAX_SILOS = 10**7, 10**6
 
 
 @dataclass(frozen=True)
 class Verified:
-    """A certificate that was recomputed, and what can be said of it."""
+    """A recomputed certificate."""
 
     body: Mapping[str, Any]
     silos: Sequence[Mapping[str, Any]]
     claim: PrivacyClaim[Any] | None
     from_scenario: bool = True
-    """Whether the scenario is one that could be planned here; of a deployment it always is by its silos."""
+    """Whether the scenario could be planned here.  That of a deployment was planned by its silos in any case."""
 
     @property
     def simulated(self) -> bool:
@@ -69,47 +69,47 @@ class Verified:
 
     @property
     def about(self) -> str:
-        """Who has signed, and who has not."""
+        """First line of the certificate, with the silos that have not signed."""
         return about(self.body, self.silos)
 
     @property
     def unsigned(self) -> list[int]:
-        """The silos of the scenario that have not signed; none of a simulation."""
+        """Numbers of the scenario's silos that have not signed, empty for a simulation."""
         return _unsigned(self.body, self.silos)
 
     @property
     def lines(self) -> list[str]:
-        """What holds, as the terminal says it."""
+        """Lines about the certificate for the terminal: signers, claim, and a caveat if there is one."""
         record = self.body["record"]
-        said = (
+        claim_line = (
             "no noise: nothing is claimed" if self.claim is None else self.claim.sentence("line", record["delta"])
         )
-        unplanned = _HERE_UNKNOWN if self.simulated else _BY_SILOS_ALONE
-        return [self.about, f"recomputed: {said}", *([] if self.from_scenario else [unplanned])]
+        caveat = _CODE_NOT_HERE if self.simulated else _PLANNED_BY_SILOS
+        return [self.about, f"recomputed: {claim_line}", *([] if self.from_scenario else [caveat])]
 
 
-_BY_SILOS_ALONE = (
+_PLANNED_BY_SILOS = (
     "the scenario's model is code that is none of fedpriv's, which no certificate may run: its noise was "
     "recomputed by the silos that signed, and not here"
 )
-_HERE_UNKNOWN = "the scenario names code that is not here: the record was compared with its releases alone"
+_CODE_NOT_HERE = "the scenario names code that is not here: the record was compared with its releases alone"
 
 
 def about(body: Mapping[str, Any], silos: Sequence[Mapping[str, Any]]) -> str:
-    """The first line of a certificate: how many silos of the scenario have signed, and which have not."""
+    """Write the first line of a certificate: the number of silos that signed, and those that did not."""
     if body["record"]["engine"] != "deployment":
         return "a simulation: no silo's guard had a part in it, and none signed"
-    from fedpriv.rounds.recomputed import silos_said
+    from fedpriv.rounds.recomputed import format_silos
 
-    count, missing = _silos_of(body), _unsigned(body, silos)
-    said = f"{count - len(missing)} of {counted(count, 'silo')} signed"
+    count, missing = _silo_count(body), _unsigned(body, silos)
+    summary = f"{count - len(missing)} of {counted(count, 'silo')} signed"
     if not missing:
-        return said
-    return f"{said}: {silos_said(missing)} {'has' if len(missing) == 1 else 'have'} not"
+        return summary
+    return f"{summary}: {format_silos(missing)} {'has' if len(missing) == 1 else 'have'} not"
 
 
-def _silos_of(body: Mapping[str, Any]) -> int:
-    """Number of silos that the scenario has, whatever is written beside it."""
+def _silo_count(body: Mapping[str, Any]) -> int:
+    """Return the number of silos in the scenario, whatever the record says elsewhere."""
     from fedpriv.scenario.sections import FederationSection
 
     return FederationSection.model_validate(body["record"]["scenario"]["federation"]).silos
@@ -118,7 +118,7 @@ def _silos_of(body: Mapping[str, Any]) -> int:
 def _unsigned(body: Mapping[str, Any], silos: Sequence[Mapping[str, Any]]) -> list[int]:
     if body["record"]["engine"] != "deployment":
         return []
-    return sorted(set(range(_silos_of(body))) - {each["silo"] for each in silos})
+    return sorted(set(range(_silo_count(body))) - {statement["silo"] for statement in silos})
 
 
 def body_of(
@@ -126,11 +126,20 @@ def body_of(
     results: "Results",
     place: int | None,
     people: Mapping[str, str],
-    said: Mapping[str, Any],
+    extra: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What is certified of a run's cell; InputError for a folder that cannot be, RunError for one that lies.
+    """Make the body of a certificate for one cell of a run.
 
-    `people` are answers to `PEOPLE`; `said` is put beside it: what was not protected, and an audit.
+    Args:
+        folder: Folder of the run.
+        results: The folder's results.
+        place: Number of the cell, or None if the run has a single one.
+        people: Answers of people, by keys of `PEOPLE`.
+        extra: Further keys of the body: what was not protected, and an audit.
+
+    Raises:
+        InputError: The folder or an answer cannot be certified.
+        RunError: The cell claims something else than its releases and scenario give.
     """
     cells = {cell["cell"]: cell for cell in results.cells}
     if place is None and len(cells) != 1:
@@ -149,8 +158,10 @@ def body_of(
     from fedpriv.rounds.recomputed import without_paths
 
     model, scenario = bytes_of(folder / cell["model"]), without_paths(cell["scenario"])
-    evaluated = cell["evaluation"] is not None and cell["evaluation"]["published"] == "without noise"
-    kept = [name for name in cell if name in _OF_THE_RECORD or (name.startswith("test_") and not evaluated)]
+    has_exact_scores = cell["evaluation"] is not None and cell["evaluation"]["published"] == "without noise"
+    names = [
+        name for name in cell if name in _RECORD_FIELDS or (name.startswith("test_") and not has_exact_scores)
+    ]
     body = {
         "run": {
             "name": results.name,
@@ -158,38 +169,46 @@ def body_of(
             "date": results.date,
             "versions": dict(results.versions),
             "cells": len(cells),
-            "released_cells": sum(each["noise"] == "release" for each in results.cells),
+            "released_cells": sum(finished["noise"] == "release" for finished in results.cells),
         },
         "model": {"file": Path(cell["model"]).name, "bytes": len(model), "sha256": sha256(model)},
         "record": {
-            **{name: cell[name] for name in kept},
+            **{name: cell[name] for name in names},
             "point": {key: without_paths(value, key) for key, value in cell["point"].items()},
             "scenario": scenario,
             "scenario_sha256": sha256(json.dumps(cell["scenario"], sort_keys=True).encode()),
         },
         "tuned": results.tuned and results.tuned.model_dump(mode="json"),
         "people": {name: people.get(name) for name in PEOPLE},
-        **said,
+        **extra,
     }
-    # plain data as a reader of the file will have it: tuples are lists, keys are text
+    # The digest of the body is that of plain data as a reader has them: tuples are lists, keys are text.
     return {**json.loads(spelled(body))}
 
 
 def certificate(body: Mapping[str, Any], silos: Sequence[Mapping[str, Any]], key: Ed25519PrivateKey) -> bytes:
-    """The document, signed by the coordinator; InputError for silos that signed another body."""
-    for each in silos:
-        if each.get("body") != sha256(spelled(body)):
+    """Sign a body and the silos' statements with the coordinator's key.
+
+    Raises:
+        InputError: A silo signed another body.
+    """
+    for statement in silos:
+        if statement.get("body") != sha256(spelled(body)):
             raise InputError(
-                f"silo {each.get('silo')} signed another certificate than this: run, answers or audit were "
+                f"silo {statement.get('silo')} signed another certificate than this: run, answers or audit were "
                 "changed since, so let it sign the present one"
             )
-    signed = sorted(silos, key=lambda each: str(each.get("silo")))
-    document = {"about": about(body, signed), "body": body, "format": FORMAT, "silos": signed}
+    statements = sorted(silos, key=lambda statement: str(statement.get("silo")))
+    document = {"about": about(body, statements), "body": body, "format": FORMAT, "silos": statements}
     return spelled({**document, "coordinator": signature(key, SAYS, document)})
 
 
 def read_certificate(path: Path) -> dict[str, Any]:
-    """A certificate as it is, nothing recomputed and no signature looked at; InputError for what is none."""
+    """Read a certificate without recomputing a figure or checking a signature.
+
+    Raises:
+        InputError: The file is no certificate of this format.
+    """
     tree = read_spelled(bytes_of(path), path)
     if str(tree.get("format")).startswith("fedpriv certificate ") and tree["format"] != FORMAT:
         raise InputError(
@@ -204,12 +223,23 @@ def read_certificate(path: Path) -> dict[str, Any]:
 def verified(
     path: Path, signers: Mapping[str, Ed25519PublicKey], model: Path | None = None, *, all_silos: bool = True
 ) -> Verified:
-    """Recompute a certificate without the data; RunError names the first thing that differs.
+    """Recompute a certificate without the data.
 
-    Guarantee: whatever passes was signed, byte for byte, by the coordinator whom `signers` names, and, if it is
-    of a deployment, by every silo of its scenario by itself, or, without `all_silos`, by those that it says; its
-    figures are what its releases give, and these are what its scenario gives; no silo was charged otherwise than
-    that costs; and `model`, if it is given, is the model that was certified.
+    Args:
+        path: The certificate.
+        signers: Trusted public keys, "coordinator" and "silo-NUMBER".
+        model: A file to compare with the certified model, or None for no comparison.
+        all_silos: Whether a deployment's certificate without each silo's signature is refused.
+
+    Raises:
+        InputError: The file is no certificate of this format.
+        RunError: Something differs; the message names the first difference.
+
+    Guarantee: a certificate that passes was signed, byte for byte, by the coordinator whom `signers` names.  A
+    certificate of a deployment was signed by every silo of its scenario, each for itself, or, without `all_silos`,
+    by those silos that the certificate says.  Its figures are what its releases give, and its releases are what its
+    scenario gives.  No silo was charged otherwise than these releases cost.  `model`, if it is given, is the model
+    that was certified.
     """
     tree = read_certificate(path)
     try:
@@ -218,48 +248,54 @@ def verified(
         document = {name: tree[name] for name in ("about", "format", "body", "silos")}
         check_signature(tree["coordinator"], SAYS, document, signers[COORDINATOR], f"the {COORDINATOR}")
         entry = recomputed(tree["body"])
-        planned = _check_silos(tree, signers, entry)
-        found = Verified(tree["body"], tree["silos"], entry.claim, planned)
-        if tree["about"] != found.about:
-            raise InputError(f"about is {printable(repr(tree['about']), 60)}, and it is: {found.about}")
-        if all_silos and found.unsigned:
-            raise InputError(found.about)
+        from_scenario = _check_silos(tree, signers, entry)
+        result = Verified(tree["body"], tree["silos"], entry.claim, from_scenario)
+        if tree["about"] != result.about:
+            raise InputError(f"about is {printable(repr(tree['about']), 60)}, and it is: {result.about}")
+        if all_silos and result.unsigned:
+            raise InputError(result.about)
         if model is not None and sha256(content := bytes_of(model)) != tree["body"]["model"]["sha256"]:
             raise InputError(f"{model} ({len(content)} bytes) is not the model that was certified")
     except InputError as error:
         raise RunError(f"{path}: {error}") from None
-    except Exception as error:  # whoever has signed it: a document of another make ends in one line
+    except Exception as error:  # a signed document of any other shape ends in one line, too
         raise RunError(
             f"{path}: is not a whole certificate ({type(error).__name__}: {printable(str(error), 100)})"
         ) from None
-    return found
+    return result
 
 
 def recomputed(body: Mapping[str, Any]) -> LedgerEntry:
-    """The record, with its claim; InputError names the first figure that releases or scenario do not give."""
+    """Recompute the record of a body, with its claim.
+
+    Raises:
+        InputError: A figure is not what releases and scenario give; the message names the first one.
+    """
     record = body["record"]
     _check_sizes(record)
     entry = entry_of(record)
-    for name, value in _stated(entry).items():
-        if name not in record or not _same(record[name], value, name):
+    for name, value in _derived_figures(entry).items():
+        if name not in record or not _matches(record[name], value, name):
             raise InputError(
                 f"record.{name} is {record.get(name)!r:.80}, and releases and scenario give {value!r:.80}"
             )
     if (reason := entry.disagreement) is not None:
         raise InputError(f"record: {reason}")
-    _check_words(body, entry)
+    _check_texts(body, entry)
     check_copies("the certificate", body["run"]["versions"], [record])
     return entry
 
 
-def _stated(entry: LedgerEntry) -> dict[str, Any]:
-    """What of the record follows from scenario and releases; from releases alone where its code is not here.
+def _derived_figures(entry: LedgerEntry) -> dict[str, Any]:
+    """Derive the figures of a record from its scenario and releases.
 
-    Guarantee: nothing is believed that the scenario decides: trust, silos, rounds, records, δ, participation.
+    A simulation's figures are derived from the releases alone if its scenario names code that is not here.
+
+    Guarantee: no figure is believed that the scenario decides: trust, silos, rounds, records, δ, participation.
     """
     from fedpriv.study.stored import stated_of
 
-    record, cell = entry.told, entry.resolved
+    record, cell = entry.record, entry.resolved
     if cell is None and record["engine"] == "deployment":
         raise InputError("record.scenario cannot be planned here; code of one's own is given with --import")
     if cell is None:
@@ -269,96 +305,111 @@ def _stated(entry: LedgerEntry) -> dict[str, Any]:
     return stated
 
 
-def _check_words(body: Mapping[str, Any], entry: LedgerEntry) -> None:
-    """InputError for a name, a title, or rounds that silos missed, which the scenario does not have."""
+def _check_texts(body: Mapping[str, Any], entry: LedgerEntry) -> None:
+    """Refuse a name or title that is not the scenario's, and missed rounds or silos that it does not have."""
     record, scenario = body["record"], body["record"]["scenario"]
     for name in ("name", "title"):
-        if (said := body["run"][name]) != scenario[name]:
-            said, right = (printable(repr(text), 60) for text in (said, scenario[name]))
-            raise InputError(f"run.{name} is {said}, and the scenario's is {right}")
+        if (record_text := body["run"][name]) != scenario[name]:
+            record_text, scenario_text = (printable(repr(text), 60) for text in (record_text, scenario[name]))
+            raise InputError(f"run.{name} is {record_text}, and the scenario's is {scenario_text}")
     for silo, rounds in record["missed"].items():
-        known = silo.isdecimal() and int(silo) < record["silos"]
-        if not known or any(not 1 <= t <= record["rounds"] for t in rounds):
+        in_range = silo.isdecimal() and int(silo) < record["silos"]
+        if not in_range or any(not 1 <= t <= record["rounds"] for t in rounds):
             raise InputError("record.missed has silos or rounds that the scenario has not")
 
 
 def _check_sizes(record: Mapping[str, Any]) -> None:
-    """InputError for releases that would take a reader's memory, before any of them is unfolded."""
+    """Refuse releases that would exhaust a reader's memory, before any of them is expanded."""
     evaluation = record.get("evaluation") or {"releases": []}
     rounds = 0
     for release in (*record["releases"], *evaluation["releases"]):
-        held = [value if isinstance(value, list) else [value] for value in release["participation"].values()]
-        counts = [value for values in held for value in values if isinstance(value, int)]
+        values_by_field = [
+            value if isinstance(value, list) else [value] for value in release["participation"].values()
+        ]
+        counts = [value for values in values_by_field for value in values if isinstance(value, int)]
         rounds += sum(abs(int(count)) for count in (*counts, *(count for _, count in release["clips"])))
-    if rounds > _MOST_ROUNDS or abs(int(record["silos"])) > _MOST_SILOS:
+    if rounds > _MAX_ROUNDS or abs(int(record["silos"])) > _MAX_SILOS:
         raise InputError("record: has more rounds or silos than any run")
 
 
-def _same(said: Any, value: Any, name: str) -> bool:
-    if isinstance(value, dict):
+def _matches(recorded: Any, expected: Any, name: str) -> bool:
+    if isinstance(expected, dict):
         return (
-            isinstance(said, dict)
-            and said.keys() == value.keys()
-            and all(_same(said[key], value[key], name) for key in value)
+            isinstance(recorded, dict)
+            and recorded.keys() == expected.keys()
+            and all(_matches(recorded[key], expected[key], name) for key in expected)
         )
-    if not isinstance(value, float) or isinstance(said, bool) or not isinstance(said, float | int):
-        return bool(said == value)
-    least, most = value * (1.0 - 1e-8), value * (1.01 if name.startswith("epsilon") else 1.0 + 1e-8)
-    return least <= said <= most
+    if not isinstance(expected, float) or isinstance(recorded, bool) or not isinstance(recorded, float | int):
+        return bool(recorded == expected)
+    lowest, highest = expected * (1.0 - 1e-8), expected * (1.01 if name.startswith("epsilon") else 1.0 + 1e-8)
+    return lowest <= recorded <= highest
 
 
 def _check_silos(tree: Mapping[str, Any], signers: Mapping[str, Ed25519PublicKey], entry: LedgerEntry) -> bool:
-    """Check what silos signed, and the releases by the shapes that they signed; whether these could be planned.
+    """Check the silos' signatures, and the releases with the shapes that silos signed.
 
-    InputError names the first silo, or figure, that differs.
+    Returns:
+        Whether the scenario could be planned here, or True for a deployment that no silo has signed yet.
+
+    Raises:
+        InputError: A silo or a figure differs; the message names the first one.
     """
-    record, body = tree["body"]["record"], sha256(spelled(tree["body"]))
+    record, body_digest = tree["body"]["record"], sha256(spelled(tree["body"]))
     if not isinstance(tree["silos"], list):
         raise InputError("silos: expected a list")
     if record["engine"] != "deployment":
         if tree["silos"]:
             raise InputError(f"silo {tree['silos'][0]['silo']!r:.20} signed, and has no part in a simulation")
         return entry.resolved is not None
-    from fedpriv.silo.attest import SAYS as SILO_SAYS  # torch, which no simulation's certificate needs
+    from fedpriv.silo.attest import SAYS as SILO_SAYS  # imports torch, which no simulation's certificate needs
 
-    signed = dict[int, Mapping[str, Any]]()
-    for each in tree["silos"]:
-        number = each["silo"]
-        if isinstance(number, bool) or not isinstance(number, int) or number in signed:
+    statements = dict[int, Mapping[str, Any]]()
+    for statement in tree["silos"]:
+        number = statement["silo"]
+        if isinstance(number, bool) or not isinstance(number, int) or number in statements:
             raise InputError(f"silos: {number!r:.20} is no silo's number, or is there twice")
-        name, facts = f"silo-{number}", {key: value for key, value in each.items() if key != "signed"}
-        if number not in range(_silos_of(tree["body"])):
+        name, facts = f"silo-{number}", {key: value for key, value in statement.items() if key != "signed"}
+        if number not in range(_silo_count(tree["body"])):
             raise InputError(f"silo {number} signed, and has no part in this run")
         if name not in signers:
             raise InputError(f"the keys that you trust have none of {name}")
-        check_signature(each["signed"], SILO_SAYS, facts, signers[name], name)
-        if each["body"] != body:
+        check_signature(statement["signed"], SILO_SAYS, facts, signers[name], name)
+        if statement["body"] != body_digest:
             raise InputError(f"{name} signed another certificate than this")
-        signed[number] = each
-    return not signed or _check_planned(record, entry, signed)
+        statements[number] = statement
+    return not statements or _check_plan(record, entry, statements)
 
 
-def _check_planned(record: Mapping[str, Any], entry: LedgerEntry, signed: Mapping[int, Mapping[str, Any]]) -> bool:
-    """Plan the run again, and compare streams and charges; False, and nothing compared, for other code."""
+def _check_plan(
+    record: Mapping[str, Any], entry: LedgerEntry, statements: Mapping[int, Mapping[str, Any]]
+) -> bool:
+    """Plan the run again, and compare streams and charges.
+
+    Returns:
+        True, or False if nothing was compared because the model is code outside fedpriv.
+    """
     from fedpriv.rounds.plan import plan_of
     from fedpriv.rounds.recomputed import objective_of, recompute
-    from fedpriv.silo.attest import charges_differ
+    from fedpriv.silo.attest import find_charge_difference
 
-    cell, (first, *others) = entry.resolved, [each["shapes"] for each in signed.values()]
+    cell, (first_shapes, *other_shapes) = (
+        entry.resolved,
+        [statement["shapes"] for statement in statements.values()],
+    )
     assert cell is not None
-    for number, shapes in zip(list(signed)[1:], others, strict=True):
-        if shapes != first:
-            raise InputError(f"silo {number} has records of other shapes than silo {next(iter(signed))}")
+    for number, shapes in zip(list(statements)[1:], other_shapes, strict=True):
+        if shapes != first_shapes:
+            raise InputError(f"silo {number} has records of other shapes than silo {next(iter(statements))}")
     if cell.model.code:
         return False
-    again = recompute(
+    plans = recompute(
         cell,
-        objective_of(cell, first),
+        objective_of(cell, first_shapes),
         record["releases"],
-        lambda step: plan_of(step, objective_of(step, first), released=True),
+        lambda step: plan_of(step, objective_of(step, first_shapes), released=True),
     )
-    again.check(record)
-    for number, facts in signed.items():
-        if (reason := charges_differ(number, facts, again)) is not None:
+    plans.check(record)
+    for number, facts in statements.items():
+        if (reason := find_charge_difference(number, facts, plans)) is not None:
             raise InputError(reason)
     return True

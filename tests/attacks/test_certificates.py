@@ -18,7 +18,7 @@ import pytest
 import fedpriv
 from fedpriv.rounds.entries import entry_of
 from fedpriv.scenario.load import resolve_cell
-from fedpriv.silo.attest import _unanswered
+from fedpriv.silo.attest import _find_unanswered
 from fedpriv.silo.guards import open_guards
 from fedpriv.silo.mark import Mark
 from fedpriv.silo.policy import read_policy
@@ -461,8 +461,8 @@ def test_a_signature_of_another_run_is_not_taken(
 def test_a_round_is_missed_once() -> None:
     """Gains: a run that a silo has not answered, with one of its rounds called missed several times."""
     answered, record = {"rounds_answered": 3}, {"rounds": 5, "missed": {"1": [1, 1]}}
-    assert "answered 3 of 5 rounds, and record.missed has 1" in (_unanswered(1, answered, record) or "")
-    assert _unanswered(1, answered, {**record, "missed": {"1": [1, 2]}}) is None
+    assert "answered 3 of 5 rounds, and record.missed has 1" in (_find_unanswered(1, answered, record) or "")
+    assert _find_unanswered(1, answered, {**record, "missed": {"1": [1, 2]}}) is None
 
 
 def test_a_price_of_a_secret_order_has_the_probability_that_it_may_fail_with(
