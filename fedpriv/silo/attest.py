@@ -69,8 +69,8 @@ def attested(path: Path, record: Mapping[str, Any], body: str) -> dict[str, Any]
 
     Guarantee: nothing is signed for a run that the ledger does not have under this very scenario, nor for releases
     that are not those of the scenario's plan, nor for a charge, of training or of test records, that is not the
-    plan's price.  Releases and charges that cannot be compared are not signed.  Nothing that is signed depends on a
-    value of a record: scenarios, policy, charges, shapes and the number of answers are what the silo's server knew,
+    plan's price.  Releases and charges that cannot be compared are not signed.  Nothing that is signed depends on
+    a value of a record: scenarios, policy, charges, shapes and the number of answers are what the silo's server knew,
     and the head of the ledger's chain tells nothing.
     """
     policy = read_policy(path)
