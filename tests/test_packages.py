@@ -124,13 +124,3 @@ def test_the_bundle_follows_flowers_current_format() -> None:
         "serverapp": "fedpriv.study.flower_run:app",
         "clientapp": "fedpriv.clients.app:app",
     }
-
-
-MOST_LINES = 450
-
-
-@pytest.mark.parametrize("package", ["fedpriv", "server", "clients"])
-def test_no_file_is_longer_than_one_job_takes(package: str) -> None:
-    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in (ROOT / package).rglob("*.py")}
-    assert lengths
-    assert {str(path.relative_to(ROOT)): lines for path, lines in lengths.items() if lines > MOST_LINES} == {}

@@ -24,7 +24,7 @@ from fedpriv.core.replicates import Scalar
 from fedpriv.engines.table import Outcome
 from fedpriv.engines.vectorized import engine as keeper
 from fedpriv.engines.workers import work
-from fedpriv.loss.models import MODELS
+from fedpriv.loss.models import MODELS, SHIPPED
 from fedpriv.loss.objective import (
     Batch,
     Deterministic,
@@ -158,7 +158,7 @@ def parts_of(objective: Objective) -> Iterator[Objective]:
 @pytest.mark.parametrize(
     ("registered", "known"),
     [
-        pytest.param(MODELS, examples.MODELS, id="models"),
+        pytest.param(SHIPPED, examples.MODELS, id="models"),
         pytest.param(ALGORITHMS, examples.ALGORITHMS, id="algorithms"),
         pytest.param([kind.name for kind in NOISES], examples.MECHANISMS, id="mechanisms"),
         pytest.param(CHOSEN, examples.PARTICIPATIONS, id="participations"),
