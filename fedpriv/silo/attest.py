@@ -69,9 +69,9 @@ def attested(path: Path, record: Mapping[str, Any], body: str) -> dict[str, Any]
 
     Guarantee: nothing is signed for a run that the ledger does not have under this very scenario, nor for releases
     that are not those of the scenario's plan, nor for a charge, of training or of test records, that is not the
-    plan's price.  Releases and charges that cannot be compared are not signed.  Nothing that is signed depends on a
-    value of a record: scenarios, policy, charges, shapes and the number of answers are what the silo's server knew,
-    and the head of the ledger's chain tells nothing.
+    plan's price.  Releases and charges that cannot be compared are not signed.  Nothing that is signed depends on
+    a value of a record: scenarios, policy, charges, shapes and the number of answers are what the silo's server
+    knew, and the head of the ledger's chain tells nothing.
     """
     policy = read_policy(path)
     policy.import_extensions()
@@ -135,8 +135,8 @@ def find_charge_difference(silo: int, statement: Mapping[str, Any], plans: RunPl
     A charge (μ, slack) is compared with the price of the plan's curve at that slack, and not with ε at the
     certificate's δ.  The pair lies above the curve at every δ, and meets it where the slack was chosen.
 
-    A plan may have two prices: one of the silo's own messages, one of the release made of all silos' messages.  The
-    policy's trust setting decides which one was charged.  A policy may trust fewer silos today than it did in the
+    A plan may have two prices: one of the silo's own messages, one of the release made of all silos' messages.
+    The policy's trust setting decided which one was charged.  The policy may trust less today than it did in the
     run, so a charge may be either price.
     """
     for part, plan_key in PARTS.items():

@@ -51,8 +51,8 @@ def survival_bands(released: Floats, std: float) -> SurvivalBands:
     """Compute the curves and bands of released sums.
 
     Args:
-        released: Two "suffix" blocks of `fedpriv.loss.indicators`, (..., 2 bins + 1): first the events of the bins,
-            then the censored records of the bins and of the one behind them.
+        released: Two "suffix" blocks of `fedpriv.loss.indicators`, (..., 2 bins + 1): first the events of the
+            bins, then the censored records of the bins and of the one behind them.
         std: Standard deviation of the noise in each coordinate.
     """
     bins = released.shape[-1] // 2
