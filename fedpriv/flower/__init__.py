@@ -1,14 +1,14 @@
-"""Private training in Flower apps of one's own.
+"""Private training in a user's own Flower app.
 
 | name | where | what it does |
 |---|---|---|
 | `DPMu2FL`, `AcceleratedDPSRGD`, `DPMomentum`, `DPGoldstein`, `DPSGD`, `DPFTRL` | ServerApp | strategies |
 | `PrivateStrategy` | ServerApp | any row of the table of algorithms, or a scenario file |
 | `PrivateClient` | ClientApp | answers these strategies, by itself or by the silo's guard |
-| `guard_of`, `SiloGuard` | ClientApp | answers Flower's own strategies, by the silo's guard |
+| `guard_of`, `SiloGuard` | ClientApp | train for Flower's own strategies, by the silo's guard |
 | `ExactAccountant` | ServerApp | Flower's `PrivacyAccountant` by exact accounting |
 
-Each is imported when it is first asked for: a SuperNode starts a process for every message.
+A name is imported on first use, since a SuperNode starts a process for every message.
 """
 
 from importlib import import_module

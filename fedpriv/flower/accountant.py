@@ -4,8 +4,9 @@
                                                SamplingMethod.NO_AMPLIFICATION, max_epsilon=4.0))
     strategy = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 1.0, 0.1, 100, accountant=accountant)
 
-Releases without amplification are Gaussian DP together, μ² = Σ 1/z²; Poisson-sampled ones are composed by their
-privacy loss distribution.  Flower's own accountant bounds both by Rényi DP.
+Releases without amplification are Gaussian DP together, with μ² = Σ 1/z² over their noise multipliers z.
+Poisson-sampled releases are composed by their privacy loss distributions.  Flower's own accountant bounds both by
+Rényi DP.
 """
 
 import dataclasses
@@ -22,26 +23,29 @@ from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.core.errors import InputError
 
 _METHOD = "fedpriv-exact"
-_ABOVE = 1.0 + 1e-15
-"""More than a square root and a division round."""
+_ROUND_UP = 1.0 + 1e-15
+"""Factor above the rounding errors of a square root and a division together."""
 
 
 class ExactAccountant:
     """An accountant of client-level releases, with the methods of Flower's protocol.
 
     Guarantee: ε and δ are those of all composed events together, rounded up, for neighbours that differ in one
-    client.  Poisson-sampled events hold as long as who took part stays secret.
+    client.  ε and δ of Poisson-sampled events hold as long as it stays secret which clients took part.
     """
 
     def __init__(self, config: PrivacyConfig) -> None:
-        """InputError for sampling without replacement, which has no exact accounting here."""
+        """Take Flower's configuration.
+
+        InputError for sampling without replacement, which has no exact accounting here.
+        """
         if config.sampling_method is SamplingMethod.WITHOUT_REPLACEMENT:
             raise InputError("sampling_method: without-replacement is not accounted for; take RdpAccountant")
         self._config, self._counts = config, Counter[GaussianPrivacyEvent]()
 
     @property
     def config(self) -> PrivacyConfig:
-        """The configuration that it was made with."""
+        """Configuration that the accountant was made with."""
         return self._config
 
     @property
@@ -52,16 +56,16 @@ class ExactAccountant:
     def compose(self, event: GaussianPrivacyEvent, count: int = 1) -> None:
         """Add `count` releases.
 
-        InputError for another population, and for another Poisson sampling.
+        InputError for another population, and for Poisson-sampled events that are not all equal.
         """
         self._counts = self._with(event, count)
 
     def get_epsilon(self, delta: float) -> float:
-        """ε of all releases at `delta`."""
+        """Return ε of all releases at `delta`."""
         return _epsilon(self._config, self._counts, delta)
 
     def get_delta(self, epsilon: float) -> float:
-        """δ of all releases at `epsilon`."""
+        """Return δ of all releases at `epsilon`."""
         guarantee = _guarantee(self._config, self._counts)
         if guarantee is None:
             return 0.0
@@ -70,26 +74,26 @@ class ExactAccountant:
         return guarantee.delta_of(epsilon)
 
     def get_privacy_spent(self, delta: float | None = None) -> PrivacySpent:
-        """The cost of all releases, at the δ of the configuration if none is given."""
+        """Return ε and δ of all releases, at the configuration's δ if none is given."""
         target_delta = self._config.target_delta if delta is None else delta
         return PrivacySpent(self.get_epsilon(target_delta), target_delta, self.num_releases, _METHOD)
 
     def would_exceed(self, event: GaussianPrivacyEvent, max_epsilon: float | None = None, count: int = 1) -> bool:
-        """Whether ε would exceed `max_epsilon`, or the configuration's, after `count` more releases."""
+        """Whether ε would exceed `max_epsilon`, or the configuration's limit, after `count` more releases."""
         limit = self._config.max_epsilon if max_epsilon is None else max_epsilon
         if limit is None:
             raise InputError("max_epsilon: give it to PrivacyConfig or to would_exceed")
         return _epsilon(self._config, self._with(event, count), self._config.target_delta) > limit
 
     def state_dict(self) -> dict[str, object]:
-        """Everything that `load_state_dict` needs, as JSON has it."""
+        """Return the state as plain data, for `load_state_dict`."""
         events = [{**vars(event), "count": count} for event, count in self._counts.items()]
         return {"backend": _METHOD, "config": _plain(self._config), "events": events}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Take a state over.
+        """Replace the state of this accountant.
 
-        InputError for one of another configuration, or that is damaged.
+        InputError for a state that is damaged, or of another configuration.
         """
         if state.get("backend") != _METHOD or state.get("config") != _plain(self._config):
             raise InputError("load_state_dict: the state is of another accountant or configuration")
@@ -120,14 +124,14 @@ class ExactAccountant:
 def _guarantee(
     config: PrivacyConfig, counts: Counter[GaussianPrivacyEvent]
 ) -> GaussianDP | PoissonGaussian | None:
-    """The guarantee of all events together, or None for none."""
+    """Return the guarantee of all events together, or None without events."""
     if not counts:
         return None
     if config.sampling_method is SamplingMethod.POISSON:
         ((event, count),) = counts.items()
-        rate = min(1.0, event.sample_size / event.population_size * _ABOVE)
+        rate = min(1.0, event.sample_size / event.population_size * _ROUND_UP)
         return PoissonGaussian(event.noise_multiplier, rate, count, "zero-out")
-    mus = [math.sqrt(count) / event.noise_multiplier * _ABOVE for event, count in counts.items()]
+    mus = [math.sqrt(count) / event.noise_multiplier * _ROUND_UP for event, count in counts.items()]
     return GaussianDP(compose(mus))
 
 

@@ -1,7 +1,4 @@
-"""Arrays of a model with their names, shapes and type, and the flat vector that they are.
-
-Both hold the same numbers, in the order of a state_dict.
-"""
+"""Named arrays of a model, and the flat vector of the same numbers in the order of a state_dict."""
 
 import math
 from collections.abc import Sequence
@@ -25,25 +22,32 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class ModelLayout:
-    """Shapes of the arrays of a model, in the order of its state_dict, and the type of the guard's vector."""
+    """Shapes of a model's arrays in the order of its state_dict, and the type of their flat vector."""
 
     shapes: tuple[Shape, ...]
     dtype: str
 
     @staticmethod
     def of(
-        arrays: Sequence[NDArray[Any]], names: Sequence[str], dtype: str, asked: Sequence[Shape]
+        arrays: Sequence[NDArray[Any]], names: Sequence[str], dtype: str, guard_shapes: Sequence[Shape]
     ) -> "ModelLayout":
-        """The layout of `arrays`; InputError in one line unless they are floats of the guard's shapes, `asked`.
+        """Check an app's arrays against the guard's model, and return their layout.
 
-        Names are for messages only: the guard's model may call its arrays otherwise.
+        Args:
+            arrays: Arrays of the app's model.
+            names: Names of these arrays, for messages only.  The guard's model may have other names.
+            dtype: Type of the guard's vector.
+            guard_shapes: Shapes of the arrays of the guard's model.
+
+        Raises:
+            InputError: `arrays` are not floats of these shapes.
         """
-        if len(arrays) != len(asked):
+        if len(arrays) != len(guard_shapes):
             raise InputError(
-                f"the app's model has {len(arrays)} arrays, the guard's has {len(asked)}: allow.models and "
+                f"the app's model has {len(arrays)} arrays, the guard's has {len(guard_shapes)}: allow.models and "
                 "model.name have to name the same network (buffers, as BatchNorm keeps them, are arrays too)"
             )
-        for number, (array, name, shape) in enumerate(zip(arrays, names, asked, strict=True)):
+        for number, (array, name, shape) in enumerate(zip(arrays, names, guard_shapes, strict=True)):
             if array.shape != shape:
                 raise InputError(
                     f"array {number}, {name!r}, has shape {array.shape} in the app's model and {shape} in the "
@@ -53,18 +57,18 @@ class ModelLayout:
                 raise InputError(
                     f"array {number}, {name!r}, is {array.dtype}: parameters are floating-point numbers"
                 )
-        return ModelLayout(tuple(asked), dtype)
+        return ModelLayout(tuple(guard_shapes), dtype)
 
     def flat(self, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        """The arrays one behind the other: (d,), of the guard's type.
+        """Concatenate the arrays to a vector (d,) of the layout's type.
 
-        A server's optimizer may have made other floats of them: Flower's FedAdam sends float64.
+        The arrays may have another type: Flower's FedAdam sends float64.
         """
-        with np.errstate(over="ignore"):  # what does not fit is infinite, and refused by the guard
+        with np.errstate(over="ignore"):  # a value that does not fit becomes infinite, and the guard refuses it
             return np.concatenate([np.ravel(array).astype(self.dtype) for array in arrays])
 
     def split(self, vector: NDArray[Any]) -> list[NDArray[Any]]:
-        """`flat`, undone."""
+        """Split a vector (d,) into the arrays, the inverse of `flat`."""
         ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
         return [piece.reshape(shape) for piece, shape in zip(np.split(vector, ends), self.shapes, strict=True)]
 
@@ -78,7 +82,7 @@ class NamedArrays:
 
     @staticmethod
     def of(arrays: ArrayRecord) -> "NamedArrays":
-        """Read off names, shapes and type.  InputError in one line for arrays that are no parameters."""
+        """Take names, shapes and type from arrays.  InputError if these are no trainable parameters."""
         if not arrays:
             raise InputError("initial_arrays: there are none; give ArrayRecord(net.state_dict())")
         for name, array in arrays.items():
@@ -94,19 +98,22 @@ class NamedArrays:
         return NamedArrays(tuple(arrays), ModelLayout(shapes, dtypes[0]))
 
     def vector(self, arrays: ArrayRecord) -> Tensor:
-        """The arrays one behind the other, (d,)."""
+        """Concatenate the arrays to a vector (d,)."""
         parts = [tensor_of(array).flatten() for array in arrays.values()]
         return torch.cat(parts)
 
     def record(self, vector: Tensor) -> ArrayRecord:
-        """`vector` (d,) as arrays with their names."""
-        record = ArrayRecord()  # filling it afterwards skips a copy of every array
+        """Split a vector (d,) into named arrays."""
+        record = ArrayRecord()  # ArrayRecord(arrays) would copy every array
         for name, values in zip(self.names, self.layout.split(vector.numpy()), strict=True):
             record[name] = array_of(values)
         return record
 
     def check_module(self, module: nn.Module) -> None:
-        """InputError unless these are the parameters that are trained in `module`, in its order."""
+        """Check that the names and shapes are those of the module's trainable parameters, in its order.
+
+        InputError names the first array that differs.
+        """
         trained = trained_of(module)
         own_arrays = list(zip(trained, (tuple(parameter.shape) for parameter in trained.values()), strict=True))
         server_arrays = list(zip(self.names, self.layout.shapes, strict=True))

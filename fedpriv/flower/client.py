@@ -1,9 +1,9 @@
-"""The ClientApp's side of a private strategy: a silo's records, its noise and its state, in one call.
+"""A ClientApp's side of a private strategy: records, noise and state of a silo, behind one call.
 
     private = PrivateClient(context, Net(), nn.CrossEntropyLoss())
     return private.train(msg, load_data(context))
 
-Where the node's configuration names a guard, the call goes to the guard, and `records` are not looked at.
+If the node's configuration names a guard, the guard answers the call, and `records` are not read.
 """
 
 import copy
@@ -30,7 +30,7 @@ from fedpriv.data.given import Given, arrays_of
 from fedpriv.data.layout import Layout, inputs_of
 from fedpriv.data.own import check_records
 from fedpriv.flower.arrays import ModelLayout, NamedArrays
-from fedpriv.flower.guards import given, guard_socket, silo_number
+from fedpriv.flower.guards import guard_socket, silo_number, unwrap_answer
 from fedpriv.flower.terms import ARRAYS, Terms, terms_in
 from fedpriv.loss.features import pixels
 from fedpriv.loss.frozen import outputs_of_trial
@@ -64,12 +64,12 @@ Arrays = tuple[NDArray[Any], NDArray[Any]]
 
 
 class PrivateClient:
-    """A silo of an app's run.
+    """A silo in an app's run.
 
-    Guarantee: a silo of an untrusted server, or one that masks, adds its noise here, of a key of the operating
+    Guarantee: a silo of an untrusted server, or one that masks, adds its noise here, from a key of the operating
     system that stays in the node's Context.  Rounds are answered in order, each once, for one scenario and for
-    the same records in the same order; everything else is refused.  Without a guard, whoever ships the app can
-    replace all of this, and nothing counts what several runs cost together.
+    the same records in the same order.  Every other message is refused.  Without a guard, whoever ships the app
+    can replace this class, and nothing counts what several runs cost together.
     """
 
     def __init__(self, context: Context, module: nn.Module, loss: Any = None) -> None:
@@ -77,10 +77,10 @@ class PrivateClient:
 
         Args:
             context: as Flower gives it to the ClientApp.
-            module: maps (n, …) to (n, outputs); its values are not used, and it is not changed.
+            module: maps (n, …) to (n, outputs).  Its parameters' values are not used, and it is not changed.
             loss: nn.CrossEntropyLoss(), a name ("cross-entropy", "binary", "squared-error", …) or a dictionary, as
-                for `fedpriv.run`, or a function of one record's output and label.  Left out: the cross-entropy, or
-                the squared error of labels that are floats.
+                for `fedpriv.run`, or a function of one record's output and label.  The default is the
+                cross-entropy, or the squared error if labels are floats.
 
         Raises:
             InputError: the loss cannot be used.
@@ -90,7 +90,7 @@ class PrivateClient:
     def train(self, message: Message, records: AppRecords | Callable[[], AppRecords]) -> Message:
         """Answer one message of a private strategy.
 
-        A refusal is an answer, too: the strategy ends the run with its reason.
+        A refusal is an answer, too.  The strategy then ends the run with the reason of the refusal.
 
         Args:
             message: as Flower gives it to the ClientApp.
@@ -122,77 +122,81 @@ class PrivateClient:
                 "a simulation's noise protects nobody, and this is a SuperNode: leave `seed` out of the strategy"
             )
         with one_thread():  # the order of sums must not depend on the cores
-            return self._answer_alone(content, terms, cell, number, records() if callable(records) else records)
+            return self._answer_by_silo(content, terms, cell, number, records() if callable(records) else records)
 
     def _answer_by_guard(self, content: RecordDict, terms: Terms, cell: Cell, number: int) -> RecordDict:
-        """The guard's answer: it checks the query, and knows budget and records."""
+        """Pass the message to the guard, which checks the query and has budget and records."""
         socket, run = guard_socket(self._context, number), str(self._context.run_id)
-        assert socket is not None  # as the caller has seen
+        assert socket is not None  # the caller has checked this
         if terms.seeded:
             raise RunError("a guard draws noise of its own: leave `seed` out of the strategy")
         record = content.array_records[ARRAYS]
         arrays = NamedArrays.of(record)
         if terms.t:
             query, keys = arrays.vector(record).numpy(), keys_in(content)
-            answer = given(ask_remembered(socket, run, terms.cell_json, terms.t, query, keys))
+            answer = unwrap_answer(ask_remembered(socket, run, terms.cell_json, terms.t, query, keys))
             return sealed("release", answer.release)
-        shapes = given(ask_shapes(socket, terms.cell_json))
+        shapes = unwrap_answer(ask_shapes(socket, terms.cell_json))
         ModelLayout.of(record.to_numpy_ndarrays(), arrays.names, arrays.layout.dtype, shapes)
         if (refusal := ask_agreement(socket, run, terms.cell_json)) is not None:
-            given(refusal)
-        if not _masked(cell):
-            return _greeting(number, b"")
-        public = given(ask(socket, run, terms.cell_json, 0, np.empty(0, np.uint8)))
-        return _greeting(number, public.tobytes())
+            unwrap_answer(refusal)
+        if not _is_masked(cell):
+            return _greeting_content(number, b"")
+        public = unwrap_answer(ask(socket, run, terms.cell_json, 0, np.empty(0, np.uint8)))
+        return _greeting_content(number, public.tobytes())
 
-    def _answer_alone(
+    def _answer_by_silo(
         self, content: RecordDict, terms: Terms, cell: Cell, number: int, records: AppRecords
     ) -> RecordDict:
-        """The answer of the silo that this process is."""
+        """Answer as a silo in this process, without a guard."""
         layout = NamedArrays.of(content.array_records[ARRAYS])
         layout.check_module(self._module)
-        arrays = _read(records, cell.schedule.batches_held * cell.batch_sizes[number])
-        memory = self._recall(terms, number, arrays)
-        silo = self._silo(terms, cell, number, arrays, bytes(memory["key"]))
+        arrays = _read_records(records, cell.schedule.batches_held * cell.batch_sizes[number])
+        memory = self._recall_memory(terms, number, arrays)
+        silo = self._make_silo(terms, cell, number, arrays, bytes(memory["key"]))
         if not terms.t:
             self._context.state[_RECORD] = ConfigRecord(memory)
-            return _greeting(number, silo.masker.public if silo.plan.masked else b"")
+            return _greeting_content(number, silo.masker.public if silo.plan.masked else b"")
         state = unpack(bytes(memory["state"]), silo) if "state" in memory else silo.start()
         query = layout.vector(content.array_records[ARRAYS])
-        release, state = _released(silo, state, terms, query)
-        leaving = silo.message(release.vector, terms.t, keys_in(content), state.chain)
-        last = terms.t == silo.plan.schedule.rounds  # nothing more is drawn, and nobody needs key and state
-        after = {"key": b"", "state": b""} if last else {"state": pack(state)}
-        self._context.state[_RECORD] = ConfigRecord({**memory, **after})  # at the end: all of it, or nothing
-        return release_content(leaving, release.counts) if terms.seeded else sealed("release", leaving.numpy())
+        release, state = _compute_release(silo, state, terms, query)
+        message = silo.message(release.vector, terms.t, keys_in(content), state.chain)
+        last = terms.t == silo.plan.schedule.rounds  # no later round needs key and state
+        changes = {"key": b"", "state": b""} if last else {"state": pack(state)}
+        # Written last and at once, so that a failed round changes nothing.
+        self._context.state[_RECORD] = ConfigRecord({**memory, **changes})
+        return release_content(message, release.counts) if terms.seeded else sealed("release", message.numpy())
 
-    def _recall(self, terms: Terms, number: int, arrays: Arrays) -> dict[str, Any]:
-        """Return what the Context keeps of this run, with a fresh key in round 0.  RunError for another run."""
+    def _recall_memory(self, terms: Terms, number: int, arrays: Arrays) -> dict[str, Any]:
+        """Return the run's memory in the Context, with a key.  RunError if the message is of another run.
+
+        Round 0 makes the key if there is none.
+        """
         record = values_in(self._context.state).get(_RECORD)
         memory = dict(values_in(record)) if isinstance(record, ConfigRecord) else {}
         key = bytes(memory.get("key", b"")) or system_key()
-        now = {"terms": _digest(repr(terms._replace(t=0)).encode()), "records": _fingerprint(key, arrays)}
+        current = {"terms": _digest(repr(terms._replace(t=0)).encode()), "records": _fingerprint(key, arrays)}
         if not terms.t:
             if "state" in memory:
                 raise RunError(
                     "its records were released in this run already, and a second strategy would spend another "
                     "budget: start it in a run of its own"
                 )
-            return {**now, "key": key}
+            return {**current, "key": key}
         if not memory:
             raise RunError("this node has no state of the run; was it started again?")
         if memory.get("state") == b"":
             raise RunError("the run is over, and its key is forgotten")
-        if memory["terms"] != now["terms"]:
+        if memory["terms"] != current["terms"]:
             raise RunError("the scenario is not the one that the run began with")
-        if memory["records"] != now["records"]:
+        if memory["records"] != current["records"]:
             raise RunError(
                 "the records, or their order, are not those that the run began with: give the "
                 "same ones to every round, without shuffling and without random transforms"
             )
         return memory
 
-    def _silo(self, terms: Terms, cell: Cell, number: int, arrays: Arrays, key: bytes) -> Silo:
+    def _make_silo(self, terms: Terms, cell: Cell, number: int, arrays: Arrays, key: bytes) -> Silo:
         objective, records = _objective_and_records(self._module, self._loss, arrays, DTYPES[cell.run.dtype])
         plan, gaps = plan_of(cell, objective, released=not terms.seeded), cell.without_silos is not None
         if terms.seeded:
@@ -202,7 +206,10 @@ class PrivateClient:
 
 
 def named_loss(loss: Any) -> LossGiven:
-    """The loss by name where torch's own is given.  Other functions are of one record's output and label."""
+    """Return torch's cross-entropy by fedpriv's name, and any other loss unchanged.
+
+    InputError for a cross-entropy that torch weights by batch.
+    """
     if isinstance(loss, nn.CrossEntropyLoss):
         if loss.weight is not None or loss.ignore_index >= 0:
             raise InputError(
@@ -215,7 +222,7 @@ def named_loss(loss: Any) -> LossGiven:
     return loss  # type: ignore[no-any-return]
 
 
-def _released(silo: Silo, state: Any, terms: Terms, query: Tensor) -> Any:
+def _compute_release(silo: Silo, state: Any, terms: Terms, query: Tensor) -> Any:
     with torch.inference_mode():
         if terms.seeded:
             return silo.answer(state, terms.t, query)
@@ -223,17 +230,20 @@ def _released(silo: Silo, state: Any, terms: Terms, query: Tensor) -> Any:
             return silo.answer(state, terms.t, query)
 
 
-def _masked(cell: Cell) -> bool:
+def _is_masked(cell: Cell) -> bool:
     return cell.algorithm.trust_setting.masked and cell.target is not None
 
 
-def _greeting(number: int, public: bytes) -> RecordDict:
-    """The answer to round 0: which silo this is, and its public key if it masks."""
+def _greeting_content(number: int, public: bytes) -> RecordDict:
+    """Make the answer to round 0: the silo's number, and its public key if it masks."""
     return RecordDict({"metrics": MetricRecord({"silo": number}), CONFIG: ConfigRecord({"public": public})})
 
 
-def _read(records: AppRecords, count: int) -> Arrays:
-    """The first `count` records.  RunError that tells nothing of them where they cannot be read."""
+def _read_records(records: AppRecords, count: int) -> Arrays:
+    """Read the first `count` records.
+
+    RunError if they cannot be read; its message discloses nothing about the records.
+    """
     if isinstance(records, DataLoader) and isinstance(records.sampler, RandomSampler):
         raise RunError("records: a DataLoader that shuffles; every record has its rounds, so give shuffle=False")
     try:
@@ -249,12 +259,15 @@ def _read(records: AppRecords, count: int) -> Arrays:
 def _objective_and_records(
     module: nn.Module, loss: LossGiven, arrays: Arrays, dtype: torch.dtype
 ) -> tuple[Objective, Records]:
-    """The module's loss over these records.  RunError that tells nothing of them where they cannot be used."""
+    """Make the module's loss, and the records in the form that the loss reads.
+
+    RunError if they cannot be used; its message discloses nothing about the records.
+    """
     features, labels = arrays
-    real, record = labels.dtype.kind == "f", features.shape[1:]
+    real, record_shape = labels.dtype.kind == "f", features.shape[1:]
     choice = choice_of(loss, real=real)
-    local = copy.deepcopy(module).to("cpu", dtype)
-    classes = 0 if real else _classes(local, choice, features, dtype)
+    module_copy = copy.deepcopy(module).to("cpu", dtype)
+    classes = 0 if real else _count_classes(module_copy, choice, features, dtype)
     try:
         check_records(features, labels, classes, "records")
         labels = labels.astype(np.float64 if real else np.int64)
@@ -263,20 +276,20 @@ def _objective_and_records(
         _log.warning("fedpriv: %s", error)
         raise RunError("its records cannot be used, and its own log says why") from None
     layout = Layout(records.features.shape[1], inputs_of(features), labels.shape[1:], classes=classes > 0)
-    objective, whole = objective_over(local, layout, record, choice, classes, 0, dtype, GIVEN)
-    return Started(objective, whole), records
+    objective, network = objective_over(module_copy, layout, record_shape, choice, classes, 0, dtype, GIVEN)
+    return Started(objective, network), records
 
 
-def _classes(module: nn.Module, choice: Choice, features: NDArray[Any], dtype: torch.dtype) -> int:
-    """The classes that the module tells apart, by its outputs for a record of zeros."""
+def _count_classes(module: nn.Module, choice: Choice, features: NDArray[Any], dtype: torch.dtype) -> int:
+    """Return the number of classes, from the module's outputs for a record of zeros."""
     kind = LOSSES.get(choice.name)
     if choice.function is None and kind is not None and kind.single:
         return 2
-    whole = shown(module, inputs_of(features), features.shape[1:])
+    network = shown(module, inputs_of(features), features.shape[1:])
     probe = torch.zeros(1, sum(part.size for part in inputs_of(features)), dtype=dtype)
     try:
-        return int(outputs_of_trial(whole, probe).shape[-1])
-    except Exception:  # whatever a module does; `objective_over` says it in words
+        return int(outputs_of_trial(network, probe).shape[-1])
+    except Exception:  # a module may raise anything; `objective_over` makes a message of it
         return 2
 
 
@@ -285,7 +298,10 @@ def _digest(content: bytes) -> bytes:
 
 
 def _fingerprint(key: bytes, arrays: Arrays) -> bytes:
-    """A fingerprint of records in their order, which says nothing of them once the run's key is forgotten."""
+    """Return a fingerprint of records in their order.
+
+    It discloses nothing about the records once the run's key is forgotten.
+    """
     digest = hmac.new(derive_key(key, "records"), digestmod=hashlib.sha256)
     for array in arrays:
         digest.update(f"{array.dtype} {array.shape} ".encode())

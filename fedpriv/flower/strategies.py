@@ -1,11 +1,11 @@
-"""Strategies for a ServerApp of one's own: rounds of the papers, on the app's named arrays.
+"""Strategies for the ServerApp of a Flower app: rounds of the papers on the app's named arrays.
 
     strategy = DPMu2FL(trust="untrusted", silos=2, rounds=100, rho=4.0, relation="zero-out", diameter=10.0,
                        clip=1.0, step=0.1)
     result = strategy.start(grid, ArrayRecord(Net().state_dict()), evaluate_fn=evaluate)
 
-Every ClientApp answers with `PrivateClient`.  Before round 1 each node is asked which silo it is, and whether its
-module, its records and its guard fit: round 0, in which nothing is released.
+Every ClientApp answers with `PrivateClient`.  Round 0 releases nothing: it asks each node which silo it is, and
+whether its module, its records and its guard fit the run.
 """
 
 import logging
@@ -40,23 +40,26 @@ from fedpriv.server.app import simulated_sums
 from fedpriv.server.grid import ask_roster
 from fedpriv.server.strategy import ReleaseStrategy, ServerSums
 
-_log = logging.getLogger("flwr")  # whose lines `flwr run --stream` shows
+_log = logging.getLogger("flwr")  # `flwr run --stream` shows the lines of this logger
 _MAX_REPORTS = 20
-"""Most rounds of a run for which ε is computed."""
+"""Largest number of rounds after which ε is computed and logged."""
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 @dataclass(frozen=True)
 class SilosLoss(Deterministic):
-    """A loss that silos alone can compute: a server knows the length of its gradient, and no constant."""
+    """Loss that only silos can compute.
+
+    The server knows the length of the gradient, and neither a Lipschitz nor a smoothness constant.
+    """
 
     start: Tensor
     """x_1 (d,)."""
     lipschitz: ClassVar[float] = math.inf
     smoothness: ClassVar[float] = math.inf
     dependence: ClassVar[Dependence] = Dependence.RECORD
-    """That of the silos' loss: `PrivateClient` trains a module, whose increments are one record's each."""
+    """Dependence of the silos' loss: `PrivateClient` trains a module by increments of single records."""
 
     @property
     def dimension(self) -> int:
@@ -87,7 +90,7 @@ class NamedReleases(ReleaseStrategy):
             plan,
             initial,
             sums,
-            roster=self._greet,
+            roster=self._greet_nodes,
             without_missing=cell.deployment.missing == "continue",
             absences=absences_of(cell),
         )
@@ -99,8 +102,11 @@ class NamedReleases(ReleaseStrategy):
         keys = {"keys": self._keys} if self._keys else {}
         return RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord({**config, **self.terms, **keys, ROUND: t})})
 
-    def _greet(self, grid: Grid, silos: int, timeout: float) -> list[int]:
-        """The nodes of silo 0, 1, …, once each has said that it can answer, and given its key if it masks."""
+    def _greet_nodes(self, grid: Grid, silos: int, timeout: float) -> list[int]:
+        """Return the nodes of silo 0, 1, … after each has agreed to answer.
+
+        Nodes that mask their messages send their public keys, too.
+        """
         content = self.content_of(self.query(), 0, ConfigRecord())
         replies = ask_roster(grid, silos, timeout, lambda node: Message(content, node, TRAIN))
         self._keys = b"".join(also_in(reply.content, "public") for reply in replies)
@@ -108,11 +114,12 @@ class NamedReleases(ReleaseStrategy):
 
 
 class PrivateStrategy(Strategy):
-    """A strategy whose rounds are those of a row of the table of algorithms.
+    """A strategy that runs the rounds of one row of the table of algorithms.
 
-    Guarantee: what a run of `start` sends and publishes is post-processing of releases that keep `claim`, against
-    a server that is as the trust setting says and clients that answer with `PrivateClient`, once for one run.
-    A round with fewer answers than planned ends the run; nothing is averaged over fewer.
+    Guarantee: what a run of `start` sends and publishes is post-processing of releases that keep `claim`, if the
+    server is as the trust setting says and the clients answer with `PrivateClient`.  The claim is that of one run,
+    and a strategy has one run.  A round with fewer answers than planned ends the run, and nothing is averaged over
+    fewer answers.
     """
 
     def __init__(
@@ -132,15 +139,15 @@ class PrivateStrategy(Strategy):
 
         Args:
             row: a row of the table of algorithms, such as "dp-mu2-fl".
-            scenario: a file that says everything in place of keywords; its [data] is not looked at.
-            seed: makes a simulation, which has the same model again and protects nobody.  Left out, noise is of
-                the operating system.
-            max_epsilon: rounds that would exceed this ε, at the δ of `delta`, are not begun.
-            fraction_evaluate: share of the nodes whose ClientApp evaluates after every round, as for FedAvg.  Its
-                metrics are releases of records that no claim counts.
-            min_evaluate_nodes: the fewest of them, or all silos if there are fewer.
-            weighted_by_key: the metric by which metrics are weighted.
-            evaluate_metrics_aggr_fn: makes one record of metrics of all nodes' metrics.
+            scenario: a scenario file, in place of keywords.  Its [data] is ignored.
+            seed: makes a simulation: the same seed gives the same model, and nobody is protected.  Without a seed,
+                noise comes from the operating system.
+            max_epsilon: limit of ε at the δ of `delta`.  The run ends before a round that would exceed it.
+            fraction_evaluate: share of the nodes whose ClientApp evaluates after every round, as for FedAvg.  The
+                metrics are releases of records, and no claim counts them.
+            min_evaluate_nodes: fewest nodes that evaluate, or all silos if there are fewer.
+            weighted_by_key: name of the metric that is a node's weight in the mean.
+            evaluate_metrics_aggr_fn: merges the metrics of all nodes into one record.
             keywords: `trust`, `silos`, `rounds`, `batch`, `epochs`, `sampling`, `relation`, `rho` (or
                 `mu`, `zcdp`, `epsilon`), `delta` and the row's own keys (`clip`, `step`, `diameter`, …), as in
                 the sections of a scenario.  `model` names the network for guards, or is their [model] section.
@@ -169,13 +176,13 @@ class PrivateStrategy(Strategy):
 
     @property
     def plan(self) -> Plan:
-        """Everything that is fixed and public before round 1.  InputError before `start`."""
-        return self._begun.plan
+        """Plan of the run, fixed and public before round 1.  InputError before `start`."""
+        return self._started_releases.plan
 
     @property
     def claim(self) -> str:
-        """The guarantee of the rounds that are done, as a sentence."""
-        if not (rounds := self._begun.rounds_done):
+        """Guarantee of the rounds so far, as a sentence."""
+        if not (rounds := self._started_releases.rounds_done):
             return "nothing was released"
         if (claim := claim_of(self.plan.releases(rounds))) is None:
             return "no guarantee: the run adds no noise"
@@ -183,7 +190,7 @@ class PrivateStrategy(Strategy):
         return f"{claim.sentence('line', self.cell.privacy.delta)}, {self.plan.trust.title}{seeded}"
 
     def epsilon(self, rounds: int) -> float | None:
-        """ε of the first `rounds` rounds at the δ of `delta`, rounded up, or None without noise."""
+        """Return ε of the first `rounds` rounds at the δ of `delta`, rounded up, or None without noise."""
         claim = claim_of(self.plan.releases(rounds))
         return None if claim is None else claim.guarantee.epsilon_of(self.cell.privacy.delta)
 
@@ -200,16 +207,16 @@ class PrivateStrategy(Strategy):
         """Run the planned rounds from `initial_arrays`, as Flower's strategies do.
 
         Args:
-            grid: where the silos' nodes are.
-            initial_arrays: x_1, the trained parameters by name.
-            num_rounds: as planned, or 0.
+            grid: Flower's connection to the silos' nodes.
+            initial_arrays: x_1, the trainable parameters by name.
+            num_rounds: the number of planned rounds, or 0 for this number.
             timeout: seconds to wait for the silos of a round.
-            train_config: keys that clients find in the messages of every round.
-            evaluate_config: the same of evaluations.
-            evaluate_fn: called with the model before round 1 and after every round.
+            train_config: further keys in the messages of every round.
+            evaluate_config: further keys in the messages of every evaluation.
+            evaluate_fn: called with the round's number and the model, before round 1 and after every round.
 
         Raises:
-            InputError: for what cannot be private, before anything was sent.
+            InputError: the run cannot be private.  Nothing was sent yet.
             RunError: a silo refuses, fails, or does not answer.
         """
         if self._releases is not None:
@@ -220,37 +227,39 @@ class PrivateStrategy(Strategy):
         initial = arrays.vector(initial_arrays)
         if not is_finite(initial):
             raise InputError("initial_arrays: a value is not finite")
-        planned = self.cell.schedule.rounds
-        if num_rounds not in (0, planned):
+        planned_rounds = self.cell.schedule.rounds
+        if num_rounds not in (0, planned_rounds):
             raise InputError(
-                f"num_rounds = {num_rounds}: noise was calibrated for rounds = {planned}; give as many"
+                f"num_rounds = {num_rounds}: noise was calibrated for rounds = {planned_rounds}; give as many"
             )
         self._releases = NamedReleases(
             with_dtype(self.cell, arrays.layout.dtype), arrays, initial, seeded=self._seeded
         )
-        rounds = self._affordable(planned)
+        rounds = self._count_affordable_rounds(planned_rounds)
         self._accounted_rounds = evaluation_rounds(rounds, min(rounds, _MAX_REPORTS))
         self._releases.nodes(grid, timeout)
         result = super().start(grid, initial_arrays, rounds, timeout, train_config, evaluate_config, evaluate_fn)
-        _log.info("fedpriv: after %d of %d rounds: %s", rounds, planned, self.claim)
+        _log.info("fedpriv: after %d of %d rounds: %s", rounds, planned_rounds, self.claim)
         return result
 
-    def _affordable(self, planned: int) -> int:
-        """The rounds whose ε is at most `max_epsilon`.  InputError if round 1 exceeds it."""
+    def _count_affordable_rounds(self, planned_rounds: int) -> int:
+        """Return the number of rounds whose ε is at most `max_epsilon`.  InputError if round 1 exceeds it."""
         if (limit := self._max_epsilon) is None:
-            return planned
+            return planned_rounds
         if self.epsilon(1) is None:
             raise InputError(f"max_epsilon = {limit}: this run adds no noise, so that its ε is infinite")
-        rounds = bisect_right(range(1, planned + 1), limit, key=lambda t: self.epsilon(t) or 0.0)
+        rounds = bisect_right(range(1, planned_rounds + 1), limit, key=lambda t: self.epsilon(t) or 0.0)
         if not rounds:
-            words = epsilon_words(self.epsilon(1) or 0.0, self.cell.privacy.delta)
-            raise InputError(f"max_epsilon = {limit}: round 1 alone has {words}")
-        if rounds < planned:
-            _log.warning("fedpriv: max_epsilon = %s ends the run after %d of %d rounds", limit, rounds, planned)
+            epsilon_text = epsilon_words(self.epsilon(1) or 0.0, self.cell.privacy.delta)
+            raise InputError(f"max_epsilon = {limit}: round 1 alone has {epsilon_text}")
+        if rounds < planned_rounds:
+            _log.warning(
+                "fedpriv: max_epsilon = %s ends the run after %d of %d rounds", limit, rounds, planned_rounds
+            )
         return rounds
 
     @property
-    def _begun(self) -> NamedReleases:
+    def _started_releases(self) -> NamedReleases:
         if self._releases is None:
             raise InputError("start: the strategy has not been started, so that it has no plan")
         return self._releases
@@ -258,20 +267,26 @@ class PrivateStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """One message to every silo, with the query.  `arrays`, the model, is not what silos are asked at."""
+        """Make one message for every silo, with the query.
+
+        `arrays`, the model, is not sent: silos compute increments at the query.
+        """
         with torch.inference_mode(), one_thread():
-            return self._begun.configure_train(server_round, self._begun.query(), config, grid)
+            return self._started_releases.configure_train(
+                server_round, self._started_releases.query(), config, grid
+            )
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord, MetricRecord | None]:
-        """Move the optimizer by the noisy mean, and return the model with the ε that it has cost.
+        """Move the optimizer by the noisy mean, and return the model.
 
-        RunError if a silo's answer is missing or cannot be used.
+        Some rounds have metrics: the ε of all rounds so far, and its δ.  RunError if a silo's answer is missing or
+        cannot be used.
         """
         with torch.inference_mode(), one_thread():  # the order of sums must not depend on the cores
-            self._begun.aggregate_train(server_round, replies)
-            published = self._begun.published()
+            self._started_releases.aggregate_train(server_round, replies)
+            published = self._started_releases.published()
         if server_round not in self._accounted_rounds or (epsilon := self.epsilon(server_round)) is None:
             return published, None
         delta = self.cell.privacy.delta
@@ -300,45 +315,45 @@ class PrivateStrategy(Strategy):
         _log.info("\t└──> protects %s", plan.trust.protects)
 
 
-class _OfRow(PrivateStrategy):
+class _RowStrategy(PrivateStrategy):
     row: ClassVar[str]
 
     def __init__(self, **keywords: Any) -> None:
-        """Fix the run.  Keywords are those of `PrivateStrategy`."""
+        """Fix the run by keywords of `PrivateStrategy`."""
         super().__init__(self.row, **keywords)
 
 
-class DPMu2FL(_OfRow):
-    """DP-μ²-FL (Reshef & Levy 2024): its own keys are `diameter`, `clip`, `step`, `output`, `mechanism`."""
+class DPMu2FL(_RowStrategy):
+    """DP-μ²-FL (Reshef & Levy 2024): `diameter`, `clip`, `step`, `output`, `mechanism`."""
 
     row = "dp-mu2-fl"
 
 
-class AcceleratedDPSRGD(_OfRow):
+class AcceleratedDPSRGD(_RowStrategy):
     """Accelerated DP-SRGD (Choquette-Choo et al. 2025): `clip`, `beta`, `radius`, `mechanism`."""
 
     row = "accelerated-dp-srgd"
 
 
-class DPMomentum(_OfRow):
+class DPMomentum(_RowStrategy):
     """Momentum with tree noise (Tran & Cutkosky 2022): `clip`, `alpha`, `step`, `output`, `mechanism`."""
 
     row = "momentum-tree"
 
 
-class DPGoldstein(_OfRow):
+class DPGoldstein(_RowStrategy):
     """Goldstein stationarity in one pass (Kornowski et al.): `smoothing`, `radius`, `period`, two clips."""
 
     row = "goldstein-single-pass"
 
 
-class DPSGD(_OfRow):
+class DPSGD(_RowStrategy):
     """DP-SGD (Abadi et al. 2016): `clip`, `step`, `momentum`, `radius`, `output`."""
 
     row = "dp-sgd"
 
 
-class DPFTRL(_OfRow):
+class DPFTRL(_RowStrategy):
     """DP-FTRL (Kairouz et al. 2021): `clip`, `step`, `momentum`, `mechanism`."""
 
     row = "dp-ftrl"

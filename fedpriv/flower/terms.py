@@ -1,6 +1,6 @@
-"""Terms of an app: the scenario that its keywords stand for, and the keys under which silos are told.
+"""Terms of an app's run: a scenario made from keywords, and the message keys that carry it to silos.
 
-Every message of a strategy has them in `config`, beside the keys of the app's own `train_config`.
+Every message of a strategy has the terms in `config`, beside the keys of the app's own `train_config`.
 """
 
 import json
@@ -26,17 +26,17 @@ SEEDED = "fedpriv-seeded"
 
 
 class Terms(NamedTuple):
-    """Terms that a message brings."""
+    """Terms of a run, as one message carries them."""
 
     t: int
     """Number of the round, or 0 before round 1, when silos say who they are."""
     cell_json: str
     seeded: bool
-    """Whether noise is a simulation's, of the scenario's seed."""
+    """Whether noise follows from the scenario's seed, as in a simulation."""
 
 
 def terms_in(content: RecordDict) -> Terms:
-    """The terms of a message.  RunError where another strategy has sent it."""
+    """Read the terms of a message.  RunError if another strategy sent it."""
     config = values_in(content).get(CONFIG)
     values = values_in(config) if isinstance(config, ConfigRecord) else {}
     cell_json, seeded = values.get(CELL), values.get(SEEDED)
@@ -49,12 +49,12 @@ def terms_in(content: RecordDict) -> Terms:
 
 
 def terms_config(cell: Cell, *, seeded: bool) -> ConfigRecord:
-    """The terms as a strategy sends them."""
+    """Make the keys by which a strategy sends the terms."""
     return ConfigRecord({CELL: json.dumps(cell.canonical()), SEEDED: seeded})
 
 
 def cell_of_scenario(path: Path, row: str | None, seed: int | None) -> Cell:
-    """The one run of a scenario file.  InputError if it is of another row, or stands for several runs."""
+    """Resolve the single run of a scenario file.  InputError for another row, and for a sweep."""
     points = load_scenario(path, [] if seed is None else [f"seed={seed}"]).points
     if len(points) != 1:
         raise InputError(f"{path}: sweep: an app is one run, and this stands for {len(points)}")
@@ -65,34 +65,37 @@ def cell_of_scenario(path: Path, row: str | None, seed: int | None) -> Cell:
 
 
 def cell_of_keywords(row: str, keywords: Mapping[str, Any], seed: int | None) -> Cell:
-    """The run that keywords stand for: keys of [federation] and [privacy], all others the row's own."""
-    own = algorithm_named(row).settings.model_fields
+    """Resolve the run that keywords describe.
+
+    A keyword is a key of [federation] or [privacy], or else one of the row's own keys.  `model` is a section.
+    """
+    row_keys = algorithm_named(row).settings.model_fields
     tree: dict[str, Any] = {
         "name": row,
         "seed": seed or 0,
-        "data": {"name": "synthetic"},  # not looked at: silos have records of their own
+        "data": {"name": "synthetic"},  # ignored: silos have their own records
         "federation": {},
         "privacy": {},
         "algorithm": {"name": row},
     }
     for key, value in keywords.items():
         sections = {"federation": FederationSection.model_fields, "privacy": PrivacySection.model_fields}
-        homes = [name for name, fields in sections.items() if key in fields and key not in own]
+        section_names = [name for name, fields in sections.items() if key in fields and key not in row_keys]
         if key == "model":
             tree["model"] = {"name": value} if isinstance(value, str) else value
         else:
-            tree[(*homes, "algorithm")[0]][key] = value
+            tree[(*section_names, "algorithm")[0]][key] = value
     return _checked(resolve_cell(tree, row), row)
 
 
 def with_dtype(cell: Cell, dtype: str) -> Cell:
-    """The same run in the type of the app's arrays, with numbers in place of noise that is to be fitted."""
+    """Return the same run in the type of the app's arrays, with its noise mechanism fitted."""
     tree = cell.canonical()
     return fitted(resolve_cell({**tree, "run": {**tree["run"], "dtype": dtype}}, cell.name))
 
 
 def _checked(cell: Cell, source: str) -> Cell:
-    """InputError for a run that an app's own module and records cannot be."""
+    """Return `cell`, or refuse a run that an app's own module and records cannot do."""
     algorithm = cell.algorithm
     reason = ""
     if algorithm.row.model is not None:

@@ -136,7 +136,7 @@ def find_charge_difference(silo: int, statement: Mapping[str, Any], plans: RunPl
     certificate's δ.  The pair lies above the curve at every δ, and meets it where the slack was chosen.
 
     A plan may have two prices: one of the silo's own messages, one of the release made of all silos' messages.
-    The policy's trust setting decides which one was charged.  A policy may trust fewer silos today than it did in the
+    The policy's trust setting decided which one was charged.  The policy may trust less today than it did in the
     run, so a charge may be either price.
     """
     for part, plan_key in PARTS.items():

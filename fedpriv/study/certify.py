@@ -236,10 +236,10 @@ def verified(
         RunError: Something differs; the message names the first difference.
 
     Guarantee: a certificate that passes was signed, byte for byte, by the coordinator whom `signers` names.  A
-    certificate of a deployment was signed by every silo of its scenario, each for itself, or, without
-    `all_silos`, by those silos that the certificate says.  Its figures are what its releases give, and its releases are what its
-    scenario gives.  No silo was charged otherwise than these releases cost.  `model`, if it is given, is the model
-    that was certified.
+    certificate of a deployment was signed by every silo of its scenario, each for itself, or, without `all_silos`,
+    by those silos that the certificate says.  Its figures are what its releases give, and its releases are what
+    its scenario gives.  No silo was charged otherwise than these releases cost.  `model`, if it is given, is the
+    model that was certified.
     """
     tree = read_certificate(path)
     try:

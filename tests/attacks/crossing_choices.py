@@ -1,4 +1,4 @@
-"""Combinations of the examples: their scenarios and plans, their grids, and a few that meet everything."""
+"""Combinations of the examples: scenarios, plans, grids, and a fast list with every part in it."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,7 @@ from tests.attacks.crossings import Crossing
 
 
 class Choice(NamedTuple):
-    """One combination of registered things."""
+    """One combination of registered parts, by name."""
 
     model: str = "softmax-regression"
     key: str = ""
@@ -38,7 +38,7 @@ class Choice(NamedTuple):
     extra: str = ""
     """A key of `examples.RUNS`, or of `examples.ABSENCES`."""
     beside: str = ""
-    """What is released of records beside the training: a key of `examples.BESIDE`."""
+    """A key of `examples.BESIDE`, for releases beside the training."""
 
     def __str__(self) -> str:
         return ", ".join(part for part in self if part)
@@ -48,28 +48,28 @@ Files = dict[str, Any]
 
 
 def tree_of(choice: Choice, files: Files, seed: int = 1) -> dict[str, Any]:
-    """The scenario of a combination: two silos of 12 units, or a pool of 12 clients, and 8 rounds."""
+    """Make the scenario of a combination: 8 rounds of two silos with 12 units, or of a pool of 12 clients."""
     example, unit = examples.MODELS[choice.model], examples.UNITS[choice.unit]
-    row, public = examples.ALGORITHMS[choice.algorithm], choice.participation == "fixed"
+    row, is_public = examples.ALGORITHMS[choice.algorithm], choice.participation == "fixed"
     keys = {**example.keys, **(examples.KEYS[choice.key] if choice.key else {})}
     keys = {
         key: files["digests"].get(value, value) if isinstance(value, str) else value for key, value in keys.items()
     }
-    tabled = choice.unit.startswith(USER.name) or choice.beside in examples.OF_A_TABLE
-    if tabled and "feature_norm" in keys_of(choice.model):
+    uses_table = choice.unit.startswith(USER.name) or choice.beside in examples.OF_A_TABLE
+    if uses_table and "feature_norm" in keys_of(choice.model):
         keys = {**examples.NORM, **keys}
     silos = unit.get("federation", {"silos": 2, "batch": examples.BATCH})
-    epochs = {} if "clients" in silos else {"epochs": row.epochs if public else 2}
-    apart = choice.mechanism in ("banded", "lambda-cgd", "blt") and CHOSEN[choice.participation].secret
+    epochs = {} if "clients" in silos else {"epochs": row.epochs if is_public else 2}
+    needs_groups = choice.mechanism in ("banded", "lambda-cgd", "blt") and CHOSEN[choice.participation].secret
     noise = {"mechanism": choice.mechanism, **examples.MECHANISMS[choice.mechanism]} if choice.mechanism else {}
     tree: dict[str, Any] = {
         "name": "crossing",
         "seed": seed,
-        "data": files["visits" if tabled else example.data],
+        "data": files["visits" if uses_table else example.data],
         "model": {"name": example.name or choice.model, **keys},
         "federation": {
             "rounds": examples.ROUNDS, **epochs, **silos, "sampling": choice.participation,
-            **examples.PARTICIPATIONS[choice.participation], **({"groups": 2} if apart else {}),
+            **examples.PARTICIPATIONS[choice.participation], **({"groups": 2} if needs_groups else {}),
             **examples.ABSENCES.get(choice.extra, {}), **example.federation,
         },
         "algorithm": {
@@ -85,42 +85,48 @@ def tree_of(choice: Choice, files: Files, seed: int = 1) -> dict[str, Any]:
 
 
 def cell_of(choice: Choice, files: Files, seed: int = 1) -> Cell:
-    """The cell whose rounds are released; InputError if it cannot be."""
+    """Resolve the cell whose rounds are checked, the first step if there is one.
+
+    InputError if the combination is refused.
+    """
     cell = resolve_cell(tree_of(choice, files, seed), "test")
     return first_step_of(cell) or cell
 
 
-def planned(choice: Choice, files: Files, released: bool) -> Crossing:
-    """The plan and one silo's records; InputError where something is refused."""
+def plan_crossing(choice: Choice, files: Files, released: bool) -> Crossing:
+    """Plan a combination for silo 0 and its records.  InputError if the combination is refused."""
     cell = cell_of(choice, files)
     task = task_of_cell(cell)
     shares = spread(cell)
     plan = plan_of(cell, task.objective, released=released)
     records = Records(*(column[shares[0]] for column in task.train))
-    if (asked := evaluation_plan_of(cell, task.objective, released=released)) is not None:
-        plan, records = asked.plan, held_out_shares(cell)[0]
+    if (evaluation := evaluation_plan_of(cell, task.objective, released=released)) is not None:
+        plan, records = evaluation.plan, held_out_shares(cell)[0]
     order = None
     if cell.privacy.protected.name == USER.name:
         order = torch.randperm(len(records.labels), generator=torch.Generator().manual_seed(1))
-    missed = frozenset(absences_of(cell).rounds.get(0, ()))
-    return Crossing(plan, records, order, missed, victim=-(len(str(choice)) % 2))
+    missed_rounds = frozenset(absences_of(cell).rounds.get(0, ()))
+    return Crossing(plan, records, order, missed_rounds, victim=-(len(str(choice)) % 2))
 
 
 def keys_of(model: str) -> list[str]:
-    """The keys of a model's settings."""
+    """List the keys of a model's settings."""
     example = examples.MODELS[model]
     return list(model_named(example.name or model).settings.model_fields)
 
 
 def in_turn(*axes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    """Values of all axes, for ever, drawn so that no axis of a grid goes in step with them; the same each time."""
+    """Draw values of all axes without end, the same ones in each call.
+
+    They are random, so that no axis of a grid runs in step with them.
+    """
     draw = np.random.default_rng(len(axes))
     while True:
         yield tuple(axis[draw.integers(len(axis))] for axis in axes)
 
 
 def fitting(unit: str, participation: str, trust: str = "untrusted") -> tuple[str, str]:
-    """The unit and the trust setting with which a participation can be admitted, near to those given."""
+    """Return the unit and trust setting closest to the arguments that a participation admits."""
     if CHOSEN[participation].of_clients:
         return "client of a pool", "trusted"
     secret_clients = CHOSEN[participation].secret and unit.startswith("client")
@@ -128,7 +134,7 @@ def fitting(unit: str, participation: str, trust: str = "untrusted") -> tuple[st
 
 
 def models_and_keys() -> list[Choice]:
-    """Every model, every key of its settings, under every participation; the rest in turn."""
+    """Cross models, each key of their settings and participations, with drawn values of the other axes."""
     rest = in_turn(
         list(examples.TRUSTS[:3]),
         list(examples.RELATIONS),
@@ -150,7 +156,7 @@ CHEAP = ("logistic-regression", "softmax-regression", "mlp", "a module")
 
 
 def algorithms_and_units() -> list[Choice]:
-    """Every algorithm and variant under every participation, unit and trust setting; the rest in turn."""
+    """Cross algorithms and variants, participations, units and trust, with drawn values of the other axes."""
     rows = [(name, "") for name in ALGORITHMS] + [(row, name) for name, (row, _) in examples.VARIANTS.items()]
     rest = in_turn(CHEAP, examples.RELATIONS, ["", "", "away", "", "drop-outs"], ["", "augment", ""])
     choices = []
@@ -165,7 +171,7 @@ def algorithms_and_units() -> list[Choice]:
 
 
 def noises() -> list[Choice]:
-    """Every mechanism with every algorithm that takes one, under every participation and trust setting."""
+    """Cross mechanisms, the algorithms that take one, participations and trust settings."""
     rows = [name for name, row in ALGORITHMS.items() if issubclass(row.settings, NoiseSettings)]
     rest = in_turn(
         ["logistic-regression", "mlp"], examples.RELATIONS, ["", "", "word", "away"], ["record", "user"]
@@ -180,7 +186,7 @@ def noises() -> list[Choice]:
 
 
 def models_and_units() -> list[Choice]:
-    """Every model with every unit and trust setting, and what is released beside the training."""
+    """Cross models, units and trust settings, and then models with releases beside the training."""
     rest = in_turn(list(CHOSEN), examples.RELATIONS)
     choices = []
     for model, unit, trust in itertools.product(examples.MODELS, examples.UNITS, TRUSTS):
@@ -203,34 +209,34 @@ GRIDS: dict[str, Callable[[], list[Choice]]] = {
 
 _CLIENTS = {"unit": "client", "model": "logistic-regression"}
 _LOGISTIC = {"model": "logistic-regression"}
-_ALONE = {**_LOGISTIC, "trust": "untrusted"}
+_UNTRUSTED = {**_LOGISTIC, "trust": "untrusted"}
 NEEDS: dict[str, dict[str, str]] = {
     "dp-fedavg": _CLIENTS,
     "dp-fedadam": _CLIENTS,
     "dp-fedyogi": _CLIENTS,
     "dp-fedadagrad": _CLIENTS,
     "noisy-newton": _LOGISTIC,
-    **dict.fromkeys(("momentum-tree", "momentum-tree-reduced", "momentum-tree-aligned"), _ALONE),
+    **dict.fromkeys(("momentum-tree", "momentum-tree-reduced", "momentum-tree-aligned"), _UNTRUSTED),
     "phased-sgd": {**_LOGISTIC, "trust": "curator"},
 }
-"""What an algorithm is admitted with, where that is not anything."""
+"""Choices that an algorithm needs to be admitted."""
 NEVER = {"fedavg"}
-"""Algorithms that no noise is calibrated to."""
+"""Algorithms for which no noise can be calibrated."""
 LONG = {"cnn"}
 """Models that take seconds."""
 
 
 def fast_choices() -> list[Choice]:
-    """A few combinations in which every model, algorithm, mechanism, participation, unit and trust is once."""
-    once = [name for name, example in examples.MODELS.items() if example.federation]
-    models = iter([name for name in examples.MODELS if name not in LONG and name not in once])
+    """List a few combinations that have every model, algorithm, mechanism, participation, unit and trust."""
+    federated_models = [name for name, example in examples.MODELS.items() if example.federation]
+    models = iter([name for name in examples.MODELS if name not in LONG and name not in federated_models])
     rest = zip(itertools.cycle(examples.TRUSTS[:3]), itertools.cycle(examples.RELATIONS), strict=False)
     choices = []
     for name in [name for name in ALGORITHMS if name not in NEVER]:
         trust, relation = next(rest)
-        needed = NEEDS[name] if name in NEEDS else {"model": next(models)}
-        choices.append(Choice(algorithm=name, relation=relation, **{"trust": trust, **needed}))
-    choices += [Choice(model) for model in [*models, *once]]
+        needs = NEEDS[name] if name in NEEDS else {"model": next(models)}
+        choices.append(Choice(algorithm=name, relation=relation, **{"trust": trust, **needs}))
+    choices += [Choice(model) for model in [*models, *federated_models]]
     choices += [Choice("logistic-regression", algorithm="dp-ftrl", mechanism=name) for name in examples.MECHANISMS]
     for name in CHOSEN:
         unit, trust = fitting("record", name)

@@ -62,7 +62,7 @@ from tests.attacks.crossing_choices import (
     cell_of,
     fast_choices,
     keys_of,
-    planned,
+    plan_crossing,
 )
 from tests.engines.test_checkpoints import Memory, bits
 from tests.engines.test_engines import Recorder, run
@@ -127,7 +127,7 @@ def census_of(
             continue  # a release is of integers anyway, and a guard's passes are not rounded
         census.tried += 1
         try:
-            crossing = planned(choice, files, released)
+            crossing = plan_crossing(choice, files, released)
         except InputError as error:
             census.refusals.append(str(error))
             continue
@@ -139,8 +139,8 @@ def census_of(
             crossing.check()
             census.compared += crossing.compared
             census.largest = max(census.largest, crossing.largest)
-            kind = "integers" if crossing.whole else "floats"
-            census.broken += [f"{choice}, {kind}: {line}" for line in crossing.found]
+            kind = "integers" if crossing.is_integer else "floats"
+            census.broken += [f"{choice}, {kind}: {line}" for line in crossing.failures]
     return census
 
 
@@ -303,8 +303,8 @@ def planted(kind: type[View], choice: Choice, files: Files, released: bool, patc
     made = replace(row, objective=lambda *given: kind(row.objective(*given)))
     patch.setitem(MODELS, name, made)
     patch.setitem(examples.MODELS, name, examples.Example("pictures", {}))
-    crossing = planned(choice._replace(model=name), files, released).check()
-    return {line.partition(":")[0] for line in crossing.found}
+    crossing = plan_crossing(choice._replace(model=name), files, released).check()
+    return {line.partition(":")[0] for line in crossing.failures}
 
 
 @pytest.mark.parametrize("released", [True, False])
@@ -325,17 +325,17 @@ def test_another_answer_to_the_same_question_is_seen(files: Files, monkeypatch: 
 def test_a_record_that_is_read_more_often_than_it_is_charged_for_is_seen(
     files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    crossing = planned(Choice("logistic-regression"), files, True)
+    crossing = plan_crossing(Choice("logistic-regression"), files, True)
     monkeypatch.setattr(Schedule, "rows", lambda *_: slice(0, examples.BATCH))
-    assert {line.partition(":")[0] for line in crossing.check().found} == {"c"}
+    assert {line.partition(":")[0] for line in crossing.check().failures} == {"c"}
 
 
 def test_a_round_that_computes_less_where_nobody_is_drawn_is_seen(
     files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Plan, "most_held", lambda *_: 0)
-    crossing = planned(Choice(participation="poisson"), files, True)
-    assert {line.partition(":")[0] for line in crossing.check().found} == {"d"}
+    crossing = plan_crossing(Choice(participation="poisson"), files, True)
+    assert {line.partition(":")[0] for line in crossing.check().failures} == {"d"}
 
 
 def test_a_registered_model_without_an_example_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,7 +430,7 @@ def test_engines_agree_on_every_combination_in_floats(grid: str, part: int, file
     compared, apart, refusals = 0, [], []
     for choice in GRIDS[grid]()[part::PARTS]:
         try:
-            planned(choice, files, released=False)
+            plan_crossing(choice, files, released=False)
             cell = cell_of(choice, files)
             (vectorized,), _ = run("vectorized", cell)
             (inprocess,), _ = run("inprocess", cell)
