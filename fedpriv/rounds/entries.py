@@ -110,10 +110,10 @@ class LedgerEntry:
 
         A record without a field that is compared is described, too.
 
-        Guarantee: in a record without a disagreement, trust, silos, relation, unit and δ are those of the scenario,
-        whatever is written beside the scenario.  Where this program has all code that the scenario names, the
-        rounds are the scenario's, too, and the noise promises what the scenario asks for, within 1 % of a numerical
-        ε.
+        Guarantee: in a record without a disagreement, trust, silos, relation, unit and δ are those of the
+        scenario, whatever is written beside the scenario.  Where this program has all code that the scenario
+        names, the rounds are the scenario's, too, and the noise promises what the scenario asks for, within 1 %
+        of a numerical ε.
         """
         try:
             return next(itertools.chain(self._differences_from_scenario(), self._differences_from_streams()), None)
@@ -393,8 +393,8 @@ _TOLERANCE = 1e-9
 def events_of(entry: LedgerEntry) -> dict[str, Any]:
     """Return a cell's event, the accountant's neighbouring relation for this event, and fedpriv's claim.
 
-    Guarantee: `event` under `neighboring_relation` dominates the cell's releases about one unit of training records
-    under the cell's own relation.
+    Guarantee: `event` under `neighboring_relation` dominates the cell's releases about one unit of training
+    records under the cell's own relation.
 
     Raises:
         InputError: The cell has no guarantee, or dp-accounting has no event for the guarantee.
