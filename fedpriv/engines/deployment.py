@@ -31,7 +31,7 @@ from fedpriv.data.named import load
 from fedpriv.engines import supernode_process
 from fedpriv.engines.flower_private.control import LostRunError, UnreachableError
 from fedpriv.engines.inprocess import refuse_vectorized_options
-from fedpriv.engines.processes import environment, refuse_root, script, state_root
+from fedpriv.engines.processes import log_tail, refuse_root, script, start_logged, state_root
 from fedpriv.engines.superlink import (
     SubmittedRun,
     SuperLink,
@@ -124,23 +124,14 @@ class LocalSilo:
             "supernode": supernode_process.command(self.superlink, self.number, self.home / SOCKET, self.keys),
         }
         for name in names or commands:
-            with (self.home / f"{name}.log").open("ab") as log:
-                self.processes[name] = subprocess.Popen(
-                    commands[name],
-                    cwd=self.home,
-                    env=environment(self.home),
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
+            self.processes[name] = start_logged(commands[name], self.home, name)
 
     def ended(self) -> str | None:
         """Name the process that has ended, with the end of its log; None while both run."""
         for name, process in self.processes.items():
             if process.poll() is not None:
                 ended = f"silo {self.number}'s {name} ended with exit code {process.returncode}"
-                lines = (self.home / f"{name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
-                return "\n".join([f"{ended}:", *lines[-5:]] if lines else [ended])
+                return ended + log_tail(self.home, name, 5)
         return None
 
 

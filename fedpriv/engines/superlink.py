@@ -1,8 +1,6 @@
 """A SuperLink, our own as a child process in an empty folder or another organisation's, and runs submitted to it.
 
-Measured facts on Flower 1.41 that this is built around: the SuperLink's working directory precedes the app on the
-import path, so it must be empty; telemetry, update check and the installation of dependencies at run time are off
-by environment variables.
+Telemetry, update check and the installation of dependencies at run time are off by environment variables.
 """
 
 import json
@@ -16,18 +14,19 @@ from pathlib import Path
 
 import httpx
 
-from fedpriv.core.errors import RunError, printable
+from fedpriv.core.errors import RunError
 from fedpriv.engines.certificates import check_certificates
 from fedpriv.engines.flower_private import UNIX
 from fedpriv.engines.flower_private.control import Control, Status
 from fedpriv.engines.processes import (
     AUTHORITY,
-    environment,
     free_ports,
     left_by_nobody,
+    log_tail,
     make_node_key,
     make_server_keys,
     script,
+    start_logged,
 )
 
 _APP = """\
@@ -75,8 +74,7 @@ class SuperLink:
         """The end of its log, to be put behind a message; empty for a SuperLink that is not ours."""
         if self.home is None:
             return ""
-        text = (self.home / "superlink.log").read_text(encoding="utf-8", errors="replace")
-        return ":\n" + "\n".join(map(printable, text.splitlines()[-lines:]))
+        return log_tail(self.home, "superlink", lines)
 
 
 @dataclass(frozen=True)
@@ -149,19 +147,9 @@ def start_superlink(
     Guarantee: who cannot enter `home`, which has to be of mode 0700, cannot start a run on it.
     """
     socket = home / "control.sock"
-    empty = home / "empty"
-    empty.mkdir(exist_ok=True)
     command = [script("fedpriv"), "superlink", "--control", str(socket), *options]
     command += [] if port is None else ["--port", str(port)]
-    with (home / "superlink.log").open("ab") as log:
-        process = subprocess.Popen(
-            command,
-            cwd=empty,
-            env={**environment(home), **(own or {})},
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+    process = start_logged(command, home, "superlink", **(own or {}))
     link = SuperLink(Control(f"{UNIX}{socket}"), home, None if port is None else f"127.0.0.1:{port}", process)
     _wait_until_healthy(link, socket)
     return link

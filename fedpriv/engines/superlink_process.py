@@ -44,6 +44,7 @@ from fedpriv.engines.processes import (
     AUTHORITY,
     CERTIFICATE,
     KEY,
+    end_processes,
     isolate,
     made_anew,
     service_folder,
@@ -154,8 +155,7 @@ def serve_superlink(
         )
         environment = {**os.environ, BEATS: str(folder), REFUSED: str(folder / "refused.json")}
         executor = subprocess.Popen(command, env=environment | ({REGISTERED: "1"} if nodes else {}))
-        stack.callback(executor.wait)
-        stack.callback(executor.terminate)
+        stack.callback(end_processes, [executor])
         health = partial(late, folder, EXECUTOR, time.monotonic())
         stack.enter_context(metrics_served(metrics, lambda: _figures(app.seen(), health, keys)))
         revoked = None if keys is None else Revoked(keys, nodes)

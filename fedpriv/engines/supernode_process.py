@@ -28,6 +28,7 @@ from fedpriv.engines.flower_private.names import check_names
 from fedpriv.engines.processes import (
     AUTHORITY,
     NODE_KEY,
+    end_processes,
     free_ports,
     isolate,
     made_anew,
@@ -236,12 +237,7 @@ def _ended_with_us(words: Sequence[str]) -> Iterator["subprocess.Popen[bytes]"]:
     try:
         yield process
     finally:
-        process.terminate()
-        try:
-            process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end_processes([process], _END_SECONDS)
 
 
 _END_SECONDS = 20.0  # Flower ends itself hard after 5, and a service manager us after 90

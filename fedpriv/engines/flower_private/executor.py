@@ -28,7 +28,7 @@ from fedpriv.core.errors import printable
 from fedpriv.core.logs import log_as_service
 from fedpriv.engines.flower_private.names import ACQUIRE_TASK, TASK_HEARTBEAT, TASK_OUTPUT, Route
 from fedpriv.engines.flower_private.wire import Wire
-from fedpriv.engines.processes import script
+from fedpriv.engines.processes import end_processes, script
 from fedpriv.engines.service import EXECUTOR, how, leave_beat
 
 _log = logging.getLogger("fedpriv.executor")
@@ -95,20 +95,6 @@ def start_task(command: Sequence[str], token: str) -> "subprocess.Popen[bytes]":
         return subprocess.Popen([*command, "--token-file", f"/dev/fd/{number}"], pass_fds=[number])
 
 
-def end_tasks(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
-    """End tasks with their executor.
-
-    One that waits for a SuperLink that is gone may never see that it should end.
-    """
-    for process in processes:
-        process.terminate()
-    deadline = time.monotonic() + _END_SECONDS
-    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    for process in processes:
-        process.kill()
-
-
 class Executor:
     """The tasks of one Runtime API."""
 
@@ -166,8 +152,8 @@ def main(address: str, certificate: str, secret: str, parent: str, *types: str) 
             executor.look()
             time.sleep(_LOOK_SECONDS)
         sys.exit("the service that this executor belongs to is gone")
-    finally:
-        end_tasks([task.process for task in executor.tasks])
+    finally:  # a task that waits for a SuperLink that is gone may never see that it should end
+        end_processes([task.process for task in executor.tasks], _END_SECONDS)
 
 
 if __name__ == "__main__":
