@@ -1,8 +1,6 @@
 """`fedpriv supernode`: the node of one silo, which is one process, and its supervisor.
 
-    python -P -m fedpriv.engines.supernode_process SUPERLINK SILO GUARD KEYS|- HEALTH|- METRICS|- APPS|-
-
-With APPS it is Flower's own SuperNode, which runs the apps that a SuperLink sends, and an executor for these.
+With --apps it is Flower's own SuperNode, which runs the apps that a SuperLink sends, and an executor for these.
 
 A node that lost its SuperLink, which was restarted, is away or refuses the key, is started again, for ever, and so
 is one that was killed.  Any other end of a part ends the service.
@@ -20,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
-from fedpriv.core.errors import FedprivError, InputError
+from fedpriv.core.errors import InputError
 from fedpriv.core.logs import log_as_service
 from fedpriv.engines.certificates import check_certificates, ends_of, warn_of_ends
 from fedpriv.engines.flower_private.executor import CLIENTAPP, executor_command
@@ -62,43 +60,10 @@ _AWAY = 40.0  # seconds without an answer of the SuperLink, which is asked every
 _DAY = 86_400.0
 
 
-def command(
-    superlink: str,
-    silo: int,
-    guard: Path,
-    keys: Path | None,
-    health: Path | None = None,
-    metrics: str | None = None,
-    *,
-    apps: bool = False,
-) -> list[str]:
-    """The command that runs silo `silo`'s SuperNode; `keys` has ca.crt and node.key, None for no TLS, no key."""
-    given = ["-" if place is None else str(place) for place in (keys, health, metrics)]
-    words = [superlink, str(silo), str(guard), *given, "apps" if apps else "-"]
-    return [sys.executable, "-P", "-m", __name__, *words]
-
-
-def become_supernode(
-    superlink: str,
-    silo: int,
-    guard: Path,
-    keys: Path | None,
-    *,
-    insecure: bool,
-    health: Path | None = None,
-    metrics: str | None = None,
-    apps: bool = False,
-) -> NoReturn:
-    """Make this process silo `silo`'s SuperNode; InputError for keys that cannot be used."""
-    check_names()
-    if (keys is None) != insecure:
-        raise InputError("fedpriv supernode: give --keys FOLDER, or --insecure on a machine of your own")
-    if keys is not None:
-        check_certificates(keys / AUTHORITY)
-        if not (keys / NODE_KEY).exists():
-            raise InputError(f"{keys / NODE_KEY}: no such key; run deploy/make-keys.sh, or ssh-keygen")
-    words = command(superlink, silo, guard, keys, health, metrics, apps=apps)
-    os.execv(words[0], words)
+def command(superlink: str, silo: int, guard: Path, keys: Path, *options: str) -> list[str]:
+    """The command that runs silo `silo`'s SuperNode; `keys` has ca.crt and node.key."""
+    words = ["--superlink", superlink, "--silo", str(silo), "--guard", str(guard), "--keys", str(keys)]
+    return [script("fedpriv"), "supernode", *words, *options]
 
 
 def run_supernode(
@@ -106,15 +71,30 @@ def run_supernode(
     silo: int,
     guard: Path,
     keys: Path | None,
+    *,
+    insecure: bool = False,
     health: Path | None = None,
     metrics: str | None = None,
-    *,
     apps: bool = False,
 ) -> NoReturn:
-    """Run until this process is asked to end; RunError if a part ends for another reason than those above.
+    """Run silo `silo`'s SuperNode until this process is asked to end.
 
     `metrics` is where figures are told: see `metrics_served`.
+
+    Raises:
+        InputError: keys that cannot be used.
+        RunError: a part ended for another reason than those above.
     """
+    log_as_service(silo=silo)
+    end_when_asked()
+    check_names()
+    if (keys is None) != insecure:
+        raise InputError("fedpriv supernode: give --keys FOLDER, or --insecure on a machine of your own")
+    if keys is not None:
+        check_certificates(keys / AUTHORITY)
+        if not (keys / NODE_KEY).exists():
+            raise InputError(f"{keys / NODE_KEY}: no such key; run deploy/make-keys.sh, or ssh-keygen")
+        warn_of_ends(keys / AUTHORITY)
     folder = service_folder(f"supernode-{silo}", health)
     watch = Watch("SuperNode", superlink, folder, keys, EXECUTOR if apps else SUPERNODE)
     with (
@@ -241,22 +221,3 @@ def _ended_with_us(words: Sequence[str]) -> Iterator["subprocess.Popen[bytes]"]:
 
 
 _END_SECONDS = 20.0  # Flower ends itself hard after 5, and a service manager us after 90
-
-
-def main(superlink: str, silo: str, guard: str, keys: str, health: str, metrics: str, apps: str) -> None:
-    """Run the command line of `command`."""
-    log_as_service(silo=int(silo))
-    end_when_asked()
-    folder, healthy = (None if given == "-" else Path(given) for given in (keys, health))
-    if folder is not None:
-        warn_of_ends(folder / AUTHORITY)
-    try:
-        told = None if metrics == "-" else metrics
-        run_supernode(superlink, int(silo), Path(guard), folder, healthy, told, apps=apps == "apps")
-    except FedprivError as error:
-        _log.error("%s", error)
-        sys.exit(error.exit_code)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
