@@ -16,8 +16,8 @@ import httpx
 
 from fedpriv.core.errors import RunError
 from fedpriv.engines.certificates import check_certificates
-from fedpriv.engines.flower_private import UNIX
 from fedpriv.engines.flower_private.control import Control, Status
+from fedpriv.engines.flower_private.wire import UNIX, open_client
 from fedpriv.engines.processes import (
     AUTHORITY,
     free_ports,
@@ -151,8 +151,16 @@ def start_superlink(
     command += [] if port is None else ["--port", str(port)]
     process = start_logged(command, home, "superlink", **(own or {}))
     link = SuperLink(Control(f"{UNIX}{socket}"), home, None if port is None else f"127.0.0.1:{port}", process)
-    _wait_until_healthy(link, socket)
-    return link
+    deadline = time.monotonic() + _START_SECONDS
+    with open_client(link.control.address, None, seconds=2.0) as client:
+        while time.monotonic() < deadline:
+            if link.ended:
+                raise RunError(f"Flower's SuperLink did not start{link.log_tail()}")
+            with suppress(httpx.RequestError):
+                if client.get("/health").is_success:
+                    return link
+            time.sleep(0.1)
+    raise RunError(f"Flower's SuperLink did not answer within {_START_SECONDS:.0f} s{link.log_tail()}")
 
 
 def remote_superlink(address: str, root_certificates: Path | None) -> SuperLink:
@@ -163,16 +171,3 @@ def remote_superlink(address: str, root_certificates: Path | None) -> SuperLink:
     if root_certificates is not None:
         check_certificates(root_certificates)
     return SuperLink(Control(address, root_certificates))
-
-
-def _wait_until_healthy(link: SuperLink, socket: Path) -> None:
-    deadline = time.monotonic() + _START_SECONDS
-    with httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), timeout=2.0) as client:
-        while time.monotonic() < deadline:
-            if link.ended:
-                raise RunError(f"Flower's SuperLink did not start{link.log_tail()}")
-            with suppress(httpx.RequestError):
-                if client.get("http://superlink/health").is_success:
-                    return
-            time.sleep(0.1)
-    raise RunError(f"Flower's SuperLink did not answer within {_START_SECONDS:.0f} s{link.log_tail()}")

@@ -23,6 +23,7 @@ from fedpriv.core.errors import InputError, RunError
 from fedpriv.engines import federation
 from fedpriv.engines.federation import runs_of, silos_of
 from fedpriv.engines.flower_private import FOLLOWS, VERSION, presence
+from fedpriv.engines.flower_private import control as control_module
 from fedpriv.engines.flower_private.control import Control, Status
 from fedpriv.engines.flower_private.names import CONTROL, FLEET
 from fedpriv.engines.flower_private.presence import STATUS, Presence
@@ -44,13 +45,13 @@ def told(app: Any, keys: Mapping[str, Keys], tmp_path: Path) -> Presence:
 def control(told: Presence, monkeypatch: pytest.MonkeyPatch) -> Control:
     """The Control API over `told`, without a network."""
     listening = Only(told, CONTROL, pages={STATUS: lambda: {**told.seen(), "runs": []}})
-    made = Control._client
+    make = control_module.open_client
 
-    def client(self: Control) -> Any:
-        made(self).close()
+    def client(*words: Any, **options: Any) -> Any:
+        make(*words, **options).close()
         return TestClient(listening, raise_server_exceptions=False)
 
-    monkeypatch.setattr(Control, "_client", client)
+    monkeypatch.setattr(control_module, "open_client", client)
     return Control("unix:/control.sock")
 
 

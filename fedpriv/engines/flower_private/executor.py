@@ -8,7 +8,6 @@ ADDRESS is that of a Runtime API, and TYPE a task's type, which is the name of t
 import logging
 import os
 import signal
-import ssl
 import subprocess
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor
 from fedpriv.core.errors import printable
 from fedpriv.core.logs import log_as_service
 from fedpriv.engines.flower_private.names import ACQUIRE_TASK, TASK_HEARTBEAT, TASK_OUTPUT, Route
-from fedpriv.engines.flower_private.wire import Wire
+from fedpriv.engines.flower_private.wire import Wire, open_client
 from fedpriv.engines.processes import end_processes, script
 from fedpriv.engines.service import EXECUTOR, how, leave_beat
 
@@ -100,14 +99,12 @@ class Executor:
 
     def __init__(self, address: str, certificate: Path, secret: bytes, parent: int, types: Sequence[str]) -> None:
         self._address, self._certificate, self._parent, self._types = address, certificate, parent, types
-        self._context = ssl.create_default_context(cafile=str(certificate))
         signer = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_METHOD])
         self._asking = self._wire(lambda _, request: _signed(signer, request))
         self.tasks: list[Task] = []
 
     def _wire(self, headers: Callable[[Route, Any], Mapping[str, str]]) -> Wire:
-        transport = httpx.HTTPTransport(verify=self._context, trust_env=False)
-        return Wire(httpx.Client(transport=transport, base_url=f"https://{self._address}", timeout=30.0), headers)
+        return Wire(open_client(self._address, self._certificate), headers)
 
     def look(self) -> None:
         """Start the next task, and see how those that run are."""

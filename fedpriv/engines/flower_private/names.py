@@ -116,8 +116,8 @@ def _has_field(descriptor: Any, path: Sequence[str]) -> bool:
 
 CONTROL, FLEET, RUNTIME = "/v1/control/", "/v1/fleet/", "/v1/runtime/"
 _NODE, _OBJECT = "node.node_id run_id", "node.node_id run_id session_id object_id object_content"
-_METADATA = "run_id message_id src_node_id dst_node_id reply_to_message_id group_id ttl message_type created_at"
-_MESSAGES = " ".join(f"messages_list.metadata.{field}" for field in _METADATA.split())
+METADATA = "run_id message_id src_node_id dst_node_id reply_to_message_id group_id ttl message_type created_at"
+_MESSAGES = " ".join(f"messages_list.metadata.{field}" for field in METADATA.split())
 _MESSAGES += " message_object_trees.object_id message_object_trees.children"
 _ERROR = "messages_list.error.code messages_list.error.reason"
 _SESSION, _RECEIVER = (

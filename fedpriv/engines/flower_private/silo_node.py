@@ -12,7 +12,6 @@ import io
 import logging
 import os
 import signal
-import ssl
 import sys
 import threading
 import time
@@ -46,6 +45,7 @@ from fedpriv.engines.flower_private.names import (
     GET_FAB,
     GET_RUN,
     HEARTBEAT,
+    METADATA,
     PULL,
     PULL_OBJECT,
     PUSH,
@@ -53,7 +53,7 @@ from fedpriv.engines.flower_private.names import (
     SELF_REGISTER,
     Route,
 )
-from fedpriv.engines.flower_private.wire import Wire, refusal_of
+from fedpriv.engines.flower_private.wire import Wire, open_client, refusal_of
 from fedpriv.engines.processes import AUTHORITY, NODE_KEY
 from fedpriv.engines.service import BEATS, LOST, SUPERNODE, leave_beat
 from fedpriv.protocol.clocks import difference, is_tolerated
@@ -79,16 +79,11 @@ class Fleet:
 
     def __init__(self, superlink: str, keys: Path | None) -> None:
         """Take the folder with ca.crt and node.key, or None for no TLS and a new key."""
-        scheme = "http" if keys is None else "https"
         self._key = ec.generate_private_key(ec.SECP384R1()) if keys is None else _private_key(keys / NODE_KEY)
         form = (serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
         self.public_key = self._key.public_key().public_bytes(*form)
         self._version = f"{version('fedpriv')} (protocol {PROTOCOL})"
-        verify: Any = True if keys is None else ssl.create_default_context(cafile=str(keys / AUTHORITY))
-        transport = httpx.HTTPTransport(verify=verify, trust_env=False)
-        self._wire = Wire(
-            httpx.Client(transport=transport, base_url=f"{scheme}://{superlink}", timeout=30.0), self._headers
-        )
+        self._wire = Wire(open_client(superlink, None if keys is None else keys / AUTHORITY), self._headers)
 
     def _headers(self, _route: Route, _request: Any) -> Mapping[str, str]:
         signed = datetime.now(UTC).isoformat()
@@ -107,10 +102,7 @@ class Fleet:
             httpx.HTTPStatusError: a refusal that concerns this request only.
             LostError: no answer came within `patience` seconds, or the SuperLink does not know the key.
         """
-        node = fields.pop("node", None)
         request = route.request(**fields)
-        if node is not None:
-            request.node.node_id = node
         until, pause = time.monotonic() + patience, 0.1
         while True:
             try:
@@ -187,7 +179,7 @@ class Node:
     """A connected node, whose ClientApp is called in this process."""
 
     def __init__(self, fleet: Fleet, number: int, silo: int, guard: str) -> None:
-        self._fleet, self.number = fleet, number
+        self._fleet, self.number, self._node = fleet, number, {"node_id": number}
         self._silo, self._guard = silo, guard
         self._configurations: dict[int, dict[str, Any] | None] = {}
         threading.Thread(target=self._beat, daemon=True).start()
@@ -197,7 +189,7 @@ class Node:
         try:
             while True:
                 time.sleep(_BEAT_SECONDS)
-                if not self._fleet.ask(HEARTBEAT, node=self.number, heartbeat_interval=_INTERVAL).success:
+                if not self._fleet.ask(HEARTBEAT, node=self._node, heartbeat_interval=_INTERVAL).success:
                     raise LostError("the SuperLink has forgotten this SuperNode")
         except Exception as error:
             _log.warning("no heartbeat any more: %s", error)
@@ -208,7 +200,7 @@ class Node:
         wait = 0.05
         while True:
             start = time.monotonic()
-            answer = self._fleet.ask(PULL, node=self.number)
+            answer = self._fleet.ask(PULL, node=self._node)
             if not answer.messages_list:
                 wait = 0.05 if time.monotonic() - start > _LONG else min(2.0 * wait, _LONGEST_WAIT)
                 time.sleep(wait)
@@ -229,13 +221,13 @@ class Node:
             raise TypeError(f"it is a {type(query).__name__}")
         query.metadata.__dict__["_message_id"] = tree.object_id
         self._reply(run, self._call(run, query), began)
-        self._fleet.ask(CONFIRM, node=self.number, run_id=run, message_object_id=tree.object_id)
+        self._fleet.ask(CONFIRM, node=self._node, run_id=run, message_object_id=tree.object_id)
 
     def _content(self, run: int, name: str) -> bytes:
         """An object of a query, which may be on its way."""
         until, pause = time.monotonic() + _OBJECT_SECONDS, 0.02
         while True:
-            answer = self._fleet.ask(PULL_OBJECT, node=self.number, run_id=run, object_id=name)
+            answer = self._fleet.ask(PULL_OBJECT, node=self._node, run_id=run, object_id=name)
             if answer.object_available:
                 return bytes(answer.object_content)
             if not answer.object_found or time.monotonic() > until:
@@ -262,8 +254,8 @@ class Node:
 
     def _configuration_of(self, run: int) -> dict[str, Any] | None:
         """Configuration of a run, or None for a run of another app."""
-        description = self._fleet.ask(GET_RUN, node=self.number, run_id=run).run
-        fab = self._fleet.ask(GET_FAB, node=self.number, run_id=run, hash_str=description.fab_hash).fab
+        description = self._fleet.ask(GET_RUN, node=self._node, run_id=run).run
+        fab = self._fleet.ask(GET_FAB, node=self._node, run_id=run, hash_str=description.fab_hash).fab
         configuration = configuration_in(bytes(fab.content))
         if configuration is None:
             return None
@@ -278,39 +270,19 @@ class Node:
         request, contents = PUSH.request(), dict[str, bytes]()
         _enter(request.message_object_trees.add(), reply, contents)
         message = request.messages_list.add()
-        for key in (
-            "run_id",
-            "src_node_id",
-            "dst_node_id",
-            "reply_to_message_id",
-            "group_id",
-            "ttl",
-            "message_type",
-        ):
+        for key in METADATA.split():
             setattr(message.metadata, key, getattr(reply.metadata, key))
-        message.metadata.created_at = reply.metadata.created_at
         message.metadata.message_id = request.message_object_trees[0].object_id
         if reply.has_error():
             message.error.code, message.error.reason = reply.error.code, reply.error.reason
         else:
             message.content.SetInParent()
-        answer = self._fleet.ask(
-            PUSH,
-            node=self.number,
-            messages_list=request.messages_list,
-            message_object_trees=request.message_object_trees,
-            clientapp_runtime_list=[time.monotonic() - began],
-        )
-        missing = set(answer.objects_to_push)
+        messages = {"messages_list": request.messages_list, "message_object_trees": request.message_object_trees}
+        duration = [time.monotonic() - began]
+        answer = self._fleet.ask(PUSH, node=self._node, **messages, clientapp_runtime_list=duration)
+        session, missing = {"run_id": run, "session_id": answer.session_id}, set(answer.objects_to_push)
         for name in [name for name in contents if name in missing]:
-            self._fleet.ask(
-                PUSH_OBJECT,
-                node=self.number,
-                run_id=run,
-                session_id=answer.session_id,
-                object_id=name,
-                object_content=contents[name],
-            )
+            self._fleet.ask(PUSH_OBJECT, node=self._node, **session, object_id=name, object_content=contents[name])
 
 
 def _names_in(tree: Any) -> Iterator[str]:
@@ -361,7 +333,7 @@ def _serve(superlink: str, silo: int, guard: str, keys: Path | None) -> NoReturn
 
 
 def main(superlink: str, silo: str, guard: str, keys: str) -> None:
-    """Run the command line of `supernode_process.node_command`."""
+    """Run the command line above."""
     log_as_service(silo=int(silo))
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     parent = os.getppid()
