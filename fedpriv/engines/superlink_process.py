@@ -58,7 +58,7 @@ _log = logging.getLogger("fedpriv.superlink")
 _LOOK, _DAY = 0.5, 86_400.0  # seconds between two looks at the executor, and two warnings of a certificate's end
 
 
-Pages = Mapping[str, Callable[[], object]]
+Pages = Mapping[str, Callable[[], Awaitable[object]]]
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Only:
                 ails = self._health()
                 app = PlainTextResponse(ails or "at work", status_code=503 if ails else 200)
             elif path in self._pages:
-                app = JSONResponse(self._pages[path]())
+                app = JSONResponse(await self._pages[path]())
             elif not path.startswith(self._prefix):
                 app = PlainTextResponse("not here", status_code=404)
             await app(scope, receive, send)
@@ -141,7 +141,12 @@ def serve_superlink(
         options += ["--simulation"] if simulation else [] if insecure else ["--enable-supernode-auth"]
         link = superlink_app(options)
         app = Presence(link.app, nodes, folder / "refused.json")
-        pages: Pages = {STATUS: lambda: {**app.seen(), "runs": runs.earlier()}}
+
+        async def status() -> object:
+            runs.keep(await link.runs())
+            return {**app.seen(), "runs": runs.known()}
+
+        pages: Pages = {STATUS: status}
         keys_of = {RUNTIME: folder, FLEET: keys}
         listeners = [
             Listener(each, prefix, keys_of.get(prefix), pages if prefix == CONTROL else {})

@@ -25,8 +25,10 @@ from fedpriv.engines.federation import runs_of, silos_of
 from fedpriv.engines.flower_private import FOLLOWS, VERSION, presence
 from fedpriv.engines.flower_private import control as control_module
 from fedpriv.engines.flower_private.control import Control, Status
+from fedpriv.engines.flower_private.kept import KeptRuns
 from fedpriv.engines.flower_private.names import CONTROL, FLEET
 from fedpriv.engines.flower_private.presence import STATUS, Presence
+from fedpriv.engines.flower_private.superlink import SuperLinkApp
 from fedpriv.engines.superlink_process import Only
 from fedpriv.protocol.messages import REFUSED
 from fedpriv.server import grid
@@ -42,9 +44,15 @@ def told(app: Any, keys: Mapping[str, Keys], tmp_path: Path) -> Presence:
 
 
 @pytest.fixture
-def control(told: Presence, monkeypatch: pytest.MonkeyPatch) -> Control:
+def control(app: Any, told: Presence, monkeypatch: pytest.MonkeyPatch) -> Control:
     """The Control API over `told`, without a network."""
-    listening = Only(told, CONTROL, pages={STATUS: lambda: {**told.seen(), "runs": []}})
+    link, known = SuperLinkApp(app, polls=False), KeptRuns(None)
+
+    async def status() -> object:
+        known.keep(await link.runs())
+        return {**told.seen(), "runs": known.known()}
+
+    listening = Only(told, CONTROL, pages={STATUS: status})
     make = control_module.open_client
 
     def client(*words: Any, **options: Any) -> Any:

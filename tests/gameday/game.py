@@ -18,8 +18,8 @@ import psutil
 from fedpriv.core.errors import FedprivError
 from fedpriv.engines.deployment import SOCKET
 from fedpriv.engines.federation import runs_of
-from fedpriv.engines.flower_private.wire import UNIX
 from fedpriv.engines.flower_private.control import Control
+from fedpriv.engines.flower_private.wire import UNIX
 from fedpriv.engines.processes import free_ports, script
 from fedpriv.engines.superlink import SuperLink
 from fedpriv.silo.backup import back_up

@@ -84,13 +84,8 @@ class Control:
     def stop_run(self, run_id: int) -> None:
         self._ask(STOP_RUN, STOP_RUN.request(run_id=run_id))
 
-    def runs(self) -> list[Any]:
-        """The last hundred, the newest first."""
-        answer = self._ask(LIST_RUNS, LIST_RUNS.request(limit=100))
-        return sorted(answer.run_dict.values(), key=lambda run: str(run.pending_at), reverse=True)
-
     def seen(self) -> dict[str, Any]:
-        """What the SuperLink has seen of silos and of commands that follow runs: `Presence.seen`."""
+        """What the SuperLink has seen of silos, runs and commands that follow runs: `STATUS`."""
         return dict(self._ask(None, None))
 
     def _ask(self, route: Route | None, request: Any, *, follows: int | None = None) -> Any:

@@ -26,7 +26,7 @@ from fedpriv.engines.flower_private.names import CONTROL, FLEET
 from fedpriv.protocol.clocks import difference, is_tolerated
 
 STATUS = f"{CONTROL}fedpriv-status"
-"""Answered on the control socket only: what `Presence.seen` says."""
+"""Answered on the control socket only: what `Presence.seen` and `KeptRuns.known` say."""
 _MOST_RUNS = 1000
 
 
