@@ -14,6 +14,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
@@ -48,18 +49,12 @@ class Name:
             return f"{path}.{missing[0]} is gone"
         if not self.parameters:
             return None
-        parameters, count = list(inspect.signature(value).parameters.values()), len(self.parameters.split())
-        needed = [
-            parameter.name
-            for parameter in parameters[count:]
-            if parameter.default is parameter.empty and parameter.kind not in _OPTIONAL
-        ]
-        if " ".join(parameter.name for parameter in parameters[:count]) == self.parameters and not needed:
-            return None
-        return f"{path} takes {', '.join(parameter.name for parameter in parameters) or 'nothing'}"
-
-
-_OPTIONAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        names, signature = self.parameters.split(), inspect.signature(value)
+        with suppress(TypeError):
+            signature.bind(**dict.fromkeys(names))
+            if list(signature.parameters)[: len(names)] == names:
+                return None
+        return f"{path} takes {', '.join(signature.parameters) or 'nothing'}"
 
 
 @dataclass(frozen=True)
