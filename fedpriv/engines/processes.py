@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +62,14 @@ def left_by_nobody(home: Path) -> Iterator[None]:
     def start() -> "subprocess.Popen[bytes]":
         return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
-    watches = [start()]
+    helper = start()
 
     def replace_lost() -> None:  # its end is seen at once: nobody else would end what is left
+        nonlocal helper
         while not over.wait(_WATCH_SECONDS):
-            if watches[-1].poll() is not None:
-                watches.append(start())
+            if helper.poll() is not None:
+                helper.communicate()
+                helper = start()
 
     thread = threading.Thread(target=replace_lost, daemon=True)
     thread.start()
@@ -77,11 +79,8 @@ def left_by_nobody(home: Path) -> Iterator[None]:
         over.set()
         thread.join()
         stop_all_of(home)
-        for watch in watches:
-            watch.kill()
-            watch.wait()
-            if watch.stdin is not None:
-                watch.stdin.close()
+        helper.kill()
+        helper.communicate()
 
 
 def stop_all_of(home: Path) -> None:
@@ -154,13 +153,11 @@ def log_tail(home: Path, name: str, lines: int) -> str:
     return "\n".join([":", *map(printable, text.splitlines()[-lines:])]) if text else ""
 
 
-def free_ports(count: int) -> list[int]:
-    """Different TCP ports of this machine that no process listens on."""
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
+def free_port() -> int:
+    """A TCP port of this machine that no process listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 AUTHORITY, CERTIFICATE, KEY, NODE_KEY = "ca.crt", "server.pem", "server.key", "node.key"

@@ -20,7 +20,7 @@ from fedpriv.engines.flower_private.control import Control, Status
 from fedpriv.engines.flower_private.wire import UNIX, open_client
 from fedpriv.engines.processes import (
     AUTHORITY,
-    free_ports,
+    free_port,
     left_by_nobody,
     log_tail,
     make_node_key,
@@ -127,7 +127,7 @@ def federation_superlink(home: Path, silos: int) -> Iterator[SuperLink]:
         node.mkdir(mode=0o700)
         make_node_key(node / "node.key", keys / "nodes" / f"silo-{silo}.pub")
         (node / AUTHORITY).write_bytes((keys / AUTHORITY).read_bytes())
-    (port,) = free_ports(1)
+    port = free_port()
     with left_by_nobody(home):
         yield start_superlink(home, ["--keys", str(keys)], port)
 

@@ -27,7 +27,7 @@ from fedpriv.engines.processes import (
     AUTHORITY,
     NODE_KEY,
     end_processes,
-    free_ports,
+    free_port,
     isolate,
     made_anew,
     script,
@@ -40,7 +40,6 @@ from fedpriv.engines.service import (
     LOST,
     SUPERNODE,
     Absence,
-    Part,
     end_when_asked,
     health_socket,
     how,
@@ -106,17 +105,12 @@ def run_supernode(
         if apps:
             secret, options = isolate(folder)
             options += [f"--superlink={superlink}", "--node-config", f"partition-id={silo} guard='{guard}'"]
-            options += [*tls_options(folder), *_identity(keys)]
+            options += tls_options(folder)
+            options += ["--insecure"] if keys is None else [f"--root-certificates={keys / AUTHORITY}"]
+            options += [] if keys is None else [f"--auth-supernode-private-key={keys / NODE_KEY}"]
             stay(lambda: _run_apps(options, folder / AUTHORITY, secret, watch), watch)
         words = [superlink, str(silo), str(guard), "-" if keys is None else str(keys)]
         stay(lambda: _run_node([sys.executable, "-P", "-m", NODE, *words], watch), watch)
-
-
-def _identity(keys: Path | None) -> list[str]:
-    """Options of Flower's SuperNode for its key and for whom it trusts."""
-    if keys is None:
-        return ["--insecure"]
-    return [f"--root-certificates={keys / AUTHORITY}", f"--auth-supernode-private-key={keys / NODE_KEY}"]
 
 
 class Watch:
@@ -167,38 +161,38 @@ class Watch:
             warn_of_ends(self._keys / AUTHORITY)
 
 
-def stay(run_once: Callable[[], tuple[Part, int]], watch: Watch) -> NoReturn:
+def stay(run_once: Callable[[], tuple[str, int]], watch: Watch) -> NoReturn:
     """Run a node again that lost its SuperLink or was killed, for ever; RunError for any other end of a part."""
     pause = _SHORTEST
     while True:
         started = time.monotonic()
         part, code = run_once()
-        if part.name != SUPERNODE or (code not in (0, LOST) and code >= 0):
+        if part != SUPERNODE or (code not in (0, LOST) and code >= 0):
             raise part_lost(watch.service, part, code)
         if code < 0:
-            _log.error("its %s %s; it is started again", part.name, how(code))
+            _log.error("its %s %s; it is started again", part, how(code))
         else:
             watch.look(lost=True)
         pause = _SHORTEST if time.monotonic() - started > _STAYED else min(2.0 * pause, _LONGEST)
         time.sleep(pause)
 
 
-def _run_node(words: Sequence[str], watch: Watch) -> tuple[Part, int]:
+def _run_node(words: Sequence[str], watch: Watch) -> tuple[str, int]:
     """The node until it ends: with which exit code."""
     with _ended_with_us(words) as node:
         while node.poll() is None:
             watch.look()
             time.sleep(_LOOK)
-        return Part(SUPERNODE, node), node.wait()
+        return SUPERNODE, node.wait()
 
 
-def _run_apps(options: Sequence[str], authority: Path, secret: Path, watch: Watch) -> tuple[Part, int]:
+def _run_apps(options: Sequence[str], authority: Path, secret: Path, watch: Watch) -> tuple[str, int]:
     """Flower's SuperNode and an executor until one of them ends: which, and its exit code.
 
     A port that is free now may be another's when the SuperNode listens, so that every start takes one of its own.
     Flower's exit codes do not tell a SuperLink that is lost from other ends, so that each is one.
     """
-    (port,) = free_ports(1)
+    port = free_port()
     with (
         _ended_with_us(executor_command(f"127.0.0.1:{port}", authority, secret, CLIENTAPP)) as executor,
         _ended_with_us([script("flower-supernode"), *options, f"--port={port}"]) as node,
@@ -206,8 +200,8 @@ def _run_apps(options: Sequence[str], authority: Path, secret: Path, watch: Watc
         while node.poll() is None and executor.poll() is None:
             time.sleep(_LOOK)
         if (code := executor.poll()) is not None:
-            return Part(EXECUTOR, executor), code
-        return Part(SUPERNODE, node), min(node.wait(), 0)
+            return EXECUTOR, code
+        return SUPERNODE, min(node.wait(), 0)
 
 
 @contextmanager

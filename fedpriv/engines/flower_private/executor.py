@@ -7,7 +7,6 @@ ADDRESS is that of a Runtime API, and TYPE a task's type, which is the name of t
 
 import logging
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -28,7 +27,7 @@ from fedpriv.core.logs import log_as_service
 from fedpriv.engines.flower_private.names import ACQUIRE_TASK, TASK_HEARTBEAT, TASK_OUTPUT, Route
 from fedpriv.engines.flower_private.wire import Wire, open_client
 from fedpriv.engines.processes import end_processes, script
-from fedpriv.engines.service import EXECUTOR, how, leave_beat
+from fedpriv.engines.service import EXECUTOR, end_when_asked, how, leave_beat
 
 _log = logging.getLogger("fedpriv.executor")
 SERVERAPP, SIMULATION, CLIENTAPP = "flwr-serverapp", "flwr-simulation", "flwr-clientapp"
@@ -142,7 +141,7 @@ def _signed(signer: SuperExecAuthHttpInterceptor, request: Any) -> Mapping[str, 
 def main(address: str, certificate: str, secret: str, parent: str, *types: str) -> NoReturn:
     """Run the command line of `executor_command`."""
     log_as_service()
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    end_when_asked()
     executor = Executor(address, Path(certificate), Path(secret).read_bytes(), int(parent), types)
     try:
         while os.getppid() == int(parent):

@@ -54,15 +54,13 @@ class KeptRuns:
 
     def keep(self, runs: Iterable[Any]) -> None:
         """Note these runs; a full disk leaves this for another time."""
-        now = {str(run.run_id): _as_data(run) for run in runs}
-        if all(self._runs.get(name) == run for name, run in now.items()) and (
-            not self._path or self._path.exists()
-        ):
-            return
-        self._runs = dict(list((self._runs | now).items())[-_MAX_RUNS:])
-        if self._path is not None:
+        before = self.known()
+        self._runs |= {str(run.run_id): _as_data(run) for run in runs}
+        self._runs = dict(list(self._runs.items())[-_MAX_RUNS:])
+        if self._path is not None and (self.known() != before or not self._path.exists()):
+            told = [{key: value for key, value in run.items() if key != "details"} for run in self.known()]
             with suppress(OSError):
-                write_bytes(self._path, json.dumps(list(self._runs.values())).encode(), OWN)
+                write_bytes(self._path, json.dumps(told).encode(), OWN)
 
     def known(self) -> list[dict[str, Any]]:
         """Every run, the oldest first."""

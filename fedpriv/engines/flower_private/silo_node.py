@@ -11,7 +11,6 @@ import hashlib
 import io
 import logging
 import os
-import signal
 import sys
 import threading
 import time
@@ -55,7 +54,7 @@ from fedpriv.engines.flower_private.names import (
 )
 from fedpriv.engines.flower_private.wire import Wire, open_client, refusal_of
 from fedpriv.engines.processes import AUTHORITY, NODE_KEY
-from fedpriv.engines.service import BEATS, LOST, SUPERNODE, leave_beat
+from fedpriv.engines.service import BEATS, LOST, SUPERNODE, end_when_asked, leave_beat
 from fedpriv.protocol.clocks import difference, is_tolerated
 from fedpriv.protocol.messages import PROTOCOL
 
@@ -335,7 +334,7 @@ def _serve(superlink: str, silo: int, guard: str, keys: Path | None) -> NoReturn
 def main(superlink: str, silo: str, guard: str, keys: str) -> None:
     """Run the command line above."""
     log_as_service(silo=int(silo))
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    end_when_asked()
     parent = os.getppid()
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     try:
