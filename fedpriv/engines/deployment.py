@@ -230,18 +230,8 @@ def run_deployment(
     if local:
         refuse_root("--engine deployment")
     for cell in cells:
-        if (clients := cell.federation.clients) is not None:
-            raise InputError(
-                f"federation.clients = {clients}: engine deployment has silos with guards, and no clients that "
-                "come and go; use --engine vectorized"
-            )
+        _refuse_simulated(cell)
     for index, cell in enumerate(cells):
-        refuse_vectorized_options(cell, "deployment")
-        if cell.federation.drop_out or cell.federation.away:
-            raise InputError(
-                "federation.drop_out and federation.away are for simulations: silos of a deployment are away when "
-                'they are; write deployment.missing = "continue" instead'
-            )
         out = folder.resolve() / "deployment" / digest_of(cell)[:16]
         token = _token(out)
         finished = FolderReader(out).result() if (out / "outcome.json").exists() else None
@@ -263,6 +253,21 @@ def run_deployment(
         yield Outcome(index, finished)
         if local and state_folder(token).exists():
             shutil.rmtree(state_folder(token))
+
+
+def _refuse_simulated(cell: Cell) -> None:
+    """InputError for settings that a simulation alone can honour."""
+    refuse_vectorized_options(cell, "deployment")
+    if (clients := cell.federation.clients) is not None:
+        raise InputError(
+            f"federation.clients = {clients}: engine deployment has silos with guards, and no clients that "
+            "come and go; use --engine vectorized"
+        )
+    if cell.federation.drop_out or cell.federation.away:
+        raise InputError(
+            "federation.drop_out and federation.away are for simulations: silos of a deployment are away when "
+            'they are; write deployment.missing = "continue" instead'
+        )
 
 
 @contextmanager

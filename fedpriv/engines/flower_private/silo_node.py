@@ -238,31 +238,26 @@ class Node:
         if run not in self._configurations:
             self._configurations[run] = self._configuration_of(run)
         if (configuration := self._configurations[run]) is None:
-            reason = (
-                f"silo {self._silo} runs no app but fedpriv's; `fedpriv supernode --apps` runs those of others"
-            )
-            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=query)
-        node_config: dict[str, bool | float | int | str] = {"partition-id": self._silo, "guard": self._guard}
-        context = Context(run, self.number, node_config, RecordDict(), dict(configuration))
-        try:
-            return app(query, context)
-        except Exception as error:
-            _log.exception("the reply to a query failed")  # the reason stays here: it may tell of records
-            reason = f"the SuperNode of silo {self._silo} failed ({type(error).__name__}); its log says why"
-            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=query)
+            others = "`fedpriv supernode --apps` runs those of others"
+            reason = f"silo {self._silo} runs no app but fedpriv's; {others}"
+        else:
+            node_config: dict[str, bool | float | int | str] = {"partition-id": self._silo, "guard": self._guard}
+            context = Context(run, self.number, node_config, RecordDict(), dict(configuration))
+            try:
+                return app(query, context)
+            except Exception as error:
+                _log.exception("the reply to a query failed")  # the reason stays here: it may tell of records
+                reason = f"the SuperNode of silo {self._silo} failed ({type(error).__name__}); its log says why"
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=query)
 
     def _configuration_of(self, run: int) -> dict[str, Any] | None:
         """Configuration of a run, or None for a run of another app."""
         description = self._fleet.ask(GET_RUN, node=self._node, run_id=run).run
         fab = self._fleet.ask(GET_FAB, node=self._node, run_id=run, hash_str=description.fab_hash).fab
-        configuration = configuration_in(bytes(fab.content))
-        if configuration is None:
-            return None
-        overrides = {
-            key: getattr(value, str(value.WhichOneof("scalar")))
-            for key, value in description.override_config.items()
-        }
-        return {**configuration, **overrides}
+        if (configuration := configuration_in(bytes(fab.content))) is not None:
+            for key, value in description.override_config.items():
+                configuration[key] = getattr(value, str(value.WhichOneof("scalar")))
+        return configuration
 
     def _reply(self, run: int, reply: Message, began: float) -> None:
         """Announce a reply, then send those of its objects that the SuperLink does not have."""
@@ -320,25 +315,20 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
-def _serve(superlink: str, silo: int, guard: str, keys: Path | None) -> NoReturn:
-    fleet, file = Fleet(superlink, keys), Path(os.environ[BEATS], "node")
-    earlier = int(file.read_text()) if file.exists() else None
-    node = Node(fleet, fleet.connect(earlier, registers=keys is None), silo, guard)
-    file.write_text(str(node.number))
-    try:
-        node.serve()
-    finally:  # asked to end, or lost
-        fleet.ask(DEACTIVATE, patience=0.0, node_id=node.number)
-
-
 def main(superlink: str, silo: str, guard: str, keys: str) -> None:
     """Run the command line above."""
     log_as_service(silo=int(silo))
     end_when_asked()
-    parent = os.getppid()
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    folder, file = None if keys == "-" else Path(keys), Path(os.environ[BEATS], "node")
     try:
-        _serve(superlink, int(silo), guard, None if keys == "-" else Path(keys))
+        fleet, earlier = Fleet(superlink, folder), int(file.read_text()) if file.exists() else None
+        node = Node(fleet, fleet.connect(earlier, registers=folder is None), int(silo), guard)
+        file.write_text(str(node.number))
+        try:
+            node.serve()
+        finally:  # asked to end, or lost
+            fleet.ask(DEACTIVATE, patience=0.0, node_id=node.number)
     except (LostError, httpx.HTTPError) as error:
         _log.debug("lost: %s", error)
         sys.exit(LOST)
