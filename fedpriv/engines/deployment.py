@@ -60,11 +60,6 @@ from fedpriv.silo.policy import own_folder, read_policy
 SOCKET = "guard.sock"
 
 
-def state_folder(run_token: str) -> Path:
-    """Where the silos of a local run keep what must survive it being interrupted: never in its RUN_DIR."""
-    return state_root() / run_token
-
-
 def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
     """For each silo a policy that allows exactly this run, in `home`, over its shard and ledger in `folder`.
 
@@ -144,33 +139,26 @@ _TELL_SECONDS = 60.0  # between two lines on the same wait
 _UNREACHABLE_SECONDS = 120.0  # for which a SuperLink may not answer: a snapshot of its machine, say
 
 
-class Waits:
-    """Tells a person for whom a run waits and since when: after some seconds, then once a minute."""
+class Progress:
+    """Tells a person how far a run is, however often its server begins again, and for whom it waits."""
 
     def __init__(self, observer: RunObserver) -> None:
-        self._observer = observer
+        self._observer, self.rounds = observer, 0
         self._told: tuple[str, float] = "", 0.0
 
-    def told(self, whom: str, since: float) -> None:
-        """`since` in seconds of the epoch."""
+    def reached(self, rounds: int) -> None:
+        if rounds > self.rounds:
+            self._observer.advanced(rounds - self.rounds)
+            self.rounds = rounds
+
+    def waits(self, whom: str, since: float) -> None:
+        """After some seconds, then once a minute; `since` in seconds of the epoch."""
         now = time.monotonic()
         if whom == self._told[0] and now - self._told[1] < _TELL_SECONDS:
             return
         self._told = whom, now
         clock, seconds = time.strftime("%H:%M:%S", time.gmtime(since)), time.time() - since
         self._observer.noted(f"waiting for {whom} since {clock} UTC ({seconds:.0f} s)")
-
-
-class Progress:
-    """How far a run is, in rounds, however often its server begins again from its journal."""
-
-    def __init__(self, observer: RunObserver) -> None:
-        self._observer, self.rounds = observer, 0
-
-    def reached(self, rounds: int) -> None:
-        if rounds > self.rounds:
-            self._observer.advanced(rounds - self.rounds)
-            self.rounds = rounds
 
 
 def follow(
@@ -184,7 +172,7 @@ def follow(
 ) -> Finished:
     """Relay a run's progress until it has an outcome; RunError if it ends without one."""
     asked, answered, began = time.monotonic(), time.monotonic(), time.time()
-    waits, progress = Waits(observer), progress or Progress(observer)
+    progress = progress or Progress(observer)
     while True:
         finished = reader.result()
         progress.reached(rounds if finished is not None else reader.round())
@@ -203,17 +191,19 @@ def follow(
             except UnreachableError:
                 if asked - answered > _UNREACHABLE_SECONDS:
                     raise
-                waits.told("an answer of the SuperLink", time.time() - (asked - answered))
+                progress.waits("an answer of the SuperLink", time.time() - (asked - answered))
             else:
                 answered = asked
                 if status.is_over and reader.result() is None:
                     why = f" ({status.details})" if status.details else ""
                     raise RunError(f"Flower ended the run without a result{why}{run.superlink.log_tail()}")
                 if not (status.is_over or status.state.startswith("running")):
-                    waits.told(f"the SuperLink to start the run, which is {status.state}", began)
+                    progress.waits(f"the SuperLink to start the run, which is {status.state}", began)
             if (wait := reader.waiting()) is not None:
                 silos, since = wait
-                waits.told(f"silo {', '.join(map(str, silos))} in round {progress.rounds + 1} of {rounds}", since)
+                progress.waits(
+                    f"silo {', '.join(map(str, silos))} in round {progress.rounds + 1} of {rounds}", since
+                )
         time.sleep(_POLL_SECONDS)
 
 
@@ -251,8 +241,8 @@ def run_deployment(
                             run.stop()
                         raise
         yield Outcome(index, finished)
-        if local and state_folder(token).exists():
-            shutil.rmtree(state_folder(token))
+        if local and (state_root() / token).exists():
+            shutil.rmtree(state_root() / token)
 
 
 def _refuse_simulated(cell: Cell) -> None:
@@ -282,7 +272,8 @@ def _federation(cell: Cell, connection: Connection, token: str) -> Iterator[tupl
         return
     with tempfile.TemporaryDirectory(prefix="fedpriv-") as name:
         home = Path(name)
-        policies = write_silos(cell, state_folder(token), home)
+        # what must survive an interruption is never in RUN_DIR
+        policies = write_silos(cell, state_root() / token, home)
         with federation_superlink(home, len(policies)) as link:
             assert link.address is not None
             silos = [

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +101,3 @@ def _run(run: Mapping[str, Any], told: Mapping[str, Any]) -> RunSeen:
         folder=printable(folder),
         orphan=not Status(run["state"]).is_over and time.time() - followed > _AWAY,
     )
-
-
-def as_data(seen: SiloSeen | RunSeen) -> dict[str, Any]:
-    """The same for programs."""
-    return asdict(seen)

@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from fedpriv.core.errors import InputError, RunError, printable
+from fedpriv.core.files import OWN, write_bytes
 
 ALLOW_ROOT = "FEDPRIV_ALLOW_ROOT"
 _QUIET = {
@@ -88,7 +89,11 @@ def stop_all_of(home: Path) -> None:
 
     Their children are ours too: Ray's agents overwrite their environment with a title.
     """
-    ours = {process for process in psutil.process_iter() if _is_of(process, home)}
+    ours = set()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # gone meanwhile, or another user's
+            if Path(process.environ().get("FLWR_HOME", "/")).is_relative_to(home):
+                ours.add(process)
     for parent in list(ours):
         with suppress(psutil.NoSuchProcess):
             ours.update(parent.children(recursive=True))
@@ -105,14 +110,6 @@ def end_processes(processes: Collection[Any], seconds: float = 5.0) -> None:
         with suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(alive, timeout=5.0)
-
-
-def _is_of(process: psutil.Process, home: Path) -> bool:
-    try:
-        folder = process.environ().get("FLWR_HOME")
-    except psutil.Error:
-        return False  # gone meanwhile, or another user's
-    return folder is not None and Path(folder).is_relative_to(home)
 
 
 def script(name: str) -> str:
@@ -191,14 +188,14 @@ def make_server_keys(folder: Path) -> None:
     pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
     for path in (folder / AUTHORITY, folder / CERTIFICATE):
         path.write_bytes(certificate.public_bytes(pem))
-    write_secret(folder / KEY, key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+    write_bytes(folder / KEY, key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain), OWN)
 
 
 def make_node_key(private: Path, public: Path) -> None:
     """A SuperNode's own key (OpenSSH, 0600) and its public half."""
     key = ec.generate_private_key(ec.SECP384R1())
     ssh, plain = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    write_secret(private, key.private_bytes(serialization.Encoding.PEM, ssh, plain))
+    write_bytes(private, key.private_bytes(serialization.Encoding.PEM, ssh, plain), OWN)
     form = (serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     public.write_bytes(key.public_key().public_bytes(*form) + b"\n")
 
@@ -266,14 +263,8 @@ def isolate(folder: Path) -> tuple[Path, list[str]]:
     """
     secret = folder / "superexec.secret"
     make_server_keys(folder)
-    write_secret(secret, secrets.token_bytes(32))
+    write_bytes(secret, secrets.token_bytes(32), OWN)
     return secret, ["--isolation=process", f"--superexec-auth-secret-file={secret}"]
-
-
-def write_secret(path: Path, secret: bytes) -> None:
-    """A file that no other user could read at any moment."""
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(secret)
 
 
 if __name__ == "__main__":

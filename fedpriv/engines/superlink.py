@@ -70,11 +70,9 @@ class SuperLink:
         keys = "".join(f"{key} = {json.dumps(value)}\n" for key, value in run_config.items())
         return SubmittedRun(self, self.control.start_run(_APP + keys, str(run_config["out"]), simulation))
 
-    def log_tail(self, lines: int = 12) -> str:
+    def log_tail(self) -> str:
         """The end of its log, to be put behind a message; empty for a SuperLink that is not ours."""
-        if self.home is None:
-            return ""
-        return log_tail(self.home, "superlink", lines)
+        return "" if self.home is None else log_tail(self.home, "superlink", 12)
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,7 @@ def simulating_superlink(home: Path) -> Iterator[SuperLink]:
     script("flwr-simulation")  # without it Flower's executor would wait for ever
     ray = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_TMPDIR": str(home)}
     with left_by_nobody(home):
-        yield start_superlink(home, ["--simulation"], own=ray)
+        yield start_superlink(home, ["--simulation"], None, **ray)
 
 
 @contextmanager
@@ -137,9 +135,7 @@ def node_keys(home: Path, silo: int) -> Path:
     return home / f"node-{silo}"
 
 
-def start_superlink(
-    home: Path, options: Sequence[str], port: int | None = None, own: Mapping[str, str] | None = None
-) -> SuperLink:
+def start_superlink(home: Path, options: Sequence[str], port: int | None = None, **own: str) -> SuperLink:
     """`fedpriv superlink OPTIONS`, for SuperNodes on a port of 127.0.0.1, once it answers.
 
     `own` are environment variables of its own.
@@ -149,7 +145,7 @@ def start_superlink(
     socket = home / "control.sock"
     command = [script("fedpriv"), "superlink", "--control", str(socket), *options]
     command += [] if port is None else ["--port", str(port)]
-    process = start_logged(command, home, "superlink", **(own or {}))
+    process = start_logged(command, home, "superlink", **own)
     link = SuperLink(Control(f"{UNIX}{socket}"), home, None if port is None else f"127.0.0.1:{port}", process)
     deadline = time.monotonic() + _START_SECONDS
     with open_client(link.control.address, None, seconds=2.0) as client:
@@ -168,6 +164,5 @@ def remote_superlink(address: str, root_certificates: Path | None) -> SuperLink:
 
     InputError for a certificate that has expired, before anything is asked.
     """
-    if root_certificates is not None:
-        check_certificates(root_certificates)
+    check_certificates(*filter(None, [root_certificates]))
     return SuperLink(Control(address, root_certificates))

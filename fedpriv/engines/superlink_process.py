@@ -32,7 +32,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.logs import log_as_service
-from fedpriv.engines.certificates import Renewed, check_certificates, ends_of, warn_of_ends
+from fedpriv.engines.certificates import Ends, Renewed, check_certificates, ends_of
 from fedpriv.engines.flower_private.executor import SERVERAPP, SIMULATION, executor_command
 from fedpriv.engines.flower_private.kept import KeptRuns
 from fedpriv.engines.flower_private.names import CONTROL, FLEET, RUNTIME
@@ -54,8 +54,7 @@ from fedpriv.protocol.messages import REFUSED, REGISTERED
 from fedpriv.protocol.metrics import Figure, metrics_served, private_socket
 
 _log = logging.getLogger("fedpriv.superlink")
-_LOOK, _DAY = 0.5, 86_400.0  # seconds between two looks at the executor, and two warnings of a certificate's end
-
+_LOOK = 0.5  # seconds between two looks at the executor
 
 Pages = Mapping[str, Callable[[], Awaitable[object]]]
 
@@ -239,12 +238,10 @@ class _Fleet:
     def __init__(self, config: uvicorn.Config, keys: Path) -> None:
         self._config, self._keys = config, keys
         self._renewed = Renewed(keys / CERTIFICATE, keys / KEY)
-        self._warned = float("-inf")
+        self._ends = Ends(keys / AUTHORITY, keys / CERTIFICATE)
 
     def look(self) -> None:
-        if time.monotonic() - self._warned > _DAY:
-            self._warned = time.monotonic()
-            warn_of_ends(self._keys / AUTHORITY, self._keys / CERTIFICATE)
+        self._ends.look()
         if not self._renewed.changed() or not self._config.loaded or self._config.ssl is None:
             return
         try:

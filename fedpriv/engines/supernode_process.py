@@ -12,15 +12,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.logs import log_as_service
-from fedpriv.engines.certificates import check_certificates, ends_of, warn_of_ends
+from fedpriv.engines.certificates import Ends, check_certificates, ends_of
 from fedpriv.engines.flower_private.executor import CLIENTAPP, executor_command
 from fedpriv.engines.flower_private.names import check_names
 from fedpriv.engines.processes import (
@@ -55,8 +55,8 @@ NODE = "fedpriv.engines.flower_private.silo_node"
 _SHORTEST, _LONGEST = 2.0, 30.0  # seconds before a SuperNode that was lost is started again, doubled each time
 _STAYED = 90.0  # seconds after which the next loss counts as a first one
 _LOOK = 0.5  # seconds between two looks at the parts
+_END_SECONDS = 20.0  # Flower ends itself hard after 5, and a service manager us after 90
 _AWAY = 40.0  # seconds without an answer of the SuperLink, which is asked every two
-_DAY = 86_400.0
 
 
 def command(superlink: str, silo: int, guard: Path, keys: Path, *options: str) -> list[str]:
@@ -93,7 +93,6 @@ def run_supernode(
         check_certificates(keys / AUTHORITY)
         if not (keys / NODE_KEY).exists():
             raise InputError(f"{keys / NODE_KEY}: no such key; run deploy/make-keys.sh, or ssh-keygen")
-        warn_of_ends(keys / AUTHORITY)
     folder = service_folder(f"supernode-{silo}", health)
     watch = Watch("SuperNode", superlink, folder, keys, EXECUTOR if apps else SUPERNODE)
     with (
@@ -110,7 +109,7 @@ def run_supernode(
             options += [] if keys is None else [f"--auth-supernode-private-key={keys / NODE_KEY}"]
             stay(lambda: _run_apps(options, folder / AUTHORITY, secret, watch), watch)
         words = [superlink, str(silo), str(guard), "-" if keys is None else str(keys)]
-        stay(lambda: _run_node([sys.executable, "-P", "-m", NODE, *words], watch), watch)
+        stay(lambda: _run({SUPERNODE: [sys.executable, "-P", "-m", NODE, *words]}, watch), watch)
 
 
 class Watch:
@@ -123,7 +122,8 @@ class Watch:
         self.service, self._part = service, part
         self._beats, self._keys = beats, keys
         self._absence = Absence(f"answer of the SuperLink at {superlink}")
-        self._began = self._warned = time.monotonic()
+        self._ends = Ends(*([] if keys is None else [keys / AUTHORITY]))
+        self._began = time.monotonic()
 
     def ails(self) -> str | None:
         """What ails the service itself; a SuperLink that is away does not."""
@@ -156,9 +156,7 @@ class Watch:
             self._absence.away(last, "" if beat is None else beat.trouble)
         elif beat is not None and not beat.trouble:
             self._absence.back()
-        if self._keys is not None and now - self._warned > _DAY:
-            self._warned = now
-            warn_of_ends(self._keys / AUTHORITY)
+        self._ends.look()
 
 
 def stay(run_once: Callable[[], tuple[str, int]], watch: Watch) -> NoReturn:
@@ -177,41 +175,29 @@ def stay(run_once: Callable[[], tuple[str, int]], watch: Watch) -> NoReturn:
         time.sleep(pause)
 
 
-def _run_node(words: Sequence[str], watch: Watch) -> tuple[str, int]:
-    """The node until it ends: with which exit code."""
-    with _ended_with_us(words) as node:
-        while node.poll() is None:
-            watch.look()
-            time.sleep(_LOOK)
-        return SUPERNODE, node.wait()
-
-
 def _run_apps(options: Sequence[str], authority: Path, secret: Path, watch: Watch) -> tuple[str, int]:
-    """Flower's SuperNode and an executor until one of them ends: which, and its exit code.
+    """Run Flower's SuperNode and an executor.
 
     A port that is free now may be another's when the SuperNode listens, so that every start takes one of its own.
     Flower's exit codes do not tell a SuperLink that is lost from other ends, so that each is one.
     """
     port = free_port()
-    with (
-        _ended_with_us(executor_command(f"127.0.0.1:{port}", authority, secret, CLIENTAPP)) as executor,
-        _ended_with_us([script("flower-supernode"), *options, f"--port={port}"]) as node,
-    ):
-        while node.poll() is None and executor.poll() is None:
+    executor = executor_command(f"127.0.0.1:{port}", authority, secret, CLIENTAPP)
+    node = [script("flower-supernode"), *options, f"--port={port}"]
+    part, code = _run({EXECUTOR: executor, SUPERNODE: node}, watch)
+    return part, min(code, 0) if part == SUPERNODE else code
+
+
+def _run(commands: Mapping[str, Sequence[str]], watch: Watch) -> tuple[str, int]:
+    """Run parts until one of them ends: which, and its exit code.  The SuperLink hears of a node's end."""
+    parts: dict[str, subprocess.Popen[bytes]] = {}
+    with ExitStack() as stack:
+        for name, words in commands.items():
+            parts[name] = subprocess.Popen(words)
+            stack.callback(end_processes, [parts[name]], _END_SECONDS)
+        while True:
+            for name, process in parts.items():
+                if (code := process.poll()) is not None:
+                    return name, code
+            watch.look()
             time.sleep(_LOOK)
-        if (code := executor.poll()) is not None:
-            return EXECUTOR, code
-        return SUPERNODE, min(node.wait(), 0)
-
-
-@contextmanager
-def _ended_with_us(words: Sequence[str]) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that is ended with the block; the SuperLink hears of a node's end."""
-    process = subprocess.Popen(words)
-    try:
-        yield process
-    finally:
-        end_processes([process], _END_SECONDS)
-
-
-_END_SECONDS = 20.0  # Flower ends itself hard after 5, and a service manager us after 90

@@ -105,12 +105,12 @@ def test_a_certificate_is_told_of_thirty_days_before_its_end_and_renewed_with_th
 ) -> None:
     keys, authority = keys_between_machines(tmp_path)
     paths = keys / "ca.crt", keys / "server.pem"
-    certificates.warn_of_ends(*paths)
+    certificates.Ends(*paths).look()
     assert not caplog.messages
     shown = CliRunner().invoke(app, ["certificates", str(keys)])
     assert (shown.exit_code, shown.output.count(" days left")) == (0, 2)
     in_days(monkeypatch, 340)
-    certificates.warn_of_ends(*paths)
+    certificates.Ends(*paths).look()
     (line,) = caplog.messages
     assert re.fullmatch(
         r"a certificate ends soon: .*server.pem: CN=superlink, until .* UTC, 24 days left; .*", line
