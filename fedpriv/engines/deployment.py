@@ -135,6 +135,7 @@ Lost = Callable[[], str | None]
 
 _POLL_SECONDS = 0.2
 _STATUS_SECONDS = 5.0
+_END_SECONDS = 60.0  # for Ray's own processes, which outlive a simulation that is cut off
 _TELL_SECONDS = 60.0  # between two lines on the same wait
 _UNREACHABLE_SECONDS = 120.0  # for which a SuperLink may not answer: a snapshot of its machine, say
 
@@ -315,5 +316,7 @@ def run_ray(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Outcome]:
             }
             run = link.submit(run_config_of(cell, out), simulation)
             finished = follow(run, FolderReader(out), index, cell.schedule.rounds, observer, lambda: None)
-            run.wait()  # Ray's own processes outlive a simulation that is cut off
+            deadline = time.monotonic() + _END_SECONDS
+            while not run.status().is_over and time.monotonic() < deadline:
+                time.sleep(_POLL_SECONDS)
             yield Outcome(index, finished)

@@ -91,12 +91,6 @@ class SubmittedRun:
         with suppress(RunError):
             self.superlink.control.stop_run(self.run_id)
 
-    def wait(self, seconds: float = 60.0) -> None:
-        """Until Flower itself is done with the run, which is a little after the server has its result."""
-        deadline = time.monotonic() + seconds
-        while not self.status().is_over and time.monotonic() < deadline:
-            time.sleep(0.2)
-
 
 @contextmanager
 def simulating_superlink(home: Path) -> Iterator[SuperLink]:

@@ -94,7 +94,7 @@ def run_supernode(
         if not (keys / NODE_KEY).exists():
             raise InputError(f"{keys / NODE_KEY}: no such key; run deploy/make-keys.sh, or ssh-keygen")
     folder = service_folder(f"supernode-{silo}", health)
-    watch = Watch("SuperNode", superlink, folder, keys, EXECUTOR if apps else SUPERNODE)
+    watch = Watch(superlink, folder, keys, EXECUTOR if apps else SUPERNODE)
     with (
         health_socket(health, watch.ails),
         metrics_served(metrics, lambda: watch.figures(silo)),
@@ -115,12 +115,9 @@ def run_supernode(
 class Watch:
     """Looks at the parts while they run, and says what it sees."""
 
-    def __init__(
-        self, service: str, superlink: str, beats: Path, keys: Path | None, part: str = SUPERNODE
-    ) -> None:
+    def __init__(self, superlink: str, beats: Path, keys: Path | None, part: str = SUPERNODE) -> None:
         """`part` is the one by whose beats the service is well or ill."""
-        self.service, self._part = service, part
-        self._beats, self._keys = beats, keys
+        self._part, self._beats, self._keys = part, beats, keys
         self._absence = Absence(f"answer of the SuperLink at {superlink}")
         self._ends = Ends(*([] if keys is None else [keys / AUTHORITY]))
         self._began = time.monotonic()
@@ -166,7 +163,7 @@ def stay(run_once: Callable[[], tuple[str, int]], watch: Watch) -> NoReturn:
         started = time.monotonic()
         part, code = run_once()
         if part != SUPERNODE or (code not in (0, LOST) and code >= 0):
-            raise part_lost(watch.service, part, code)
+            raise part_lost("SuperNode", part, code)
         if code < 0:
             _log.error("its %s %s; it is started again", part, how(code))
         else:

@@ -115,7 +115,7 @@ def test_of_flowers_own_node_nothing_is_said_that_nobody_knows(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It leaves no sign of the SuperLink's answers: neither since when it is away, nor for how long."""
-    watch = supernode_process.Watch("SuperNode", "127.0.0.1:1", tmp_path, None, EXECUTOR)
+    watch = supernode_process.Watch("127.0.0.1:1", tmp_path, None, EXECUTOR)
     watch._began -= 3600.0
     watch.look()
     assert not caplog.messages
@@ -124,7 +124,7 @@ def test_of_flowers_own_node_nothing_is_said_that_nobody_knows(
         "its SuperNode has ended: no SuperLink, or one that refuses it; it is started again"
     ]
     assert "fedpriv_supernode_silent_seconds" not in {figure.name for figure in watch.figures(0)}
-    own = supernode_process.Watch("SuperNode", "127.0.0.1:1", tmp_path, None)
+    own = supernode_process.Watch("127.0.0.1:1", tmp_path, None)
     assert "fedpriv_supernode_silent_seconds" in {figure.name for figure in own.figures(0)}
 
 
@@ -168,7 +168,7 @@ def test_a_supernode_that_lost_its_superlink_is_started_again_for_ever_and_says_
 
     monkeypatch.setattr(supernode_process.time, "sleep", sleep)
     (tmp_path / SUPERNODE).write_text("1000.0 1000.0\nConnection refused\x1b[2J")
-    watch = supernode_process.Watch("SuperNode", "fl.example.org:8000", tmp_path, None)
+    watch = supernode_process.Watch("fl.example.org:8000", tmp_path, None)
     ends = iter([LOST, 0] * 50 + [1])
     with pytest.raises(RunError, match="exit code 1"):
         supernode_process.stay(lambda: (SUPERNODE, next(ends)), watch)
@@ -240,7 +240,7 @@ def health(address: str) -> "subprocess.CompletedProcess[str]":
 @pytest.mark.parametrize("part", [EXECUTOR, SUPERNODE])
 def test_health_is_that_of_the_service_itself(tmp_path: Path, part: str) -> None:
     """Was: the SuperLink's health in the place of the SuperNode's."""
-    watch = supernode_process.Watch("SuperNode", "127.0.0.1:1", tmp_path, None, part)
+    watch = supernode_process.Watch("127.0.0.1:1", tmp_path, None, part)
     path = tmp_path / "health.sock"
     with service.health_socket(path, watch.ails):
         assert path.stat().st_mode & 0o777 == 0o600
