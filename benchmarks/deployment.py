@@ -125,9 +125,9 @@ def _role_of(process: psutil.Process) -> str:
         words = " ".join(each.cmdline())
         if "flwr-serverapp" in words:
             return "server"
-        for part in ("silo run", "supernode_process", "fedpriv superlink"):
+        for part in ("silo run", "fedpriv supernode", "fedpriv superlink"):
             if part in words:
-                return {"silo run": "guard", "supernode_process": "SuperNode"}.get(part, "SuperLink")
+                return {"silo run": "guard", "fedpriv supernode": "SuperNode"}.get(part, "SuperLink")
     return "other"
 
 

@@ -163,7 +163,7 @@ def _nodes(link: SuperLink, home: Path, sites: Path | None) -> Iterator[None]:
     try:
         for silo in range(SILOS):
             socket = (sites or home) / f"silo-{silo}" / "s.sock"
-            words = supernode_process.command(link.address, silo, socket, node_keys(home, silo), apps=True)
+            words = supernode_process.command(link.address, silo, socket, node_keys(home, silo), "--apps")
             with (home / f"silo-{silo}.log").open("wb") as log:
                 started.append(
                     subprocess.Popen(words, cwd=home, env=environment(home), stdout=log, stderr=subprocess.STDOUT)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -70,10 +71,8 @@ def _control(superlink: str) -> "Control":
 
 
 def _show(seen: "Sequence[SiloSeen | RunSeen]", none: str, as_json: bool) -> None:
-    from fedpriv.engines.federation import as_data
-
     if as_json:
-        typer.echo(json.dumps([as_data(each) for each in seen], indent=2))
+        typer.echo(json.dumps([asdict(each) for each in seen], indent=2))
         return
     for line in [each.line() for each in seen] or [none]:
         typer.echo(line)

@@ -301,9 +301,9 @@ def supernode(
 
     Example: fedpriv supernode --superlink fl.example.org:8000 --silo 0 --guard /run/fedpriv/guard.sock --keys node
     """
-    from fedpriv.engines.supernode_process import become_supernode
+    from fedpriv.engines.supernode_process import run_supernode
 
-    become_supernode(superlink, silo, guard, keys, insecure=insecure, health=health, metrics=metrics, apps=apps)
+    run_supernode(superlink, silo, guard, keys, insecure=insecure, health=health, metrics=metrics, apps=apps)
 
 
 def certificates(

@@ -23,6 +23,7 @@ from fedpriv.protocol.metrics import Figure
 _log = logging.getLogger("fedpriv.certificates")
 SOON = datetime.timedelta(days=30)
 """Time before the end of a certificate at which it is told of."""
+_DAY = 86_400.0
 _LASTS = datetime.timedelta(days=365)
 AUTHORITY_KEY = "ca.key"
 
@@ -86,16 +87,24 @@ def check_certificates(*paths: Path) -> None:
             )
 
 
-def warn_of_ends(*paths: Path) -> None:
-    """Log a line for each certificate in `paths` that ends within 30 days, and for a file that has none."""
-    for path in paths:
-        try:
-            ending = [certificate for certificate in certificates_of(path) if certificate.ends_soon]
-        except InputError as error:
-            _log.warning("%s", error)
-            continue
-        for certificate in ending:
-            _log.warning("a certificate ends soon: %s; see `fedpriv certificates`", certificate.line())
+class Ends:
+    """Logs once a day each certificate in these files that ends within 30 days, and each file that has none."""
+
+    def __init__(self, *paths: Path) -> None:
+        self._paths, self._told = paths, float("-inf")
+
+    def look(self) -> None:
+        if time.monotonic() - self._told < _DAY:
+            return
+        self._told = time.monotonic()
+        for path in self._paths:
+            try:
+                ending = [certificate for certificate in certificates_of(path) if certificate.ends_soon]
+            except InputError as error:
+                _log.warning("%s", error)
+                continue
+            for certificate in ending:
+                _log.warning("a certificate ends soon: %s; see `fedpriv certificates`", certificate.line())
 
 
 def ends_of(*paths: Path) -> list[Figure]:

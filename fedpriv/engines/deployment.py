@@ -31,7 +31,7 @@ from fedpriv.data.named import load
 from fedpriv.engines import supernode_process
 from fedpriv.engines.flower_private.control import LostRunError, UnreachableError
 from fedpriv.engines.inprocess import refuse_vectorized_options
-from fedpriv.engines.processes import environment, refuse_root, script, state_root
+from fedpriv.engines.processes import log_tail, refuse_root, script, start_logged, state_root
 from fedpriv.engines.superlink import (
     SubmittedRun,
     SuperLink,
@@ -58,11 +58,6 @@ from fedpriv.silo.guards import begin_ledgers
 from fedpriv.silo.policy import own_folder, read_policy
 
 SOCKET = "guard.sock"
-
-
-def state_folder(run_token: str) -> Path:
-    """Where the silos of a local run keep what must survive it being interrupted: never in its RUN_DIR."""
-    return state_root() / run_token
 
 
 def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
@@ -124,23 +119,14 @@ class LocalSilo:
             "supernode": supernode_process.command(self.superlink, self.number, self.home / SOCKET, self.keys),
         }
         for name in names or commands:
-            with (self.home / f"{name}.log").open("ab") as log:
-                self.processes[name] = subprocess.Popen(
-                    commands[name],
-                    cwd=self.home,
-                    env=environment(self.home),
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
+            self.processes[name] = start_logged(commands[name], self.home, name)
 
     def ended(self) -> str | None:
         """Name the process that has ended, with the end of its log; None while both run."""
         for name, process in self.processes.items():
             if process.poll() is not None:
                 ended = f"silo {self.number}'s {name} ended with exit code {process.returncode}"
-                lines = (self.home / f"{name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
-                return "\n".join([f"{ended}:", *lines[-5:]] if lines else [ended])
+                return ended + log_tail(self.home, name, 5)
         return None
 
 
@@ -149,37 +135,31 @@ Lost = Callable[[], str | None]
 
 _POLL_SECONDS = 0.2
 _STATUS_SECONDS = 5.0
+_END_SECONDS = 60.0  # for Ray's own processes, which outlive a simulation that is cut off
 _TELL_SECONDS = 60.0  # between two lines on the same wait
 _UNREACHABLE_SECONDS = 120.0  # for which a SuperLink may not answer: a snapshot of its machine, say
 
 
-class Waits:
-    """Tells a person for whom a run waits and since when: after some seconds, then once a minute."""
+class Progress:
+    """Tells a person how far a run is, however often its server begins again, and for whom it waits."""
 
     def __init__(self, observer: RunObserver) -> None:
-        self._observer = observer
+        self._observer, self.rounds = observer, 0
         self._told: tuple[str, float] = "", 0.0
 
-    def told(self, whom: str, since: float) -> None:
-        """`since` in seconds of the epoch."""
+    def reached(self, rounds: int) -> None:
+        if rounds > self.rounds:
+            self._observer.advanced(rounds - self.rounds)
+            self.rounds = rounds
+
+    def waits(self, whom: str, since: float) -> None:
+        """After some seconds, then once a minute; `since` in seconds of the epoch."""
         now = time.monotonic()
         if whom == self._told[0] and now - self._told[1] < _TELL_SECONDS:
             return
         self._told = whom, now
         clock, seconds = time.strftime("%H:%M:%S", time.gmtime(since)), time.time() - since
         self._observer.noted(f"waiting for {whom} since {clock} UTC ({seconds:.0f} s)")
-
-
-class Progress:
-    """How far a run is, in rounds, however often its server begins again from its journal."""
-
-    def __init__(self, observer: RunObserver) -> None:
-        self._observer, self.rounds = observer, 0
-
-    def reached(self, rounds: int) -> None:
-        if rounds > self.rounds:
-            self._observer.advanced(rounds - self.rounds)
-            self.rounds = rounds
 
 
 def follow(
@@ -193,7 +173,7 @@ def follow(
 ) -> Finished:
     """Relay a run's progress until it has an outcome; RunError if it ends without one."""
     asked, answered, began = time.monotonic(), time.monotonic(), time.time()
-    waits, progress = Waits(observer), progress or Progress(observer)
+    progress = progress or Progress(observer)
     while True:
         finished = reader.result()
         progress.reached(rounds if finished is not None else reader.round())
@@ -212,17 +192,19 @@ def follow(
             except UnreachableError:
                 if asked - answered > _UNREACHABLE_SECONDS:
                     raise
-                waits.told("an answer of the SuperLink", time.time() - (asked - answered))
+                progress.waits("an answer of the SuperLink", time.time() - (asked - answered))
             else:
                 answered = asked
                 if status.is_over and reader.result() is None:
                     why = f" ({status.details})" if status.details else ""
                     raise RunError(f"Flower ended the run without a result{why}{run.superlink.log_tail()}")
                 if not (status.is_over or status.state.startswith("running")):
-                    waits.told(f"the SuperLink to start the run, which is {status.state}", began)
+                    progress.waits(f"the SuperLink to start the run, which is {status.state}", began)
             if (wait := reader.waiting()) is not None:
                 silos, since = wait
-                waits.told(f"silo {', '.join(map(str, silos))} in round {progress.rounds + 1} of {rounds}", since)
+                progress.waits(
+                    f"silo {', '.join(map(str, silos))} in round {progress.rounds + 1} of {rounds}", since
+                )
         time.sleep(_POLL_SECONDS)
 
 
@@ -239,18 +221,8 @@ def run_deployment(
     if local:
         refuse_root("--engine deployment")
     for cell in cells:
-        if (clients := cell.federation.clients) is not None:
-            raise InputError(
-                f"federation.clients = {clients}: engine deployment has silos with guards, and no clients that "
-                "come and go; use --engine vectorized"
-            )
+        _refuse_simulated(cell)
     for index, cell in enumerate(cells):
-        refuse_vectorized_options(cell, "deployment")
-        if cell.federation.drop_out or cell.federation.away:
-            raise InputError(
-                "federation.drop_out and federation.away are for simulations: silos of a deployment are away when "
-                'they are; write deployment.missing = "continue" instead'
-            )
         out = folder.resolve() / "deployment" / digest_of(cell)[:16]
         token = _token(out)
         finished = FolderReader(out).result() if (out / "outcome.json").exists() else None
@@ -270,8 +242,23 @@ def run_deployment(
                             run.stop()
                         raise
         yield Outcome(index, finished)
-        if local and state_folder(token).exists():
-            shutil.rmtree(state_folder(token))
+        if local and (state_root() / token).exists():
+            shutil.rmtree(state_root() / token)
+
+
+def _refuse_simulated(cell: Cell) -> None:
+    """InputError for settings that a simulation alone can honour."""
+    refuse_vectorized_options(cell, "deployment")
+    if (clients := cell.federation.clients) is not None:
+        raise InputError(
+            f"federation.clients = {clients}: engine deployment has silos with guards, and no clients that "
+            "come and go; use --engine vectorized"
+        )
+    if cell.federation.drop_out or cell.federation.away:
+        raise InputError(
+            "federation.drop_out and federation.away are for simulations: silos of a deployment are away when "
+            'they are; write deployment.missing = "continue" instead'
+        )
 
 
 @contextmanager
@@ -286,7 +273,8 @@ def _federation(cell: Cell, connection: Connection, token: str) -> Iterator[tupl
         return
     with tempfile.TemporaryDirectory(prefix="fedpriv-") as name:
         home = Path(name)
-        policies = write_silos(cell, state_folder(token), home)
+        # what must survive an interruption is never in RUN_DIR
+        policies = write_silos(cell, state_root() / token, home)
         with federation_superlink(home, len(policies)) as link:
             assert link.address is not None
             silos = [
@@ -328,5 +316,7 @@ def run_ray(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Outcome]:
             }
             run = link.submit(run_config_of(cell, out), simulation)
             finished = follow(run, FolderReader(out), index, cell.schedule.rounds, observer, lambda: None)
-            run.wait()  # Ray's own processes outlive a simulation that is cut off
+            deadline = time.monotonic() + _END_SECONDS
+            while not run.status().is_over and time.monotonic() < deadline:
+                time.sleep(_POLL_SECONDS)
             yield Outcome(index, finished)

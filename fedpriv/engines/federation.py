@@ -1,14 +1,13 @@
 """What a coordinator sees of its federation: silos and runs at a SuperLink, asked on its control socket."""
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedpriv.core.errors import printable
 from fedpriv.engines.flower_private.control import Control, Status
-from fedpriv.engines.flower_private.kept import folder_of
 from fedpriv.engines.flower_private.presence import clock_words
 from fedpriv.protocol.cell_folder import FolderReader
 from fedpriv.protocol.clocks import difference
@@ -90,41 +89,15 @@ def _silo(name: str, entry: Mapping[str, Any]) -> SiloSeen:
 
 def runs_of(control: Control) -> list[RunSeen]:
     """The last hundred runs, the newest first; RunError if no SuperLink of fedpriv answers."""
-    told, now = control.seen(), control.runs()
-    known = {str(run.run_id) for run in now}
-    before = [_earlier(run) for run in reversed(told["runs"]) if run["run"] not in known]
-    return [*_now(now, told), *before[: max(0, _SHOWN - len(now))]]
+    told = control.seen()
+    return [_run(run, told) for run in told["runs"][: -_SHOWN - 1 : -1]]
 
 
-def _earlier(run: Mapping[str, Any]) -> RunSeen:
-    """A run of which the SuperLink knew before it was started again."""
-    folder = str(run["folder"])
-    rounds = FolderReader(Path(folder)).round() if folder else 0
+def _run(run: Mapping[str, Any], told: Mapping[str, Any]) -> RunSeen:
+    folder, followed = str(run["folder"]), told["followed"].get(run["run"], told["since"])
     return RunSeen(
-        **{name: str(run[name]) for name in ("run", "state", "started", "finished")},
-        rounds=rounds,
+        **{name: str(run.get(name, "")) for name in ("run", "state", "started", "finished", "details")},
+        rounds=FolderReader(Path(folder)).round() if folder else 0,
         folder=printable(folder),
-        orphan=False,
+        orphan=not Status(run["state"]).is_over and time.time() - followed > _AWAY,
     )
-
-
-def _now(runs: Sequence[Any], told: Mapping[str, Any]) -> list[RunSeen]:
-    return [
-        RunSeen(
-            run=str(run.run_id),
-            state=(status := Status.of(run)).state,
-            started=run.running_at,
-            finished=run.finished_at,
-            rounds=FolderReader(Path(folder)).round() if (folder := folder_of(run)) else 0,
-            folder=printable(folder),
-            details=status.details,
-            orphan=not status.is_over
-            and time.time() - told["followed"].get(str(run.run_id), told["since"]) > _AWAY,
-        )
-        for run in runs
-    ]
-
-
-def as_data(seen: SiloSeen | RunSeen) -> dict[str, Any]:
-    """The same for programs."""
-    return asdict(seen)

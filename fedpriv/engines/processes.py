@@ -15,9 +15,10 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 from cryptography import x509
@@ -26,7 +27,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from fedpriv.core.errors import InputError, RunError
+from fedpriv.core.errors import InputError, RunError, printable
+from fedpriv.core.files import OWN, write_bytes
 
 ALLOW_ROOT = "FEDPRIV_ALLOW_ROOT"
 _QUIET = {
@@ -61,12 +63,14 @@ def left_by_nobody(home: Path) -> Iterator[None]:
     def start() -> "subprocess.Popen[bytes]":
         return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
-    watches = [start()]
+    helper = start()
 
     def replace_lost() -> None:  # its end is seen at once: nobody else would end what is left
+        nonlocal helper
         while not over.wait(_WATCH_SECONDS):
-            if watches[-1].poll() is not None:
-                watches.append(start())
+            if helper.poll() is not None:
+                helper.communicate()
+                helper = start()
 
     thread = threading.Thread(target=replace_lost, daemon=True)
     thread.start()
@@ -76,11 +80,8 @@ def left_by_nobody(home: Path) -> Iterator[None]:
         over.set()
         thread.join()
         stop_all_of(home)
-        for watch in watches:
-            watch.kill()
-            watch.wait()
-            if watch.stdin is not None:
-                watch.stdin.close()
+        helper.kill()
+        helper.communicate()
 
 
 def stop_all_of(home: Path) -> None:
@@ -88,26 +89,27 @@ def stop_all_of(home: Path) -> None:
 
     Their children are ours too: Ray's agents overwrite their environment with a title.
     """
-    ours = {process for process in psutil.process_iter() if _is_of(process, home)}
+    ours = set()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # gone meanwhile, or another user's
+            if Path(process.environ().get("FLWR_HOME", "/")).is_relative_to(home):
+                ours.add(process)
     for parent in list(ours):
         with suppress(psutil.NoSuchProcess):
             ours.update(parent.children(recursive=True))
-    for process in ours:
+    end_processes(ours)
+
+
+def end_processes(processes: Collection[Any], seconds: float = 5.0) -> None:
+    """Ask processes, of psutil or of subprocess, to end, and kill those that have not after so many seconds."""
+    for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.terminate()
-    _, alive = psutil.wait_procs(ours, timeout=5.0)
+    _, alive = psutil.wait_procs(processes, timeout=seconds)
     for process in alive:
         with suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(alive, timeout=5.0)
-
-
-def _is_of(process: psutil.Process, home: Path) -> bool:
-    try:
-        folder = process.environ().get("FLWR_HOME")
-    except psutil.Error:
-        return False  # gone meanwhile, or another user's
-    return folder is not None and Path(folder).is_relative_to(home)
 
 
 def script(name: str) -> str:
@@ -125,13 +127,34 @@ def environment(home: Path) -> dict[str, str]:
     return {**os.environ, **_QUIET, "FLWR_HOME": str(home), "PATH": path}
 
 
-def free_ports(count: int) -> list[int]:
-    """Different TCP ports of this machine that no process listens on."""
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
+def start_logged(command: Sequence[str], home: Path, name: str, **own: str) -> "subprocess.Popen[bytes]":
+    """Start a process in a session of its own, which has `home`, and appends what it says to NAME.log there.
+
+    `own` are environment variables of its own.
+    """
+    (home / "empty").mkdir(exist_ok=True)  # a working directory precedes an app on Flower's import path
+    with (home / f"{name}.log").open("ab") as log:
+        return subprocess.Popen(
+            command,
+            cwd=home / "empty",
+            env={**environment(home), **own},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def log_tail(home: Path, name: str, lines: int) -> str:
+    """The end of a log, to be put behind a message."""
+    text = (home / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+    return "\n".join([":", *map(printable, text.splitlines()[-lines:])]) if text else ""
+
+
+def free_port() -> int:
+    """A TCP port of this machine that no process listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 AUTHORITY, CERTIFICATE, KEY, NODE_KEY = "ca.crt", "server.pem", "server.key", "node.key"
@@ -142,49 +165,39 @@ _EVER = datetime.datetime(1970, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 5
 def make_server_keys(folder: Path) -> None:
     """Write ca.crt, server.pem and server.key (0600) for 127.0.0.1 into `folder`.
 
-    They last for ever, like the service that made them for itself, and whatever a clock says.
+    The certificate lasts for ever, like the service that made it for itself, and whatever a clock says.
 
-    Guarantee: the key that signed is not kept, so that nobody can make another certificate that ca.crt vouches
-    for: whoever takes over a port of a process that ended cannot answer in its place.
+    Guarantee: ca.crt vouches for server.pem and for nothing else: it is the same certificate, and no authority's.
+    Whoever takes over a port of a process that ended cannot answer in its place.
     """
-    authority, server = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    issuer, name = _named("fedpriv, one run"), _named("127.0.0.1")
-    identifier = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
-    root = (
-        _builder(issuer, issuer, authority.public_key())
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_signs_certificates(), critical=True)
-        .add_extension(identifier, critical=False)
-        .sign(authority, hashes.SHA256())
-    )
-    own = x509.SubjectAlternativeName(
-        [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-    )
-    leaf = (
-        _builder(name, issuer, server.public_key())
+    key, name = ec.generate_private_key(ec.SECP256R1()), x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")
+    own = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([name]))
+        .issuer_name(x509.Name([name]))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_EVER[0])
+        .not_valid_after(_EVER[1])
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(own, critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(server.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
-        .sign(authority, hashes.SHA256())
+        .add_extension(x509.SubjectAlternativeName(own), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
     )
-    pem = serialization.Encoding.PEM
-    (folder / AUTHORITY).write_bytes(root.public_bytes(pem))
-    (folder / CERTIFICATE).write_bytes(leaf.public_bytes(pem))
-    plain = serialization.NoEncryption()
-    write_secret(folder / KEY, server.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    for path in (folder / AUTHORITY, folder / CERTIFICATE):
+        path.write_bytes(certificate.public_bytes(pem))
+    write_bytes(folder / KEY, key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain), OWN)
 
 
 def make_node_key(private: Path, public: Path) -> None:
-    """A SuperNode's own key (OpenSSH, 0600) and its public half; kept if it is there."""
-    if not private.exists():
-        key = ec.generate_private_key(ec.SECP384R1())
-        ssh, plain = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-        write_secret(private, key.private_bytes(serialization.Encoding.PEM, ssh, plain))
-    kept = serialization.load_ssh_private_key(private.read_bytes(), None)
-    assert isinstance(kept, ec.EllipticCurvePrivateKey)
-    text = kept.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    public.write_bytes(text + b"\n")
+    """A SuperNode's own key (OpenSSH, 0600) and its public half."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    ssh, plain = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    write_bytes(private, key.private_bytes(serialization.Encoding.PEM, ssh, plain), OWN)
+    form = (serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    public.write_bytes(key.public_key().public_bytes(*form) + b"\n")
 
 
 def node_public_key(path: Path) -> bytes:
@@ -250,44 +263,8 @@ def isolate(folder: Path) -> tuple[Path, list[str]]:
     """
     secret = folder / "superexec.secret"
     make_server_keys(folder)
-    write_secret(secret, secrets.token_bytes(32))
+    write_bytes(secret, secrets.token_bytes(32), OWN)
     return secret, ["--isolation=process", f"--superexec-auth-secret-file={secret}"]
-
-
-def write_secret(path: Path, secret: bytes) -> None:
-    """A file that no other user could read at any moment."""
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(secret)
-
-
-def _named(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-
-
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(_EVER[0])
-        .not_valid_after(_EVER[1])
-    )
-
-
-def _signs_certificates() -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=False,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=True,
-        crl_sign=True,
-        encipher_only=False,
-        decipher_only=False,
-    )
 
 
 if __name__ == "__main__":

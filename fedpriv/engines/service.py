@@ -12,7 +12,6 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -76,13 +75,6 @@ def late(folder: Path, part: str, began: float, *, tries: bool = False) -> str |
     return f"its {part} has done nothing for {silent:.0f} s" if silent > _SLOW else None
 
 
-class Part(NamedTuple):
-    """A process without which a service is none."""
-
-    name: str
-    process: "subprocess.Popen[bytes]"
-
-
 def how(code: int) -> str:
     """Say in words how a process ended."""
     if code >= 0:
@@ -92,9 +84,9 @@ def how(code: int) -> str:
     return f"was ended by {name}{why}"
 
 
-def part_lost(service: str, part: Part, code: int) -> RunError:
+def part_lost(service: str, part: str, code: int) -> RunError:
     """The error with which a service ends whose part has ended."""
-    return RunError(f"{service}: its {part.name} {how(code)}, and the service ends with it; start it again")
+    return RunError(f"{service}: its {part} {how(code)}, and the service ends with it; start it again")
 
 
 class Absence:

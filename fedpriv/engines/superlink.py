@@ -1,8 +1,6 @@
 """A SuperLink, our own as a child process in an empty folder or another organisation's, and runs submitted to it.
 
-Measured facts on Flower 1.41 that this is built around: the SuperLink's working directory precedes the app on the
-import path, so it must be empty; telemetry, update check and the installation of dependencies at run time are off
-by environment variables.
+Telemetry, update check and the installation of dependencies at run time are off by environment variables.
 """
 
 import json
@@ -16,18 +14,19 @@ from pathlib import Path
 
 import httpx
 
-from fedpriv.core.errors import RunError, printable
+from fedpriv.core.errors import RunError
 from fedpriv.engines.certificates import check_certificates
-from fedpriv.engines.flower_private import UNIX
 from fedpriv.engines.flower_private.control import Control, Status
+from fedpriv.engines.flower_private.wire import UNIX, open_client
 from fedpriv.engines.processes import (
     AUTHORITY,
-    environment,
-    free_ports,
+    free_port,
     left_by_nobody,
+    log_tail,
     make_node_key,
     make_server_keys,
     script,
+    start_logged,
 )
 
 _APP = """\
@@ -71,12 +70,9 @@ class SuperLink:
         keys = "".join(f"{key} = {json.dumps(value)}\n" for key, value in run_config.items())
         return SubmittedRun(self, self.control.start_run(_APP + keys, str(run_config["out"]), simulation))
 
-    def log_tail(self, lines: int = 12) -> str:
+    def log_tail(self) -> str:
         """The end of its log, to be put behind a message; empty for a SuperLink that is not ours."""
-        if self.home is None:
-            return ""
-        text = (self.home / "superlink.log").read_text(encoding="utf-8", errors="replace")
-        return ":\n" + "\n".join(map(printable, text.splitlines()[-lines:]))
+        return "" if self.home is None else log_tail(self.home, "superlink", 12)
 
 
 @dataclass(frozen=True)
@@ -95,12 +91,6 @@ class SubmittedRun:
         with suppress(RunError):
             self.superlink.control.stop_run(self.run_id)
 
-    def wait(self, seconds: float = 60.0) -> None:
-        """Until Flower itself is done with the run, which is a little after the server has its result."""
-        deadline = time.monotonic() + seconds
-        while not self.status().is_over and time.monotonic() < deadline:
-            time.sleep(0.2)
-
 
 @contextmanager
 def simulating_superlink(home: Path) -> Iterator[SuperLink]:
@@ -112,7 +102,7 @@ def simulating_superlink(home: Path) -> Iterator[SuperLink]:
     script("flwr-simulation")  # without it Flower's executor would wait for ever
     ray = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_TMPDIR": str(home)}
     with left_by_nobody(home):
-        yield start_superlink(home, ["--simulation"], own=ray)
+        yield start_superlink(home, ["--simulation"], None, **ray)
 
 
 @contextmanager
@@ -129,7 +119,7 @@ def federation_superlink(home: Path, silos: int) -> Iterator[SuperLink]:
         node.mkdir(mode=0o700)
         make_node_key(node / "node.key", keys / "nodes" / f"silo-{silo}.pub")
         (node / AUTHORITY).write_bytes((keys / AUTHORITY).read_bytes())
-    (port,) = free_ports(1)
+    port = free_port()
     with left_by_nobody(home):
         yield start_superlink(home, ["--keys", str(keys)], port)
 
@@ -139,9 +129,7 @@ def node_keys(home: Path, silo: int) -> Path:
     return home / f"node-{silo}"
 
 
-def start_superlink(
-    home: Path, options: Sequence[str], port: int | None = None, own: Mapping[str, str] | None = None
-) -> SuperLink:
+def start_superlink(home: Path, options: Sequence[str], port: int | None = None, **own: str) -> SuperLink:
     """`fedpriv superlink OPTIONS`, for SuperNodes on a port of 127.0.0.1, once it answers.
 
     `own` are environment variables of its own.
@@ -149,22 +137,20 @@ def start_superlink(
     Guarantee: who cannot enter `home`, which has to be of mode 0700, cannot start a run on it.
     """
     socket = home / "control.sock"
-    empty = home / "empty"
-    empty.mkdir(exist_ok=True)
     command = [script("fedpriv"), "superlink", "--control", str(socket), *options]
     command += [] if port is None else ["--port", str(port)]
-    with (home / "superlink.log").open("ab") as log:
-        process = subprocess.Popen(
-            command,
-            cwd=empty,
-            env={**environment(home), **(own or {})},
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+    process = start_logged(command, home, "superlink", **own)
     link = SuperLink(Control(f"{UNIX}{socket}"), home, None if port is None else f"127.0.0.1:{port}", process)
-    _wait_until_healthy(link, socket)
-    return link
+    deadline = time.monotonic() + _START_SECONDS
+    with open_client(link.control.address, None, seconds=2.0) as client:
+        while time.monotonic() < deadline:
+            if link.ended:
+                raise RunError(f"Flower's SuperLink did not start{link.log_tail()}")
+            with suppress(httpx.RequestError):
+                if client.get("/health").is_success:
+                    return link
+            time.sleep(0.1)
+    raise RunError(f"Flower's SuperLink did not answer within {_START_SECONDS:.0f} s{link.log_tail()}")
 
 
 def remote_superlink(address: str, root_certificates: Path | None) -> SuperLink:
@@ -172,19 +158,5 @@ def remote_superlink(address: str, root_certificates: Path | None) -> SuperLink:
 
     InputError for a certificate that has expired, before anything is asked.
     """
-    if root_certificates is not None:
-        check_certificates(root_certificates)
+    check_certificates(*filter(None, [root_certificates]))
     return SuperLink(Control(address, root_certificates))
-
-
-def _wait_until_healthy(link: SuperLink, socket: Path) -> None:
-    deadline = time.monotonic() + _START_SECONDS
-    with httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), timeout=2.0) as client:
-        while time.monotonic() < deadline:
-            if link.ended:
-                raise RunError(f"Flower's SuperLink did not start{link.log_tail()}")
-            with suppress(httpx.RequestError):
-                if client.get("http://superlink/health").is_success:
-                    return
-            time.sleep(0.1)
-    raise RunError(f"Flower's SuperLink did not answer within {_START_SECONDS:.0f} s{link.log_tail()}")

@@ -21,11 +21,10 @@ import subprocess
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import uvicorn
 from starlette.responses import JSONResponse, PlainTextResponse
@@ -33,42 +32,31 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.logs import log_as_service
-from fedpriv.engines.certificates import Renewed, check_certificates, ends_of, warn_of_ends
+from fedpriv.engines.certificates import Ends, Renewed, check_certificates, ends_of
 from fedpriv.engines.flower_private.executor import SERVERAPP, SIMULATION, executor_command
 from fedpriv.engines.flower_private.kept import KeptRuns
-from fedpriv.engines.flower_private.names import CONTROL, FLEET, RUNTIME, check_names
+from fedpriv.engines.flower_private.names import CONTROL, FLEET, RUNTIME
 from fedpriv.engines.flower_private.presence import STATUS, Presence
-from fedpriv.engines.flower_private.superlink import SuperLinkApp, superlink_app
+from fedpriv.engines.flower_private.superlink import superlink_app
 from fedpriv.engines.node_keys import Revoked, registered
 from fedpriv.engines.processes import (
     AUTHORITY,
     CERTIFICATE,
     KEY,
+    end_processes,
     isolate,
     made_anew,
     service_folder,
     tls_options,
 )
-from fedpriv.engines.service import BEATS, EXECUTOR, Health, Part, late, part_lost
+from fedpriv.engines.service import BEATS, EXECUTOR, Health, late, part_lost
 from fedpriv.protocol.messages import REFUSED, REGISTERED
 from fedpriv.protocol.metrics import Figure, metrics_served, private_socket
 
 _log = logging.getLogger("fedpriv.superlink")
-_LOOK, _DAY = 0.5, 86_400.0  # seconds between two looks at the executor, and two warnings of a certificate's end
+_LOOK = 0.5  # seconds between two looks at the executor
 
-
-Pages = Mapping[str, Callable[[], object]]
-
-
-@dataclass(frozen=True)
-class Listener:
-    """A socket on which requests to `prefix` are answered, and the folder with its certificate, if it has one."""
-
-    socket: socket.socket
-    prefix: str
-    keys: Path | None
-    pages: Pages = field(default_factory=dict)
-    """Paths of our own, and what is answered there as JSON."""
+Pages = Mapping[str, Callable[[], Awaitable[object]]]
 
 
 class Only:
@@ -93,7 +81,7 @@ class Only:
                 ails = self._health()
                 app = PlainTextResponse(ails or "at work", status_code=503 if ails else 200)
             elif path in self._pages:
-                app = JSONResponse(self._pages[path]())
+                app = JSONResponse(await self._pages[path]())
             elif not path.startswith(self._prefix):
                 app = PlainTextResponse("not here", status_code=404)
             await app(scope, receive, send)
@@ -118,7 +106,6 @@ def serve_superlink(
     InputError for keys or certificates that cannot be used.
     """
     log_as_service()
-    check_names()
     runs = KeptRuns(kept)
     nodes = {} if keys is None else registered(keys)
     if keys is not None:
@@ -140,12 +127,28 @@ def serve_superlink(
         options += ["--simulation"] if simulation else [] if insecure else ["--enable-supernode-auth"]
         link = superlink_app(options)
         app = Presence(link.app, nodes, folder / "refused.json")
-        pages: Pages = {STATUS: lambda: {**app.seen(), "runs": runs.earlier()}}
-        keys_of = {RUNTIME: folder, FLEET: keys}
-        listeners = [
-            Listener(each, prefix, keys_of.get(prefix), pages if prefix == CONTROL else {})
-            for each, prefix in zip(sockets, (CONTROL, RUNTIME, FLEET), strict=False)
-        ]
+
+        async def status() -> object:
+            runs.keep(await link.runs())
+            return {**app.seen(), "runs": runs.known()}
+
+        health = partial(late, folder, EXECUTOR, time.monotonic())
+        only = partial(Only, app, health=health)
+        servers = [_Server(_config(only(prefix=CONTROL, pages={STATUS: status}), None, lifespan="on"))]
+        servers += [_Server(_config(only(prefix=RUNTIME), folder)), _Server(_config(only(prefix=FLEET), keys))]
+        fleet = None if keys is None else _Fleet(servers[2].config, keys)
+        revoked = None if keys is None else Revoked(keys, nodes)
+
+        async def look() -> None:
+            """Keep the list of runs, forget keys that were revoked, and take up a certificate that was renewed."""
+            if runs.are_due():
+                runs.keep(await link.runs())
+            for name in revoked.look() if revoked is not None else ():
+                await link.forget(name)
+                _log.warning("%s: its key is revoked and opens nothing from now on", name)
+            if fleet is not None and not simulation:
+                fleet.look()
+
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvicorn.Config(app).get_loop_factory()))
         runner.run(link.check(registered=bool(nodes), fleet=not simulation))
         runner.run(link.register(nodes))
@@ -154,32 +157,9 @@ def serve_superlink(
         )
         environment = {**os.environ, BEATS: str(folder), REFUSED: str(folder / "refused.json")}
         executor = subprocess.Popen(command, env=environment | ({REGISTERED: "1"} if nodes else {}))
-        stack.callback(executor.wait)
-        stack.callback(executor.terminate)
-        health = partial(late, folder, EXECUTOR, time.monotonic())
+        stack.callback(end_processes, [executor])
         stack.enter_context(metrics_served(metrics, lambda: _figures(app.seen(), health, keys)))
-        revoked = None if keys is None else Revoked(keys, nodes)
-        asked = runner.run(_serve(app, listeners, executor, health, partial(_look, link, runs, revoked)))
-        if not asked:
-            code = executor.poll()
-            raise (
-                RunError("SuperLink: one of its servers ended; start it again")
-                if code is None
-                else part_lost("SuperLink", Part(EXECUTOR, executor), code)
-            )
-
-
-async def _look(link: SuperLinkApp, runs: KeptRuns, revoked: Revoked | None) -> None:
-    """Keep the list of runs, and forget keys that were revoked."""
-    if runs.are_due():
-        runs.keep(await link.runs())
-    for name in revoked.look() if revoked is not None else ():
-        await link.forget(name)
-        _log.warning("%s: its key is revoked and opens nothing from now on", name)
-
-
-async def _nothing() -> None:
-    """Look at nothing."""
+        runner.run(_serve(list(zip(servers, sockets, strict=False)), executor, look))
 
 
 def _figures(seen: Mapping[str, Any], health: Health, keys: Path | None) -> list[Figure]:
@@ -208,6 +188,19 @@ def _tcp(host: str, port: int) -> socket.socket:
         raise InputError(f"{host}:{port}: {error}") from None
 
 
+def _config(app: ASGIApp, keys: Path | None, lifespan: Literal["on", "off"] = "off") -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        lifespan=lifespan,
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=2,
+        ssl_certfile=None if keys is None else keys / CERTIFICATE,
+        ssl_keyfile=None if keys is None else keys / KEY,
+    )
+
+
 class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -216,49 +209,27 @@ class _Server(uvicorn.Server):
 
 
 async def _serve(
-    app: ASGIApp,
-    listeners: Sequence[Listener],
+    servers: Sequence[tuple[_Server, socket.socket]],
     executor: "subprocess.Popen[bytes]",
-    health: Health,
-    look: Callable[[], Awaitable[None]] = _nothing,
-) -> bool:
-    """Serve until a signal, or until a server or the executor ends: whether it was asked to."""
-    servers = []
-    for index, listener in enumerate(listeners):
-        keys = listener.keys
-        config = uvicorn.Config(
-            Only(app, listener.prefix, health, listener.pages),
-            lifespan="off" if index else "on",
-            log_level="warning",
-            access_log=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=2,
-            ssl_certfile=None if keys is None else keys / CERTIFICATE,
-            ssl_keyfile=None if keys is None else keys / KEY,
-        )
-        servers.append(_Server(config))
+    look: Callable[[], Awaitable[None]],
+) -> None:
+    """Serve until a signal; RunError if a server or the executor ends before."""
     asked = asyncio.Event()
     for ending in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(ending, asked.set)
-    serving = [
-        asyncio.ensure_future(server.serve([listener.socket]))
-        for server, listener in zip(servers, listeners, strict=True)
-    ]
-    fleets = [
-        _Fleet(server.config, listener.keys)
-        for server, listener in zip(servers, listeners, strict=True)
-        if listener.prefix == FLEET and listener.keys is not None
-    ]
+    serving = [asyncio.ensure_future(server.serve([socket])) for server, socket in servers]
     while not (asked.is_set() or executor.poll() is not None or any(server.done() for server in serving)):
         await look()
-        for fleet in fleets:
-            fleet.look()
         with suppress(TimeoutError):
             await asyncio.wait_for(asked.wait(), _LOOK)
-    for server in servers:
+    for server, _ in servers:
         server.should_exit = True
     await asyncio.gather(*serving)
-    return asked.is_set()
+    if asked.is_set():
+        return
+    if (code := executor.poll()) is not None:
+        raise part_lost("SuperLink", EXECUTOR, code)
+    raise RunError("SuperLink: one of its servers ended; start it again")
 
 
 class _Fleet:
@@ -267,12 +238,10 @@ class _Fleet:
     def __init__(self, config: uvicorn.Config, keys: Path) -> None:
         self._config, self._keys = config, keys
         self._renewed = Renewed(keys / CERTIFICATE, keys / KEY)
-        self._warned = float("-inf")
+        self._ends = Ends(keys / AUTHORITY, keys / CERTIFICATE)
 
     def look(self) -> None:
-        if time.monotonic() - self._warned > _DAY:
-            self._warned = time.monotonic()
-            warn_of_ends(self._keys / AUTHORITY, self._keys / CERTIFICATE)
+        self._ends.look()
         if not self._renewed.changed() or not self._config.loaded or self._config.ssl is None:
             return
         try:

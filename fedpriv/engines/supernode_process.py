@@ -1,8 +1,6 @@
 """`fedpriv supernode`: the node of one silo, which is one process, and its supervisor.
 
-    python -P -m fedpriv.engines.supernode_process SUPERLINK SILO GUARD KEYS|- HEALTH|- METRICS|- APPS|-
-
-With APPS it is Flower's own SuperNode, which runs the apps that a SuperLink sends, and an executor for these.
+With --apps it is Flower's own SuperNode, which runs the apps that a SuperLink sends, and an executor for these.
 
 A node that lost its SuperLink, which was restarted, is away or refuses the key, is started again, for ever, and so
 is one that was killed.  Any other end of a part ends the service.
@@ -14,21 +12,22 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
-from fedpriv.core.errors import FedprivError, InputError
+from fedpriv.core.errors import InputError
 from fedpriv.core.logs import log_as_service
-from fedpriv.engines.certificates import check_certificates, ends_of, warn_of_ends
+from fedpriv.engines.certificates import Ends, check_certificates, ends_of
 from fedpriv.engines.flower_private.executor import CLIENTAPP, executor_command
 from fedpriv.engines.flower_private.names import check_names
 from fedpriv.engines.processes import (
     AUTHORITY,
     NODE_KEY,
-    free_ports,
+    end_processes,
+    free_port,
     isolate,
     made_anew,
     script,
@@ -41,7 +40,6 @@ from fedpriv.engines.service import (
     LOST,
     SUPERNODE,
     Absence,
-    Part,
     end_when_asked,
     health_socket,
     how,
@@ -57,47 +55,14 @@ NODE = "fedpriv.engines.flower_private.silo_node"
 _SHORTEST, _LONGEST = 2.0, 30.0  # seconds before a SuperNode that was lost is started again, doubled each time
 _STAYED = 90.0  # seconds after which the next loss counts as a first one
 _LOOK = 0.5  # seconds between two looks at the parts
+_END_SECONDS = 20.0  # Flower ends itself hard after 5, and a service manager us after 90
 _AWAY = 40.0  # seconds without an answer of the SuperLink, which is asked every two
-_DAY = 86_400.0
 
 
-def command(
-    superlink: str,
-    silo: int,
-    guard: Path,
-    keys: Path | None,
-    health: Path | None = None,
-    metrics: str | None = None,
-    *,
-    apps: bool = False,
-) -> list[str]:
-    """The command that runs silo `silo`'s SuperNode; `keys` has ca.crt and node.key, None for no TLS, no key."""
-    given = ["-" if place is None else str(place) for place in (keys, health, metrics)]
-    words = [superlink, str(silo), str(guard), *given, "apps" if apps else "-"]
-    return [sys.executable, "-P", "-m", __name__, *words]
-
-
-def become_supernode(
-    superlink: str,
-    silo: int,
-    guard: Path,
-    keys: Path | None,
-    *,
-    insecure: bool,
-    health: Path | None = None,
-    metrics: str | None = None,
-    apps: bool = False,
-) -> NoReturn:
-    """Make this process silo `silo`'s SuperNode; InputError for keys that cannot be used."""
-    check_names()
-    if (keys is None) != insecure:
-        raise InputError("fedpriv supernode: give --keys FOLDER, or --insecure on a machine of your own")
-    if keys is not None:
-        check_certificates(keys / AUTHORITY)
-        if not (keys / NODE_KEY).exists():
-            raise InputError(f"{keys / NODE_KEY}: no such key; run deploy/make-keys.sh, or ssh-keygen")
-    words = command(superlink, silo, guard, keys, health, metrics, apps=apps)
-    os.execv(words[0], words)
+def command(superlink: str, silo: int, guard: Path, keys: Path, *options: str) -> list[str]:
+    """The command that runs silo `silo`'s SuperNode; `keys` has ca.crt and node.key."""
+    words = ["--superlink", superlink, "--silo", str(silo), "--guard", str(guard), "--keys", str(keys)]
+    return [script("fedpriv"), "supernode", *words, *options]
 
 
 def run_supernode(
@@ -105,17 +70,31 @@ def run_supernode(
     silo: int,
     guard: Path,
     keys: Path | None,
+    *,
+    insecure: bool = False,
     health: Path | None = None,
     metrics: str | None = None,
-    *,
     apps: bool = False,
 ) -> NoReturn:
-    """Run until this process is asked to end; RunError if a part ends for another reason than those above.
+    """Run silo `silo`'s SuperNode until this process is asked to end.
 
     `metrics` is where figures are told: see `metrics_served`.
+
+    Raises:
+        InputError: keys that cannot be used.
+        RunError: a part ended for another reason than those above.
     """
+    log_as_service(silo=silo)
+    end_when_asked()
+    check_names()
+    if (keys is None) != insecure:
+        raise InputError("fedpriv supernode: give --keys FOLDER, or --insecure on a machine of your own")
+    if keys is not None:
+        check_certificates(keys / AUTHORITY)
+        if not (keys / NODE_KEY).exists():
+            raise InputError(f"{keys / NODE_KEY}: no such key; run deploy/make-keys.sh, or ssh-keygen")
     folder = service_folder(f"supernode-{silo}", health)
-    watch = Watch("SuperNode", superlink, folder, keys, EXECUTOR if apps else SUPERNODE)
+    watch = Watch(superlink, folder, keys, EXECUTOR if apps else SUPERNODE)
     with (
         health_socket(health, watch.ails),
         metrics_served(metrics, lambda: watch.figures(silo)),
@@ -125,30 +104,23 @@ def run_supernode(
         if apps:
             secret, options = isolate(folder)
             options += [f"--superlink={superlink}", "--node-config", f"partition-id={silo} guard='{guard}'"]
-            options += [*tls_options(folder), *_identity(keys)]
+            options += tls_options(folder)
+            options += ["--insecure"] if keys is None else [f"--root-certificates={keys / AUTHORITY}"]
+            options += [] if keys is None else [f"--auth-supernode-private-key={keys / NODE_KEY}"]
             stay(lambda: _run_apps(options, folder / AUTHORITY, secret, watch), watch)
         words = [superlink, str(silo), str(guard), "-" if keys is None else str(keys)]
-        stay(lambda: _run_node([sys.executable, "-P", "-m", NODE, *words], watch), watch)
-
-
-def _identity(keys: Path | None) -> list[str]:
-    """Options of Flower's SuperNode for its key and for whom it trusts."""
-    if keys is None:
-        return ["--insecure"]
-    return [f"--root-certificates={keys / AUTHORITY}", f"--auth-supernode-private-key={keys / NODE_KEY}"]
+        stay(lambda: _run({SUPERNODE: [sys.executable, "-P", "-m", NODE, *words]}, watch), watch)
 
 
 class Watch:
     """Looks at the parts while they run, and says what it sees."""
 
-    def __init__(
-        self, service: str, superlink: str, beats: Path, keys: Path | None, part: str = SUPERNODE
-    ) -> None:
+    def __init__(self, superlink: str, beats: Path, keys: Path | None, part: str = SUPERNODE) -> None:
         """`part` is the one by whose beats the service is well or ill."""
-        self.service, self._part = service, part
-        self._beats, self._keys = beats, keys
+        self._part, self._beats, self._keys = part, beats, keys
         self._absence = Absence(f"answer of the SuperLink at {superlink}")
-        self._began = self._warned = time.monotonic()
+        self._ends = Ends(*([] if keys is None else [keys / AUTHORITY]))
+        self._began = time.monotonic()
 
     def ails(self) -> str | None:
         """What ails the service itself; a SuperLink that is away does not."""
@@ -181,86 +153,48 @@ class Watch:
             self._absence.away(last, "" if beat is None else beat.trouble)
         elif beat is not None and not beat.trouble:
             self._absence.back()
-        if self._keys is not None and now - self._warned > _DAY:
-            self._warned = now
-            warn_of_ends(self._keys / AUTHORITY)
+        self._ends.look()
 
 
-def stay(run_once: Callable[[], tuple[Part, int]], watch: Watch) -> NoReturn:
+def stay(run_once: Callable[[], tuple[str, int]], watch: Watch) -> NoReturn:
     """Run a node again that lost its SuperLink or was killed, for ever; RunError for any other end of a part."""
     pause = _SHORTEST
     while True:
         started = time.monotonic()
         part, code = run_once()
-        if part.name != SUPERNODE or (code not in (0, LOST) and code >= 0):
-            raise part_lost(watch.service, part, code)
+        if part != SUPERNODE or (code not in (0, LOST) and code >= 0):
+            raise part_lost("SuperNode", part, code)
         if code < 0:
-            _log.error("its %s %s; it is started again", part.name, how(code))
+            _log.error("its %s %s; it is started again", part, how(code))
         else:
             watch.look(lost=True)
         pause = _SHORTEST if time.monotonic() - started > _STAYED else min(2.0 * pause, _LONGEST)
         time.sleep(pause)
 
 
-def _run_node(words: Sequence[str], watch: Watch) -> tuple[Part, int]:
-    """The node until it ends: with which exit code."""
-    with _ended_with_us(words) as node:
-        while node.poll() is None:
-            watch.look()
-            time.sleep(_LOOK)
-        return Part(SUPERNODE, node), node.wait()
-
-
-def _run_apps(options: Sequence[str], authority: Path, secret: Path, watch: Watch) -> tuple[Part, int]:
-    """Flower's SuperNode and an executor until one of them ends: which, and its exit code.
+def _run_apps(options: Sequence[str], authority: Path, secret: Path, watch: Watch) -> tuple[str, int]:
+    """Run Flower's SuperNode and an executor.
 
     A port that is free now may be another's when the SuperNode listens, so that every start takes one of its own.
     Flower's exit codes do not tell a SuperLink that is lost from other ends, so that each is one.
     """
-    (port,) = free_ports(1)
-    with (
-        _ended_with_us(executor_command(f"127.0.0.1:{port}", authority, secret, CLIENTAPP)) as executor,
-        _ended_with_us([script("flower-supernode"), *options, f"--port={port}"]) as node,
-    ):
-        while node.poll() is None and executor.poll() is None:
+    port = free_port()
+    executor = executor_command(f"127.0.0.1:{port}", authority, secret, CLIENTAPP)
+    node = [script("flower-supernode"), *options, f"--port={port}"]
+    part, code = _run({EXECUTOR: executor, SUPERNODE: node}, watch)
+    return part, min(code, 0) if part == SUPERNODE else code
+
+
+def _run(commands: Mapping[str, Sequence[str]], watch: Watch) -> tuple[str, int]:
+    """Run parts until one of them ends: which, and its exit code.  The SuperLink hears of a node's end."""
+    parts: dict[str, subprocess.Popen[bytes]] = {}
+    with ExitStack() as stack:
+        for name, words in commands.items():
+            parts[name] = subprocess.Popen(words)
+            stack.callback(end_processes, [parts[name]], _END_SECONDS)
+        while True:
+            for name, process in parts.items():
+                if (code := process.poll()) is not None:
+                    return name, code
+            watch.look()
             time.sleep(_LOOK)
-        if (code := executor.poll()) is not None:
-            return Part(EXECUTOR, executor), code
-        return Part(SUPERNODE, node), min(node.wait(), 0)
-
-
-@contextmanager
-def _ended_with_us(words: Sequence[str]) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that is ended with the block; the SuperLink hears of a node's end."""
-    process = subprocess.Popen(words)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-_END_SECONDS = 20.0  # Flower ends itself hard after 5, and a service manager us after 90
-
-
-def main(superlink: str, silo: str, guard: str, keys: str, health: str, metrics: str, apps: str) -> None:
-    """Run the command line of `command`."""
-    log_as_service(silo=int(silo))
-    end_when_asked()
-    folder, healthy = (None if given == "-" else Path(given) for given in (keys, health))
-    if folder is not None:
-        warn_of_ends(folder / AUTHORITY)
-    try:
-        told = None if metrics == "-" else metrics
-        run_supernode(superlink, int(silo), Path(guard), folder, healthy, told, apps=apps == "apps")
-    except FedprivError as error:
-        _log.error("%s", error)
-        sys.exit(error.exit_code)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

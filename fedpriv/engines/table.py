@@ -94,10 +94,6 @@ def _vectorized_groups(cells: Sequence[Cell]) -> list[list[int]]:
     return groups_of(cells)
 
 
-def _one_by_one(cells: Sequence[Cell]) -> list[list[int]]:
-    return [[place] for place in range(len(cells))]
-
-
 def _inprocess(_: Path, __: Connection, ___: Checkpoints) -> Engine:
     from fedpriv.engines.inprocess import run_inprocess
 
@@ -118,7 +114,7 @@ def _deployment(folder: Path, connection: Connection, _: Checkpoints) -> Engine:
 
 ENGINES = {
     "vectorized": EngineRow(_vectorized, groups=_vectorized_groups),
-    "inprocess": EngineRow(_inprocess, groups=_one_by_one),
+    "inprocess": EngineRow(_inprocess, groups=lambda cells: [[place] for place in range(len(cells))]),
     "ray": EngineRow(_ray),
     "deployment": EngineRow(_deployment, connects=True, resumes_cells=True, releases=True),
 }

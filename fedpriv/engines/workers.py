@@ -88,24 +88,22 @@ def work(
     import_files([Path(file) for file in imports])
     resolved = [resolve_cell(cell, "a worker's cell") for cell in cells]
     said: queue.SimpleQueue[_Said] = queue.SimpleQueue()
-    threading.Thread(target=_run, args=(engine, resolved, before or {}, said), daemon=True).start()
+    teller = _Teller(before or {}, said)
+
+    def run() -> None:
+        try:
+            for outcome in engine_named(engine, kept=teller)(resolved, teller):
+                teller.flush()
+                said.put(outcome)
+            said.put(None)
+        except BaseException as error:
+            said.put(error)
+
+    threading.Thread(target=run, daemon=True).start()
     while (event := said.get()) is not None:
         if isinstance(event, BaseException):
             raise event
         yield event
-
-
-def _run(
-    engine: str, cells: Sequence[Cell], before: Mapping[str, bytes], said: "queue.SimpleQueue[_Said]"
-) -> None:
-    teller = _Teller(before, said)
-    try:
-        for outcome in engine_named(engine, kept=teller)(cells, teller):
-            teller.flush()
-            said.put(outcome)
-        said.put(None)
-    except BaseException as error:
-        said.put(error)
 
 
 class _Teller(RunObserver, Checkpoints):
@@ -178,12 +176,6 @@ class _Group:
     again: int = 0
     """Rounds of this attempt, told before or not."""
 
-    def given_up(self, error: Exception) -> RunError:
-        """What is raised when its worker died for the last time."""
-        first = printable(str(error).strip().splitlines()[0])
-        places = ", ".join(map(str, self.members))
-        return RunError(f"cells {places}: {self.worker} died, {_ATTEMPTS} times in a row: {first}")
-
 
 def on_workers(name: str, workers: Workers, kept: Checkpoints = NO_CHECKPOINTS) -> Engine:
     """The engine of this name, on workers; InputError for one that starts processes of its own.
@@ -223,12 +215,18 @@ def _run_groups(
                     except StopIteration:
                         del running[stream]
                     except ray.exceptions.RayTaskError as error:
-                        raise _of_the_engine(error, group) from None
+                        if isinstance(error.cause, FedprivError):
+                            raise error.cause from None
+                        reason = f"{type(error.cause).__name__}: {printable(str(error.cause))}"
+                        raise RunError(f"{group.worker}: {reason}") from None
                     except ray.exceptions.RayError as error:
                         del running[stream]
                         observer.lost(group.worker, group.members)
                         if group.attempts >= _ATTEMPTS:
-                            raise group.given_up(error) from error
+                            places, reason = ", ".join(map(str, group.members)), _first_line(error)
+                            raise RunError(
+                                f"cells {places}: {group.worker} died, {_ATTEMPTS} times in a row: {reason}"
+                            ) from error
                         running[_submitted(ray, engine, group, kept)] = group
                     else:
                         yield from _heard(event, group, observer, kept)
@@ -242,8 +240,11 @@ def _heard(event: Event, group: _Group, observer: RunObserver, kept: Checkpoints
     match event:
         case Began():
             group.worker = f"worker {event.process} on {printable(event.machine)}"
-            if event.versions != installed():
-                raise RunError(f"{group.worker} {_difference(event.versions)}: results would not be the same")
+            pairs = [(name, event.versions.get(name), here) for name, here in installed().items()]
+            if others := [
+                f"{name} {there} where this machine has {here}" for name, there, here in pairs if there != here
+            ]:
+                raise RunError(f"{group.worker} has {', has '.join(others)}: results would not be the same")
         case Advanced(rounds):
             group.again += rounds
             if (news := group.again - group.advanced) > 0:
@@ -265,13 +266,8 @@ def _heard(event: Event, group: _Group, observer: RunObserver, kept: Checkpoints
                 yield Outcome(group.members[place], finished)
 
 
-def _difference(versions: Mapping[str, str]) -> str:
-    here = installed()
-    return ", ".join(
-        f"has {name} {versions.get(name)} where this machine has {here[name]}"
-        for name in here
-        if versions.get(name) != here[name]
-    )
+def _first_line(error: Exception) -> str:
+    return printable(str(error).strip().splitlines()[0])
 
 
 def _submitted(ray: Any, engine: str, group: _Group, kept: Checkpoints) -> Any:
@@ -283,13 +279,6 @@ def _submitted(ray: Any, engine: str, group: _Group, kept: Checkpoints) -> Any:
     before = kept.latest(name)
     found = {} if before is None else {name: before}
     return task.remote(engine, [cell.canonical() for cell in group.cells], imports, found)
-
-
-def _of_the_engine(error: Any, group: _Group) -> FedprivError:
-    """Pass on an event of the engine in the worker as if it were here; a bug there is a bug here."""
-    if isinstance(error.cause, FedprivError):
-        return error.cause
-    return RunError(f"{group.worker}: {type(error.cause).__name__}: {printable(str(error.cause))}")
 
 
 def _costliest_first(groups: Sequence[Sequence[int]], cells: Sequence[Cell]) -> list[_Group]:
@@ -373,8 +362,8 @@ def _connected(workers: Workers, **options: Any) -> Iterator[Any]:
     try:
         ray.init(**options, configure_logging=False, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        reason = printable(str(error).strip().splitlines()[0])
-        raise RunError(f"Ray at {workers.address or 'this machine'} cannot be used: {reason}") from None
+        place = workers.address or "this machine"
+        raise RunError(f"Ray at {place} cannot be used: {_first_line(error)}") from None
     if before is not None:
         signal.signal(signal.SIGTERM, before)  # Ray's own would end the run without a word how to go on
     try:

@@ -57,7 +57,8 @@ def test_a_noisy_run_differs_from_the_simulation_by_noise_of_the_same_size_and_i
         """In the middle of the run; Docker starts its container again, and the job goes on."""
         progress = containers.checkout / "runs" / "noisy" / "deployment"
         wait_until(lambda: any(progress.glob("*/journal/released.bin")), "a round")
-        kill = "for p in /proc/[0-9]*; do grep -q supernode_process $p/cmdline && kill -9 ${p#/proc/}; done"
+        named = "tr '\\0' ' ' < $p/cmdline | grep -q 'fedpriv supernode'"
+        kill = f"for p in /proc/[0-9]*; do {named} && kill -9 ${{p#/proc/}}; done"
         killed.append(containers.inside("node-1", f"{kill}; true").stderr)
 
     done = containers.up(NOISY, during=a_supernode_crashes)

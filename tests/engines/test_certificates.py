@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 import uvicorn
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from typer.testing import CliRunner
 
 from fedpriv.cli.app import app
@@ -63,6 +66,29 @@ def test_the_certificates_of_a_service_outlast_it_whatever_its_clock_says(tmp_pa
     subprocess.run([*verify, "-CAfile", str(tmp_path / "ca.crt"), str(tmp_path / "server.pem")], check=True)
 
 
+def test_guarantee_nothing_but_the_servers_own_certificate_is_vouched_for(tmp_path: Path) -> None:
+    """Would gain, with a key that signed kept: another certificate for the port of a process that ended."""
+    processes.make_server_keys(tmp_path)
+    (own,) = certificates.certificates_of(tmp_path / "ca.crt")
+    signing = serialization.load_pem_private_key((tmp_path / "server.key").read_bytes(), None)
+    assert isinstance(signing, ec.EllipticCurvePrivateKey)
+    other = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    forged = x509.CertificateBuilder().subject_name(name).issuer_name(own.content.subject)
+    forged = forged.public_key(other.public_key()).serial_number(7)
+    forged = forged.not_valid_before(own.content.not_valid_before_utc)
+    forged = forged.not_valid_after(own.content.not_valid_after_utc)
+    signed = forged.sign(signing, hashes.SHA256())
+    (tmp_path / "forged.pem").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    for more in ([], ["-partial_chain"]):
+        verify = ["openssl", "verify", *more, "-CAfile", str(tmp_path / "ca.crt")]
+        assert (
+            subprocess.run([*verify, str(tmp_path / "server.pem")], capture_output=True, check=False).returncode
+            == 0
+        )
+        assert subprocess.run([*verify, str(tmp_path / "forged.pem")], capture_output=True, check=False).returncode
+
+
 def keys_between_machines(folder: Path) -> tuple[Path, Path]:
     script = Path(__file__).resolve().parents[2] / "deploy" / "make-keys.sh"
     subprocess.run([str(script), str(folder), "1", "fl.example.org"], check=True, capture_output=True)
@@ -79,12 +105,12 @@ def test_a_certificate_is_told_of_thirty_days_before_its_end_and_renewed_with_th
 ) -> None:
     keys, authority = keys_between_machines(tmp_path)
     paths = keys / "ca.crt", keys / "server.pem"
-    certificates.warn_of_ends(*paths)
+    certificates.Ends(*paths).look()
     assert not caplog.messages
     shown = CliRunner().invoke(app, ["certificates", str(keys)])
     assert (shown.exit_code, shown.output.count(" days left")) == (0, 2)
     in_days(monkeypatch, 340)
-    certificates.warn_of_ends(*paths)
+    certificates.Ends(*paths).look()
     (line,) = caplog.messages
     assert re.fullmatch(
         r"a certificate ends soon: .*server.pem: CN=superlink, until .* UTC, 24 days left; .*", line
@@ -149,13 +175,10 @@ def serial(config: uvicorn.Config) -> int:
     return x509.load_der_x509_certificate(shown).serial_number
 
 
-def test_a_node_key_is_kept_and_its_public_half_is_the_one_that_is_registered(tmp_path: Path) -> None:
+def test_a_node_keys_public_half_is_the_one_that_is_registered(tmp_path: Path) -> None:
     private, public = tmp_path / "node.key", tmp_path / "silo-0.pub"
     processes.make_node_key(private, public)
-    first, kept = processes.node_public_key(public), private.read_bytes()
-    processes.make_node_key(private, public)
-    assert private.read_bytes() == kept
-    assert processes.node_public_key(public) == first
+    assert processes.node_public_key(public)
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
     derived = subprocess.run(["ssh-keygen", "-y", "-f", private], capture_output=True, check=True).stdout
     assert derived.split()[:2] == public.read_bytes().split()[:2]

@@ -23,13 +23,12 @@ from fedpriv.engines.flower_private.executor import (
     Executor,
     Task,
     command_of,
-    end_tasks,
     executor_command,
     start_task,
 )
 from fedpriv.engines.flower_private.names import ACQUIRE_TASK, LIST_RUNS, RUNTIME, TASK_HEARTBEAT, TASK_OUTPUT
 from fedpriv.engines.flower_private.wire import Wire
-from fedpriv.engines.processes import make_server_keys
+from fedpriv.engines.processes import end_processes, make_server_keys
 from tests.engines.flower_link import Link
 
 TOKEN = "5ec4e7"
@@ -123,15 +122,14 @@ def test_a_task_that_starts_slowly_is_kept_alive_for_five_minutes(monkeypatch: p
     assert len(said.requests) == 20  # each 15 s of 300
 
 
-def test_a_task_that_does_not_end_when_told_is_ended_with_its_executor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_does_not_end_when_told_is_ended_with_its_executor() -> None:
     """A server that waits for a SuperLink that was killed would keep the journal, and no run could be resumed."""
-    monkeypatch.setattr(executor, "_END_SECONDS", 0.2)
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
     task = subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE)
     assert task.stdout is not None
     with task.stdout:
         task.stdout.readline()
-        end_tasks([task])
+        end_processes([task], 0.2)
         assert task.wait(timeout=10) == -signal.SIGKILL
 
 

@@ -23,9 +23,12 @@ from fedpriv.core.errors import InputError, RunError
 from fedpriv.engines import federation
 from fedpriv.engines.federation import runs_of, silos_of
 from fedpriv.engines.flower_private import FOLLOWS, VERSION, presence
+from fedpriv.engines.flower_private import control as control_module
 from fedpriv.engines.flower_private.control import Control, Status
+from fedpriv.engines.flower_private.kept import KeptRuns
 from fedpriv.engines.flower_private.names import CONTROL, FLEET
 from fedpriv.engines.flower_private.presence import STATUS, Presence
+from fedpriv.engines.flower_private.superlink import SuperLinkApp
 from fedpriv.engines.superlink_process import Only
 from fedpriv.protocol.messages import REFUSED
 from fedpriv.server import grid
@@ -41,16 +44,22 @@ def told(app: Any, keys: Mapping[str, Keys], tmp_path: Path) -> Presence:
 
 
 @pytest.fixture
-def control(told: Presence, monkeypatch: pytest.MonkeyPatch) -> Control:
+def control(app: Any, told: Presence, monkeypatch: pytest.MonkeyPatch) -> Control:
     """The Control API over `told`, without a network."""
-    listening = Only(told, CONTROL, pages={STATUS: lambda: {**told.seen(), "runs": []}})
-    made = Control._client
+    link, known = SuperLinkApp(app, polls=False), KeptRuns(None)
 
-    def client(self: Control) -> Any:
-        made(self).close()
+    async def status() -> object:
+        known.keep(await link.runs())
+        return {**told.seen(), "runs": known.known()}
+
+    listening = Only(told, CONTROL, pages={STATUS: status})
+    make = control_module.open_client
+
+    def client(*words: Any, **options: Any) -> Any:
+        make(*words, **options).close()
         return TestClient(listening, raise_server_exceptions=False)
 
-    monkeypatch.setattr(Control, "_client", client)
+    monkeypatch.setattr(control_module, "open_client", client)
     return Control("unix:/control.sock")
 
 

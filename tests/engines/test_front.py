@@ -53,7 +53,7 @@ def connected(link: Link, silo: int, monkeypatch: pytest.MonkeyPatch, reply: Rec
 
 def one_query(node: silo_node.Node) -> None:
     """Answer the next query."""
-    answer = node._fleet.ask(PULL, node=node.number)
+    answer = node._fleet.ask(PULL, node=node._node)
     node._answer(answer.messages_list[0].metadata.run_id, answer.message_object_trees[0])
 
 
@@ -169,12 +169,12 @@ def announce(node: silo_node.Node, query: Any, **metadata: Any) -> tuple[Any, di
 
 def push(node: silo_node.Node, request: Any) -> Any:
     fields = {"messages_list": request.messages_list, "message_object_trees": request.message_object_trees}
-    return node._fleet.ask(PUSH, node=request.node.node_id, patience=0.0, **fields)
+    return node._fleet.ask(PUSH, node=request.node, patience=0.0, **fields)
 
 
 def push_object(node: silo_node.Node, run: int, session: str, name: str, content: bytes) -> bool:
     fields = {"run_id": run, "session_id": session, "object_id": name, "object_content": content}
-    return bool(node._fleet.ask(PUSH_OBJECT, node=node.number, **fields).stored)
+    return bool(node._fleet.ask(PUSH_OBJECT, node=node._node, **fields).stored)
 
 
 def test_guarantee_a_reply_counts_as_its_senders(
@@ -183,7 +183,7 @@ def test_guarantee_a_reply_counts_as_its_senders(
     """Would gain: a release of its making in another silo's name, if it learnt what that silo was sent."""
     one, two = (connected(link, silo, monkeypatch) for silo in range(2))
     numbers = send(grid, QUERY, *link.nodes)
-    query = two._fleet.ask(PULL, node=two.number)
+    query = two._fleet.ask(PULL, node=two._node)
     request, _ = announce(one, query, src_node_id=two.number)
     with pytest.raises(httpx.HTTPStatusError, match="403"):
         push(one, request)
@@ -199,7 +199,7 @@ def test_guarantee_a_reply_counts_as_its_senders(
     with pytest.raises(silo_node.LostError):
         push(one, request)
     assert list(grid.pull_messages(numbers)) == []
-    assert not link.link.app._replies
+    assert not [each for each in link.link.app._sessions.values() if each.reply]
 
 
 def test_a_reply_whose_objects_are_on_their_way_is_not_handed_out(
@@ -208,7 +208,7 @@ def test_a_reply_whose_objects_are_on_their_way_is_not_handed_out(
     """Was: the server waits up to 180 s for a dead sender, for no other silo meanwhile."""
     one, two = (connected(link, silo, monkeypatch) for silo in range(2))
     numbers = send(grid, QUERY, *link.nodes)
-    query = one._fleet.ask(PULL, node=one.number)
+    query = one._fleet.ask(PULL, node=one._node)
     request, contents = announce(one, query)
     told = push(one, request)
     assert set(told.objects_to_push) == set(contents)
@@ -229,7 +229,7 @@ def test_a_silo_hides_no_reply_of_another(link: Link, grid: HttpGrid, monkeypatc
     """Would gain: another silo is missing in every round, if it announces replies to that silo's queries."""
     one, two = (connected(link, silo, monkeypatch) for silo in range(2))
     numbers = send(grid, QUERY, link.nodes[1])
-    query = two._fleet.ask(PULL, node=two.number)
+    query = two._fleet.ask(PULL, node=two._node)
     push(one, announce(one, query)[0])
     two._answer(link.run, query.message_object_trees[0])
     (reply,) = grid.pull_messages(numbers)
@@ -242,7 +242,7 @@ def test_what_is_announced_or_sent_again_is_taken_once(
     """The answer was lost.  Was: no object was asked for, or an object refused, and the reply never came."""
     one, two = (connected(link, silo, monkeypatch) for silo in range(2))
     numbers = send(grid, QUERY, link.nodes[0])
-    query = one._fleet.ask(PULL, node=one.number)
+    query = one._fleet.ask(PULL, node=one._node)
     request, contents = announce(one, query)
     told = push(one, request)
     (first, content), *others = contents.items()
@@ -265,7 +265,7 @@ def test_a_stranger_learns_nothing_of_an_announcement_that_it_repeats(
     """Would gain: the session in which a silo sends."""
     one, two = (connected(link, silo, monkeypatch) for silo in range(2))
     send(grid, QUERY, link.nodes[0])
-    request, _ = announce(one, one._fleet.ask(PULL, node=one.number))
+    request, _ = announce(one, one._fleet.ask(PULL, node=one._node))
     session = push(one, request).session_id
     for headers in ({}, dict(two._fleet._headers(PUSH, request))):
         headers["content-type"] = headers["accept"] = MEDIA_TYPE
@@ -286,7 +286,7 @@ def test_guarantee_a_key_that_is_forgotten_opens_nothing_whether_its_node_was_th
         with pytest.raises(silo_node.LostError, match="does not know this SuperNode's key"):
             connected(link, silo, monkeypatch)
     with pytest.raises(silo_node.LostError):
-        node._fleet.ask(PULL, node=node.number)
+        node._fleet.ask(PULL, node=node._node)
 
 
 def test_a_key_that_cannot_be_forgotten_ends_the_service(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +309,7 @@ def test_no_spelling_of_the_path_brings_a_foreign_reply_past_the_front(
     """Would gain: what Flower routes as an announcement and the front does not see as one."""
     one, two = (connected(link, silo, monkeypatch) for silo in range(2))
     numbers = send(grid, QUERY, link.nodes[1])
-    request, _ = announce(one, two._fleet.ask(PULL, node=two.number), src_node_id=two.number)
+    request, _ = announce(one, two._fleet.ask(PULL, node=two._node), src_node_id=two.number)
     headers = dict(one._fleet._headers(PUSH, request))
     asking = TestClient(Only(link.link.app, FLEET), follow_redirects=False)
     for path in ("push-messages/", "/push-messages", "%70ush-messages", "push-messages?x=1", "./push-messages"):

@@ -38,15 +38,18 @@ def test_runs_are_kept_and_those_that_were_under_way_have_ended(
         {"run", "state", "started", "finished", "folder"}
     ] * 2
     after = KeptRuns(path)
-    assert [each["state"] for each in after.earlier()] == [
+    assert [each["state"] for each in after.known()] == [
         "finished:failed (the SuperLink was started again)",
         "finished:completed",
     ]
     monkeypatch.setattr(kept, "_MAX_RUNS", 3)
     after.keep(run(number, "pending") for number in range(10, 12))
-    assert [each["run"] for each in KeptRuns(path).earlier()] == ["8", "10", "11"]
-    assert KeptRuns(None).earlier() == []
-    assert not KeptRuns(None).are_due()
+    assert [each["run"] for each in KeptRuns(path).known()] == ["8", "10", "11"]
+    unwritten = KeptRuns(None)
+    assert unwritten.known() == []
+    unwritten.keep([run(7, "running")])
+    assert [each["run"] for each in unwritten.known()] == ["7"]
+    assert not unwritten.are_due()
     assert [after.are_due(), after.are_due()] == [True, False]
 
 

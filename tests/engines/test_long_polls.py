@@ -17,13 +17,12 @@ def test_sessions_that_flower_has_forgotten_are_dropped(monkeypatch: pytest.Monk
     before = Front(nothing)
     clock = [1000.0]
     monkeypatch.setattr(front.time, "monotonic", lambda: clock[0])
-    before._replies[7, "r"] = Session("s", {"a"}, {1}, question="q", last=clock[0])
-    before._queries["t"] = Session("t", {"a"}, {7}, last=clock[0])
-    assert before._unfinished() == {"q"}
+    before._sessions["s"] = Session(7, {"a"}, {1}, b"", "r", "q", last=clock[0])
+    before._sessions["t"] = Session(1, {"a"}, {7}, last=clock[0])
+    assert before._unfinished() == {"q", ""}
     clock[0] += 181.0
     assert before._unfinished() == set()
-    assert not before._replies
-    assert not before._queries
+    assert not before._sessions
 
 
 async def nothing(scope: Scope, receive: Receive, send: Send) -> None:
@@ -187,3 +186,17 @@ def test_a_queue_of_queries_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         metadata.message_id, metadata.dst_node_id = f"{number}", 7
         asyncio.run(ask(before, request.SerializeToString(), SERVER_PUSH.path))
     assert list(before._questions) == ["2", "3", "4"]
+
+
+def test_a_request_that_is_cut_off_is_no_request() -> None:
+    """A message of which a part came may read as another one."""
+    app, parts = Inbox(), [{"type": "http.request", "body": pulling()[:1], "more_body": True}]
+
+    async def receive() -> MutableMapping[str, Any]:
+        return parts.pop() if parts else {"type": "http.disconnect"}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        raise AssertionError(message)
+
+    asyncio.run(Front(app)({"type": "http", "path": PULL.path, "headers": [], "state": {}}, receive, send))
+    assert app.asked == 0

@@ -25,9 +25,9 @@ from fedpriv.engines import deployment, service, supernode_process
 from fedpriv.engines.flower_private.control import Status, UnreachableError
 from fedpriv.engines.flower_private.names import CONTROL
 from fedpriv.engines.flower_private.silo_node import clock_trouble
-from fedpriv.engines.processes import free_ports
-from fedpriv.engines.service import EXECUTOR, LOST, SUPERNODE, Absence, Part, leave_beat, read_beat
-from fedpriv.engines.superlink_process import Listener, _serve
+from fedpriv.engines.processes import free_port
+from fedpriv.engines.service import EXECUTOR, LOST, SUPERNODE, Absence, leave_beat, read_beat
+from fedpriv.engines.superlink_process import Only, _config, _serve, _Server
 from fedpriv.protocol.cell_folder import FolderReader, report_waiting
 from fedpriv.protocol.metrics import private_socket
 from fedpriv.rounds.outcome import RunObserver
@@ -52,7 +52,9 @@ def run_parts(
     monkeypatch.setattr(supernode_process, "_SHORTEST", 0.0)
     monkeypatch.setattr(supernode_process, "_LOOK", 0.1)
     monkeypatch.setenv(service.BEATS, "")
-    supernode_process.run_supernode("127.0.0.1:1", 0, folder / "guard.sock", None, apps=apps)
+    for name in ("log_as_service", "end_when_asked", "check_names"):  # which are for a process of its own
+        monkeypatch.setattr(supernode_process, name, lambda **_: None)
+    supernode_process.run_supernode("127.0.0.1:1", 0, folder / "guard.sock", None, insecure=True, apps=apps)
 
 
 LISTEN = """
@@ -71,7 +73,7 @@ def test_a_port_that_is_anothers_by_now_is_not_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Twenty SuperNodes that start at once pick the same free port now and then."""
-    (free,) = free_ports(1)
+    free = free_port()
 
     def ended(*_: Any) -> NoReturn:
         raise RunError("as asked")
@@ -79,7 +81,7 @@ def test_a_port_that_is_anothers_by_now_is_not_asked_for_again(
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         ports = iter([other.getsockname()[1], free])
-        monkeypatch.setattr(supernode_process, "free_ports", lambda _: [next(ports)])
+        monkeypatch.setattr(supernode_process, "free_port", lambda: next(ports))
         before = signal.signal(signal.SIGTERM, ended)
         try:
             with pytest.raises(RunError, match="as asked"):
@@ -113,7 +115,7 @@ def test_of_flowers_own_node_nothing_is_said_that_nobody_knows(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It leaves no sign of the SuperLink's answers: neither since when it is away, nor for how long."""
-    watch = supernode_process.Watch("SuperNode", "127.0.0.1:1", tmp_path, None, EXECUTOR)
+    watch = supernode_process.Watch("127.0.0.1:1", tmp_path, None, EXECUTOR)
     watch._began -= 3600.0
     watch.look()
     assert not caplog.messages
@@ -122,7 +124,7 @@ def test_of_flowers_own_node_nothing_is_said_that_nobody_knows(
         "its SuperNode has ended: no SuperLink, or one that refuses it; it is started again"
     ]
     assert "fedpriv_supernode_silent_seconds" not in {figure.name for figure in watch.figures(0)}
-    own = supernode_process.Watch("SuperNode", "127.0.0.1:1", tmp_path, None)
+    own = supernode_process.Watch("127.0.0.1:1", tmp_path, None)
     assert "fedpriv_supernode_silent_seconds" in {figure.name for figure in own.figures(0)}
 
 
@@ -166,12 +168,10 @@ def test_a_supernode_that_lost_its_superlink_is_started_again_for_ever_and_says_
 
     monkeypatch.setattr(supernode_process.time, "sleep", sleep)
     (tmp_path / SUPERNODE).write_text("1000.0 1000.0\nConnection refused\x1b[2J")
-    watch = supernode_process.Watch("SuperNode", "fl.example.org:8000", tmp_path, None)
+    watch = supernode_process.Watch("fl.example.org:8000", tmp_path, None)
     ends = iter([LOST, 0] * 50 + [1])
-    part = Part(SUPERNODE, subprocess.Popen([sys.executable, "-c", ""]))
     with pytest.raises(RunError, match="exit code 1"):
-        supernode_process.stay(lambda: (part, next(ends)), watch)
-    part.process.wait()
+        supernode_process.stay(lambda: (SUPERNODE, next(ends)), watch)
     assert len(pauses) == 100
     assert pauses[:3] == [4.0, 8.0, 16.0]
     assert max(pauses) == 30.0
@@ -240,7 +240,7 @@ def health(address: str) -> "subprocess.CompletedProcess[str]":
 @pytest.mark.parametrize("part", [EXECUTOR, SUPERNODE])
 def test_health_is_that_of_the_service_itself(tmp_path: Path, part: str) -> None:
     """Was: the SuperLink's health in the place of the SuperNode's."""
-    watch = supernode_process.Watch("SuperNode", "127.0.0.1:1", tmp_path, None, part)
+    watch = supernode_process.Watch("127.0.0.1:1", tmp_path, None, part)
     path = tmp_path / "health.sock"
     with service.health_socket(path, watch.ails):
         assert path.stat().st_mode & 0o777 == 0o600
@@ -265,7 +265,11 @@ def test_health_is_that_of_the_service_itself(tmp_path: Path, part: str) -> None
         pass
 
 
-def serve(tmp_path: Path, executor: str, then: Any) -> bool:
+async def look_at_nothing() -> None:
+    """A SuperLink without runs and keys."""
+
+
+def serve(tmp_path: Path, executor: str, then: Any) -> None:
     """`_serve` with a program of Python as executor; `then` is called in a thread with a client and it."""
     control, process = tmp_path / "control.sock", subprocess.Popen([sys.executable, "-c", executor])
     ails: list[str | None] = [None]
@@ -282,8 +286,8 @@ def serve(tmp_path: Path, executor: str, then: Any) -> bool:
     thread = threading.Thread(target=talk)
     thread.start()
     try:
-        listeners = [Listener(private_socket(control, "--control"), CONTROL, None)]
-        return asyncio.run(_serve(Starlette(), listeners, process, lambda: ails[0]))
+        server = _Server(_config(Only(Starlette(), CONTROL, lambda: ails[0]), None, lifespan="on"))
+        asyncio.run(_serve([(server, private_socket(control, "--control"))], process, look_at_nothing))
     finally:
         thread.join()
         process.kill()
@@ -304,14 +308,15 @@ def test_a_superlink_whose_executor_is_killed_ends_unasked(tmp_path: Path) -> No
 
     signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     try:
-        assert not serve(tmp_path, SLEEP, then)
+        with pytest.raises(RunError, match="its executor was ended by SIGKILL"):
+            serve(tmp_path, SLEEP, then)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
-def test_a_superlink_that_is_asked_to_end_was_asked(tmp_path: Path) -> None:
-    assert serve(tmp_path, SLEEP, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+def test_a_superlink_that_is_asked_to_end_ends_without_an_error(tmp_path: Path) -> None:
+    serve(tmp_path, SLEEP, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
 
 
 @pytest.mark.parametrize("form", ["text", "json"])

@@ -72,7 +72,7 @@ def test_a_node_that_was_killed_is_let_in_again_at_once(link: Link) -> None:
         link.fleet(0).connect(None, registers=False)
     assert link.fleet(0).connect(number, registers=False) == number
     assert link.fleet(1).connect(number, registers=False) == link.nodes[1], "another's id is of no use"
-    assert link.fleet(0).ask(HEARTBEAT, node=number, heartbeat_interval=15.0).success
+    assert link.fleet(0).ask(HEARTBEAT, node={"node_id": number}, heartbeat_interval=15.0).success
 
 
 def test_a_superlink_that_was_started_again_is_told_from_a_key_that_it_does_not_know(
@@ -80,7 +80,7 @@ def test_a_superlink_that_was_started_again_is_told_from_a_key_that_it_does_not_
 ) -> None:
     fleet = link.fleet(0)
     with pytest.raises(LostError, match="it was started again, or its key was revoked"):
-        fleet.ask(PULL, node=12345)
+        fleet.ask(PULL, node={"node_id": 12345})
     beat = read_beat(tmp_path, SUPERNODE)
     assert beat is not None
     assert "it was started again, or its key was revoked" in beat.trouble
@@ -120,7 +120,7 @@ def test_a_request_whose_answer_did_not_come_is_repeated(
     fleet = link.fleet(0)
     fleet._wire.client = httpx.Client(transport=httpx.MockTransport(flaky), base_url="http://link")
     monkeypatch.setattr(silo_node.time, "sleep", pauses.append)
-    assert not fleet.ask(PULL, node=1).messages_list
+    assert not fleet.ask(PULL, node={"node_id": 1}).messages_list
     assert pauses == [0.1, 0.2, 0.4][:failures]
     beat = read_beat(tmp_path, SUPERNODE)
     assert beat is not None
@@ -141,7 +141,7 @@ def test_a_superlink_that_stays_away_is_lost(link: Link, tmp_path: Path, monkeyp
     monkeypatch.setattr(silo_node.time, "sleep", sleep)
     monkeypatch.setattr(silo_node.time, "monotonic", lambda: clock[0])
     with pytest.raises(LostError, match="Connection refused"):
-        fleet.ask(PULL, node=1)
+        fleet.ask(PULL, node={"node_id": 1})
     assert 20.0 < clock[0] < 25.0
     beat = read_beat(tmp_path, SUPERNODE)
     assert beat is not None

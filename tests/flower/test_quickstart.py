@@ -136,7 +136,7 @@ def test_supernodes_of_a_stock_app_train_through_their_sites_guards(tmp_path: Pa
             own = home / f"silo-{silo}"
             own.mkdir()
             socket = tmp_path / f"silo-{silo}" / "s.sock"
-            words = supernode_process.command(link.address, silo, socket, node_keys(home, silo), apps=True)
+            words = supernode_process.command(link.address, silo, socket, node_keys(home, silo), "--apps")
             with (own / "log").open("wb") as log:
                 nodes.append(
                     subprocess.Popen(words, cwd=own, env=environment(own), stdout=log, stderr=subprocess.STDOUT)

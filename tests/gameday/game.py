@@ -18,9 +18,9 @@ import psutil
 from fedpriv.core.errors import FedprivError
 from fedpriv.engines.deployment import SOCKET
 from fedpriv.engines.federation import runs_of
-from fedpriv.engines.flower_private import UNIX
 from fedpriv.engines.flower_private.control import Control
-from fedpriv.engines.processes import free_ports, script
+from fedpriv.engines.flower_private.wire import UNIX
+from fedpriv.engines.processes import free_port, script
 from fedpriv.engines.superlink import SuperLink
 from fedpriv.silo.backup import back_up
 from tests.e2e.federation import Federation
@@ -92,7 +92,7 @@ class Game:
         self.keys = home / "keys"
         make = [str(ROOT / "deploy" / "make-keys.sh"), str(self.keys), str(len(SITES)), self.network.host]
         subprocess.run(make, check=True, capture_output=True)
-        (self.port,) = free_ports(1)
+        self.port = free_port()
         self.control = home / "control.sock"
         (own := home / "own").mkdir(mode=0o700)
         link = SuperLink(Control(f"{UNIX}{self.control}"), home, f"127.0.0.1:{self.port}")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedpriv.core.errors import InputError
-from fedpriv.engines.processes import free_ports
+from fedpriv.engines.processes import free_port
 from fedpriv.protocol.metrics import Figure, exposition, metrics_served
 
 FIGURES = [
@@ -42,7 +42,7 @@ def asked(connect: Callable[[], socket.socket], path: str = "/metrics") -> tuple
 
 def test_figures_are_told_to_this_machine_only() -> None:
     """Guarantee of `metrics_served`: it listens on the loopback interface, and on no other."""
-    (port,) = free_ports(1)
+    port = free_port()
     connect = lambda: socket.create_connection(("127.0.0.1", port), 10.0)  # noqa: E731
     with metrics_served(str(port), lambda: FIGURES):
         assert asked(connect) == (200, exposition(FIGURES))

@@ -20,7 +20,6 @@ machine can read.  A round waits some seven seconds for sleeps and starts of pro
 No code of Flower is changed while it runs.
 """
 
-UNIX = "unix:"
 APP = "fedpriv.clients.app:app"
 """The one app that a silo runs, by its name in a run's bundle."""
 VERSION, FOLLOWS = "fedpriv-version", "fedpriv-follows"

@@ -1,7 +1,6 @@
 """Start and stop runs over the SuperLink's Control API."""
 
 import hashlib
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +12,12 @@ from flwr.supercore.error import ApiErrorCode
 from google.protobuf.json_format import ParseDict
 
 from fedpriv.core.errors import RunError, printable
-from fedpriv.engines.flower_private import FOLLOWS, RESTARTED, UNIX
+from fedpriv.engines.flower_private import FOLLOWS, RESTARTED
 from fedpriv.engines.flower_private.names import LIST_RUNS, START_RUN, STOP_RUN, Route
 from fedpriv.engines.flower_private.presence import STATUS
-from fedpriv.engines.flower_private.wire import Wire, refusal_of
+from fedpriv.engines.flower_private.wire import Wire, open_client, refusal_of
 
-_CONNECT_SECONDS, _ANSWER_SECONDS = 5.0, 30.0
+_CONNECT_SECONDS = 5.0
 
 
 class UnreachableError(RunError):
@@ -85,20 +84,15 @@ class Control:
     def stop_run(self, run_id: int) -> None:
         self._ask(STOP_RUN, STOP_RUN.request(run_id=run_id))
 
-    def runs(self) -> list[Any]:
-        """The last hundred, the newest first."""
-        answer = self._ask(LIST_RUNS, LIST_RUNS.request(limit=100))
-        return sorted(answer.run_dict.values(), key=lambda run: str(run.pending_at), reverse=True)
-
     def seen(self) -> dict[str, Any]:
-        """What the SuperLink has seen of silos and of commands that follow runs: `Presence.seen`."""
+        """What the SuperLink has seen of silos, runs and commands that follow runs: `STATUS`."""
         return dict(self._ask(None, None))
 
     def _ask(self, route: Route | None, request: Any, *, follows: int | None = None) -> Any:
         """The answer to a request, or what the SuperLink has seen if there is no route."""
         headers = {} if follows is None else {FOLLOWS: str(follows)}
         try:
-            with self._client() as client:
+            with open_client(self.address, self.root_certificates, connect=_CONNECT_SECONDS) as client:
                 if route is None:
                     return client.get(STATUS).raise_for_status().json()
                 return Wire(client, lambda _route, _request: headers).ask(route, request)
@@ -111,20 +105,6 @@ class Control:
             raise UnreachableError(
                 f"the SuperLink at {self.address} cannot be reached: {_reason(error)}"
             ) from None
-
-    def _client(self) -> httpx.Client:
-        """A client that has Unix sockets, and looks for no proxies."""
-        socket, scheme, host = None, "http", self.address
-        verify: bool | ssl.SSLContext = True
-        if self.root_certificates is not None:
-            scheme, verify = "https", ssl.create_default_context(cafile=str(self.root_certificates))
-        if self.address.startswith(UNIX):
-            socket, host = self.address.removeprefix(UNIX), "superlink"
-        return httpx.Client(
-            base_url=f"{scheme}://{host}",
-            transport=httpx.HTTPTransport(uds=socket, verify=verify, trust_env=False),
-            timeout=httpx.Timeout(_ANSWER_SECONDS, connect=_CONNECT_SECONDS),
-        )
 
 
 def _reason(error: httpx.RequestError) -> str:

@@ -7,8 +7,6 @@ ADDRESS is that of a Runtime API, and TYPE a task's type, which is the name of t
 
 import logging
 import os
-import signal
-import ssl
 import subprocess
 import sys
 import tempfile
@@ -27,9 +25,9 @@ from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor
 from fedpriv.core.errors import printable
 from fedpriv.core.logs import log_as_service
 from fedpriv.engines.flower_private.names import ACQUIRE_TASK, TASK_HEARTBEAT, TASK_OUTPUT, Route
-from fedpriv.engines.flower_private.wire import Wire
-from fedpriv.engines.processes import script
-from fedpriv.engines.service import EXECUTOR, how, leave_beat
+from fedpriv.engines.flower_private.wire import Wire, open_client
+from fedpriv.engines.processes import end_processes, script
+from fedpriv.engines.service import EXECUTOR, end_when_asked, how, leave_beat
 
 _log = logging.getLogger("fedpriv.executor")
 SERVERAPP, SIMULATION, CLIENTAPP = "flwr-serverapp", "flwr-simulation", "flwr-clientapp"
@@ -95,33 +93,17 @@ def start_task(command: Sequence[str], token: str) -> "subprocess.Popen[bytes]":
         return subprocess.Popen([*command, "--token-file", f"/dev/fd/{number}"], pass_fds=[number])
 
 
-def end_tasks(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
-    """End tasks with their executor.
-
-    One that waits for a SuperLink that is gone may never see that it should end.
-    """
-    for process in processes:
-        process.terminate()
-    deadline = time.monotonic() + _END_SECONDS
-    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    for process in processes:
-        process.kill()
-
-
 class Executor:
     """The tasks of one Runtime API."""
 
     def __init__(self, address: str, certificate: Path, secret: bytes, parent: int, types: Sequence[str]) -> None:
         self._address, self._certificate, self._parent, self._types = address, certificate, parent, types
-        self._context = ssl.create_default_context(cafile=str(certificate))
         signer = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_METHOD])
         self._asking = self._wire(lambda _, request: _signed(signer, request))
         self.tasks: list[Task] = []
 
     def _wire(self, headers: Callable[[Route, Any], Mapping[str, str]]) -> Wire:
-        transport = httpx.HTTPTransport(verify=self._context, trust_env=False)
-        return Wire(httpx.Client(transport=transport, base_url=f"https://{self._address}", timeout=30.0), headers)
+        return Wire(open_client(self._address, self._certificate), headers)
 
     def look(self) -> None:
         """Start the next task, and see how those that run are."""
@@ -159,15 +141,15 @@ def _signed(signer: SuperExecAuthHttpInterceptor, request: Any) -> Mapping[str, 
 def main(address: str, certificate: str, secret: str, parent: str, *types: str) -> NoReturn:
     """Run the command line of `executor_command`."""
     log_as_service()
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    end_when_asked()
     executor = Executor(address, Path(certificate), Path(secret).read_bytes(), int(parent), types)
     try:
         while os.getppid() == int(parent):
             executor.look()
             time.sleep(_LOOK_SECONDS)
         sys.exit("the service that this executor belongs to is gone")
-    finally:
-        end_tasks([task.process for task in executor.tasks])
+    finally:  # a task that waits for a SuperLink that is gone may never see that it should end
+        end_processes([task.process for task in executor.tasks], _END_SECONDS)
 
 
 if __name__ == "__main__":

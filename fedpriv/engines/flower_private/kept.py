@@ -1,4 +1,4 @@
-"""Runs that a SuperLink knows of after it was started again.
+"""Runs that a SuperLink knows of, after it was started again, too.
 
 They are in one file, without a message, a token or an array; messages are in memory only, and so is all that a
 trusted server could be asked for.
@@ -16,6 +16,7 @@ from typing import Any
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import OWN, write_bytes
 from fedpriv.engines.flower_private import RESTARTED
+from fedpriv.engines.flower_private.control import Status
 
 _MAX_RUNS = 1000
 EVERY = 2.0
@@ -53,29 +54,26 @@ class KeptRuns:
 
     def keep(self, runs: Iterable[Any]) -> None:
         """Note these runs; a full disk leaves this for another time."""
-        if self._path is None:
-            return
-        now = {str(run.run_id): _as_data(run) for run in runs}
-        if any(self._runs.get(name) != run for name, run in now.items()) or not self._path.exists():
-            self._runs |= now
-            self._runs = dict(list(self._runs.items())[-_MAX_RUNS:])
+        before = self.known()
+        self._runs |= {str(run.run_id): _as_data(run) for run in runs}
+        self._runs = dict(list(self._runs.items())[-_MAX_RUNS:])
+        if self._path is not None and (self.known() != before or not self._path.exists()):
+            told = [{key: value for key, value in run.items() if key != "details"} for run in self.known()]
             with suppress(OSError):
-                write_bytes(self._path, json.dumps(list(self._runs.values())).encode(), OWN)
+                write_bytes(self._path, json.dumps(told).encode(), OWN)
 
-    def earlier(self) -> list[dict[str, Any]]:
-        """Every run that is on file."""
+    def known(self) -> list[dict[str, Any]]:
+        """Every run, the oldest first."""
         return list(self._runs.values())
 
 
-def folder_of(run: Any) -> str:
-    """Folder in which a run's server writes, or "" if it does not say."""
-    return str(run.override_config["out"].string) if "out" in run.override_config else ""
-
-
 def _as_data(run: Any) -> dict[str, Any]:
-    state = ":".join(filter(None, (run.status.status, run.status.sub_status)))
-    told = {"started": run.running_at, "finished": run.finished_at, "folder": folder_of(run)}
-    return {"run": str(run.run_id), "state": state, **told}
+    status = Status.of(run)
+    return {
+        **{"run": str(run.run_id), "state": status.state, "details": status.details},
+        **{"started": run.running_at, "finished": run.finished_at},
+        "folder": run.override_config["out"].string if "out" in run.override_config else "",
+    }
 
 
 def _now() -> str:

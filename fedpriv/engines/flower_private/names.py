@@ -14,6 +14,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
@@ -48,18 +49,12 @@ class Name:
             return f"{path}.{missing[0]} is gone"
         if not self.parameters:
             return None
-        parameters, count = list(inspect.signature(value).parameters.values()), len(self.parameters.split())
-        needed = [
-            parameter.name
-            for parameter in parameters[count:]
-            if parameter.default is parameter.empty and parameter.kind not in _OPTIONAL
-        ]
-        if " ".join(parameter.name for parameter in parameters[:count]) == self.parameters and not needed:
-            return None
-        return f"{path} takes {', '.join(parameter.name for parameter in parameters) or 'nothing'}"
-
-
-_OPTIONAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        names, signature = self.parameters.split(), inspect.signature(value)
+        with suppress(TypeError):
+            signature.bind(**dict.fromkeys(names))
+            if list(signature.parameters)[: len(names)] == names:
+                return None
+        return f"{path} takes {', '.join(signature.parameters) or 'nothing'}"
 
 
 @dataclass(frozen=True)
@@ -116,8 +111,8 @@ def _has_field(descriptor: Any, path: Sequence[str]) -> bool:
 
 CONTROL, FLEET, RUNTIME = "/v1/control/", "/v1/fleet/", "/v1/runtime/"
 _NODE, _OBJECT = "node.node_id run_id", "node.node_id run_id session_id object_id object_content"
-_METADATA = "run_id message_id src_node_id dst_node_id reply_to_message_id group_id ttl message_type created_at"
-_MESSAGES = " ".join(f"messages_list.metadata.{field}" for field in _METADATA.split())
+METADATA = "run_id message_id src_node_id dst_node_id reply_to_message_id group_id ttl message_type created_at"
+_MESSAGES = " ".join(f"messages_list.metadata.{field}" for field in METADATA.split())
 _MESSAGES += " message_object_trees.object_id message_object_trees.children"
 _ERROR = "messages_list.error.code messages_list.error.reason"
 _SESSION, _RECEIVER = (

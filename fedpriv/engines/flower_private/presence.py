@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.common.constant import TIMESTAMP_HEADER
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fedpriv.core.errors import printable
@@ -26,7 +27,7 @@ from fedpriv.engines.flower_private.names import CONTROL, FLEET
 from fedpriv.protocol.clocks import difference, is_tolerated
 
 STATUS = f"{CONTROL}fedpriv-status"
-"""Answered on the control socket only: what `Presence.seen` says."""
+"""Answered on the control socket only: what `Presence.seen` and `KeptRuns.known` say."""
 _MOST_RUNS = 1000
 
 
@@ -46,8 +47,7 @@ class Presence:
         self._refused, self._since = refused, time.time()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = reversed(list(scope.get("headers", ())))  # of a header that is there twice Flower takes the first
-        headers = {key.decode("latin-1"): value for key, value in given}
+        headers = Headers(scope=scope) if scope["type"] == "http" else Headers()  # the first of two, as for Flower
         if scope["type"] == "http" and scope["path"].startswith(CONTROL) and FOLLOWS in headers:
             self._note_follower(headers[FOLLOWS])
         if scope["type"] != "http" or not scope["path"].startswith(FLEET) or not self._names:
@@ -67,26 +67,26 @@ class Presence:
         """Silos by name and runs by id, with the times (seconds of the epoch) at which they were heard of."""
         return {"since": self._since, "silos": self._silos, "followed": self._followed}
 
-    def _note_follower(self, run: bytes) -> None:
-        if run.isdigit() and len(run) <= 20:
-            self._followed.pop(run.decode(), None)
-            self._followed[run.decode()] = time.time()
+    def _note_follower(self, run: str) -> None:
+        if run.isascii() and run.isdigit() and len(run) <= 20:
+            self._followed.pop(run, None)
+            self._followed[run] = time.time()
             while len(self._followed) > _MOST_RUNS:
                 del self._followed[next(iter(self._followed))]
 
-    def _note(self, headers: Mapping[str, bytes], came: float, *, let_in: bool) -> None:
+    def _note(self, headers: Headers, came: float, *, let_in: bool) -> None:
         key = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
         silo = self._silos[self._names[key.strip()]]
         signed = headers[TIMESTAMP_HEADER]
-        ahead = datetime.datetime.fromisoformat(signed.decode("ascii")).timestamp() - came
+        ahead = datetime.datetime.fromisoformat(signed).timestamp() - came
         if let_in:
-            told = printable(headers.get(VERSION, b"an unknown version").decode("ascii", "replace"), 40)
+            told = printable(headers.get(VERSION, "an unknown version"), 40)
             silo.update(seen=came, ahead=ahead, fedpriv=told)
             if silo.pop("refused", None):
                 self._tell_server()
             return
         signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True)
-        if _has_signed(key, signed, signature) and not is_tolerated(ahead):
+        if _has_signed(key, signed.encode(), signature) and not is_tolerated(ahead):
             before = silo.get("refused")
             silo.update(refused=came, ahead=ahead)
             if before is None:

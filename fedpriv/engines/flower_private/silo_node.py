@@ -11,8 +11,6 @@ import hashlib
 import io
 import logging
 import os
-import signal
-import ssl
 import sys
 import threading
 import time
@@ -46,6 +44,7 @@ from fedpriv.engines.flower_private.names import (
     GET_FAB,
     GET_RUN,
     HEARTBEAT,
+    METADATA,
     PULL,
     PULL_OBJECT,
     PUSH,
@@ -53,9 +52,9 @@ from fedpriv.engines.flower_private.names import (
     SELF_REGISTER,
     Route,
 )
-from fedpriv.engines.flower_private.wire import Wire, refusal_of
+from fedpriv.engines.flower_private.wire import Wire, open_client, refusal_of
 from fedpriv.engines.processes import AUTHORITY, NODE_KEY
-from fedpriv.engines.service import BEATS, LOST, SUPERNODE, leave_beat
+from fedpriv.engines.service import BEATS, LOST, SUPERNODE, end_when_asked, leave_beat
 from fedpriv.protocol.clocks import difference, is_tolerated
 from fedpriv.protocol.messages import PROTOCOL
 
@@ -79,16 +78,11 @@ class Fleet:
 
     def __init__(self, superlink: str, keys: Path | None) -> None:
         """Take the folder with ca.crt and node.key, or None for no TLS and a new key."""
-        scheme = "http" if keys is None else "https"
         self._key = ec.generate_private_key(ec.SECP384R1()) if keys is None else _private_key(keys / NODE_KEY)
         form = (serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
         self.public_key = self._key.public_key().public_bytes(*form)
         self._version = f"{version('fedpriv')} (protocol {PROTOCOL})"
-        verify: Any = True if keys is None else ssl.create_default_context(cafile=str(keys / AUTHORITY))
-        transport = httpx.HTTPTransport(verify=verify, trust_env=False)
-        self._wire = Wire(
-            httpx.Client(transport=transport, base_url=f"{scheme}://{superlink}", timeout=30.0), self._headers
-        )
+        self._wire = Wire(open_client(superlink, None if keys is None else keys / AUTHORITY), self._headers)
 
     def _headers(self, _route: Route, _request: Any) -> Mapping[str, str]:
         signed = datetime.now(UTC).isoformat()
@@ -107,10 +101,7 @@ class Fleet:
             httpx.HTTPStatusError: a refusal that concerns this request only.
             LostError: no answer came within `patience` seconds, or the SuperLink does not know the key.
         """
-        node = fields.pop("node", None)
         request = route.request(**fields)
-        if node is not None:
-            request.node.node_id = node
         until, pause = time.monotonic() + patience, 0.1
         while True:
             try:
@@ -187,7 +178,7 @@ class Node:
     """A connected node, whose ClientApp is called in this process."""
 
     def __init__(self, fleet: Fleet, number: int, silo: int, guard: str) -> None:
-        self._fleet, self.number = fleet, number
+        self._fleet, self.number, self._node = fleet, number, {"node_id": number}
         self._silo, self._guard = silo, guard
         self._configurations: dict[int, dict[str, Any] | None] = {}
         threading.Thread(target=self._beat, daemon=True).start()
@@ -197,7 +188,7 @@ class Node:
         try:
             while True:
                 time.sleep(_BEAT_SECONDS)
-                if not self._fleet.ask(HEARTBEAT, node=self.number, heartbeat_interval=_INTERVAL).success:
+                if not self._fleet.ask(HEARTBEAT, node=self._node, heartbeat_interval=_INTERVAL).success:
                     raise LostError("the SuperLink has forgotten this SuperNode")
         except Exception as error:
             _log.warning("no heartbeat any more: %s", error)
@@ -208,7 +199,7 @@ class Node:
         wait = 0.05
         while True:
             start = time.monotonic()
-            answer = self._fleet.ask(PULL, node=self.number)
+            answer = self._fleet.ask(PULL, node=self._node)
             if not answer.messages_list:
                 wait = 0.05 if time.monotonic() - start > _LONG else min(2.0 * wait, _LONGEST_WAIT)
                 time.sleep(wait)
@@ -229,13 +220,13 @@ class Node:
             raise TypeError(f"it is a {type(query).__name__}")
         query.metadata.__dict__["_message_id"] = tree.object_id
         self._reply(run, self._call(run, query), began)
-        self._fleet.ask(CONFIRM, node=self.number, run_id=run, message_object_id=tree.object_id)
+        self._fleet.ask(CONFIRM, node=self._node, run_id=run, message_object_id=tree.object_id)
 
     def _content(self, run: int, name: str) -> bytes:
         """An object of a query, which may be on its way."""
         until, pause = time.monotonic() + _OBJECT_SECONDS, 0.02
         while True:
-            answer = self._fleet.ask(PULL_OBJECT, node=self.number, run_id=run, object_id=name)
+            answer = self._fleet.ask(PULL_OBJECT, node=self._node, run_id=run, object_id=name)
             if answer.object_available:
                 return bytes(answer.object_content)
             if not answer.object_found or time.monotonic() > until:
@@ -247,70 +238,45 @@ class Node:
         if run not in self._configurations:
             self._configurations[run] = self._configuration_of(run)
         if (configuration := self._configurations[run]) is None:
-            reason = (
-                f"silo {self._silo} runs no app but fedpriv's; `fedpriv supernode --apps` runs those of others"
-            )
-            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=query)
-        node_config: dict[str, bool | float | int | str] = {"partition-id": self._silo, "guard": self._guard}
-        context = Context(run, self.number, node_config, RecordDict(), dict(configuration))
-        try:
-            return app(query, context)
-        except Exception as error:
-            _log.exception("the reply to a query failed")  # the reason stays here: it may tell of records
-            reason = f"the SuperNode of silo {self._silo} failed ({type(error).__name__}); its log says why"
-            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=query)
+            others = "`fedpriv supernode --apps` runs those of others"
+            reason = f"silo {self._silo} runs no app but fedpriv's; {others}"
+        else:
+            node_config: dict[str, bool | float | int | str] = {"partition-id": self._silo, "guard": self._guard}
+            context = Context(run, self.number, node_config, RecordDict(), dict(configuration))
+            try:
+                return app(query, context)
+            except Exception as error:
+                _log.exception("the reply to a query failed")  # the reason stays here: it may tell of records
+                reason = f"the SuperNode of silo {self._silo} failed ({type(error).__name__}); its log says why"
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=query)
 
     def _configuration_of(self, run: int) -> dict[str, Any] | None:
         """Configuration of a run, or None for a run of another app."""
-        description = self._fleet.ask(GET_RUN, node=self.number, run_id=run).run
-        fab = self._fleet.ask(GET_FAB, node=self.number, run_id=run, hash_str=description.fab_hash).fab
-        configuration = configuration_in(bytes(fab.content))
-        if configuration is None:
-            return None
-        overrides = {
-            key: getattr(value, str(value.WhichOneof("scalar")))
-            for key, value in description.override_config.items()
-        }
-        return {**configuration, **overrides}
+        description = self._fleet.ask(GET_RUN, node=self._node, run_id=run).run
+        fab = self._fleet.ask(GET_FAB, node=self._node, run_id=run, hash_str=description.fab_hash).fab
+        if (configuration := configuration_in(bytes(fab.content))) is not None:
+            for key, value in description.override_config.items():
+                configuration[key] = getattr(value, str(value.WhichOneof("scalar")))
+        return configuration
 
     def _reply(self, run: int, reply: Message, began: float) -> None:
         """Announce a reply, then send those of its objects that the SuperLink does not have."""
         request, contents = PUSH.request(), dict[str, bytes]()
         _enter(request.message_object_trees.add(), reply, contents)
         message = request.messages_list.add()
-        for key in (
-            "run_id",
-            "src_node_id",
-            "dst_node_id",
-            "reply_to_message_id",
-            "group_id",
-            "ttl",
-            "message_type",
-        ):
+        for key in METADATA.split():
             setattr(message.metadata, key, getattr(reply.metadata, key))
-        message.metadata.created_at = reply.metadata.created_at
         message.metadata.message_id = request.message_object_trees[0].object_id
         if reply.has_error():
             message.error.code, message.error.reason = reply.error.code, reply.error.reason
         else:
             message.content.SetInParent()
-        answer = self._fleet.ask(
-            PUSH,
-            node=self.number,
-            messages_list=request.messages_list,
-            message_object_trees=request.message_object_trees,
-            clientapp_runtime_list=[time.monotonic() - began],
-        )
-        missing = set(answer.objects_to_push)
+        messages = {"messages_list": request.messages_list, "message_object_trees": request.message_object_trees}
+        duration = [time.monotonic() - began]
+        answer = self._fleet.ask(PUSH, node=self._node, **messages, clientapp_runtime_list=duration)
+        session, missing = {"run_id": run, "session_id": answer.session_id}, set(answer.objects_to_push)
         for name in [name for name in contents if name in missing]:
-            self._fleet.ask(
-                PUSH_OBJECT,
-                node=self.number,
-                run_id=run,
-                session_id=answer.session_id,
-                object_id=name,
-                object_content=contents[name],
-            )
+            self._fleet.ask(PUSH_OBJECT, node=self._node, **session, object_id=name, object_content=contents[name])
 
 
 def _names_in(tree: Any) -> Iterator[str]:
@@ -349,25 +315,20 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
-def _serve(superlink: str, silo: int, guard: str, keys: Path | None) -> NoReturn:
-    fleet, file = Fleet(superlink, keys), Path(os.environ[BEATS], "node")
-    earlier = int(file.read_text()) if file.exists() else None
-    node = Node(fleet, fleet.connect(earlier, registers=keys is None), silo, guard)
-    file.write_text(str(node.number))
-    try:
-        node.serve()
-    finally:  # asked to end, or lost
-        fleet.ask(DEACTIVATE, patience=0.0, node_id=node.number)
-
-
 def main(superlink: str, silo: str, guard: str, keys: str) -> None:
-    """Run the command line of `supernode_process.node_command`."""
+    """Run the command line above."""
     log_as_service(silo=int(silo))
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    parent = os.getppid()
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    end_when_asked()
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    folder, file = None if keys == "-" else Path(keys), Path(os.environ[BEATS], "node")
     try:
-        _serve(superlink, int(silo), guard, None if keys == "-" else Path(keys))
+        fleet, earlier = Fleet(superlink, folder), int(file.read_text()) if file.exists() else None
+        node = Node(fleet, fleet.connect(earlier, registers=folder is None), int(silo), guard)
+        file.write_text(str(node.number))
+        try:
+            node.serve()
+        finally:  # asked to end, or lost
+            fleet.ask(DEACTIVATE, patience=0.0, node_id=node.number)
     except (LostError, httpx.HTTPError) as error:
         _log.debug("lost: %s", error)
         sys.exit(LOST)

@@ -1,7 +1,9 @@
 """Flower's wire: one protobuf message to a path over HTTP, and one back."""
 
 import json
+import ssl
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,6 +12,7 @@ from google.protobuf.message import DecodeError
 from fedpriv.core.errors import printable
 from fedpriv.engines.flower_private.names import Route
 
+UNIX = "unix:"
 MEDIA_TYPE = "application/protobuf"
 Headers = Callable[[Route, Any], Mapping[str, str]]
 
@@ -37,6 +40,20 @@ class Wire:
             return route.answer.FromString(answer.content)
         except DecodeError as error:
             raise httpx.DecodingError(f"the answer of {route.path} cannot be read ({error})") from None
+
+
+def open_client(
+    address: str, authority: Path | None, *, seconds: float = 30.0, connect: float = 30.0
+) -> httpx.Client:
+    """Return a client of `unix:SOCKET`, or of host:port, over TLS if an authority is given; no proxy is used."""
+    verify = ssl.create_default_context(cafile=str(authority)) if authority is not None else True
+    socket = address.removeprefix(UNIX) if address.startswith(UNIX) else None
+    scheme, host = "http" if authority is None else "https", address if socket is None else "superlink"
+    return httpx.Client(
+        base_url=f"{scheme}://{host}",
+        transport=httpx.HTTPTransport(uds=socket, verify=verify, trust_env=False),
+        timeout=httpx.Timeout(seconds, connect=connect),
+    )
 
 
 def refusal_of(response: httpx.Response) -> tuple[int, str]:
