@@ -1,0 +1,99 @@
+"""Ceilings of what there is to read: statements of each room, of a file and in all, files, and files of a round.
+
+A statement is a node of the syntax tree that is one, docstrings and `...` apart: plain texts cost nothing.
+Ceilings only fall.  Whoever adds to a room takes something out of it, or lowers another room by as much and
+says so in the commit.  Whoever makes one smaller lowers its ceiling.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MOST_OF_A_FILE = 280
+ROOMS = {
+    "loss": 4456,
+    "noise": 3173,
+    "engines": 3167,
+    "silo": 2663,
+    "study": 2662,
+    "rounds": 2273,
+    "cli": 2123,
+    "data": 1896,
+    "show": 1833,
+    "papers": 1675,
+    "accounting": 1667,
+    "audit": 1293,
+    "scenario": 922,
+    "server": 788,
+    "flower": 707,
+    "core": 706,
+    "protocol": 518,
+    "participation": 478,
+    "api": 291,
+    "clients": 229,
+    "__init__": 32,
+}
+"""Statements that each room has at most."""
+ALL, FILES = 33552, 314
+"""Statements and files of fedpriv, server and clients at most."""
+ROUND, GUARDED_ROUND = 24, 27
+"""Files that a simulated round goes through, and a guard's, at most."""
+SLACK = 0.01
+"""Part of a ceiling by which a room may be smaller before the ceiling has to follow."""
+
+
+def is_text(node: ast.AST) -> bool:
+    constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return constant and isinstance(node.value.value, str | type(...))
+
+
+def statements(path: Path) -> int:
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return sum(isinstance(node, ast.stmt) and not is_text(node) for node in nodes)
+
+
+def sources() -> list[Path]:
+    return [path for top in ("fedpriv", "server", "clients") for path in sorted((ROOT / top).rglob("*.py"))]
+
+
+def room_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).parts
+    return parts[0] if parts[0] != "fedpriv" else parts[1].removesuffix(".py")
+
+
+@pytest.fixture(scope="module")
+def counted() -> dict[Path, int]:
+    return {path: statements(path) for path in sources()}
+
+
+def test_no_file_holds_more_than_one_thought(counted: dict[Path, int]) -> None:
+    assert {str(path.relative_to(ROOT)): count for path, count in counted.items() if count > MOST_OF_A_FILE} == {}
+
+
+def test_no_room_grows(counted: dict[Path, int]) -> None:
+    rooms = Counter[str]()
+    for path, count in counted.items():
+        rooms[room_of(path)] += count
+    assert rooms.keys() == ROOMS.keys(), "a new room has a ceiling, and takes it from others"
+    assert {room: count for room, count in rooms.items() if count > ROOMS[room]} == {}
+    lower = {room: count for room, count in rooms.items() if count < ROOMS[room] * (1.0 - SLACK) - 1}
+    assert lower == {}, "ceilings only fall: write these in ROOMS"
+
+
+def test_the_whole_does_not_grow(counted: dict[Path, int]) -> None:
+    assert sum(counted.values()) <= ALL <= sum(ROOMS.values())
+    assert len(counted) <= FILES
+
+
+def test_a_round_goes_through_no_more_files() -> None:
+    command = [sys.executable, "-m", "benchmarks.one_round", "--list"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    simulated, guarded = map(int, re.findall(r": (\d+) files$", done.stdout, re.MULTILINE))
+    assert simulated <= ROUND
+    assert guarded <= GUARDED_ROUND
