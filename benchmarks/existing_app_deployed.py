@@ -150,7 +150,7 @@ def deployed(who: str, setting: Setting, seed: int, *, lies: bool = False) -> di
                 time.sleep(0.5)
             if status.state != "finished:completed" or not (home / "found.json").exists():
                 logs = "".join(path.read_text(errors="replace")[-800:] for path in home.glob("silo-*.log"))
-                raise RuntimeError(f"{status}: {link.log_tail(20)[-800:]} {logs}")
+                raise RuntimeError(f"{status}: {link.log_tail()[-800:]} {logs}")
             found: dict[str, Any] = json.loads((home / "found.json").read_text())
     return found
 

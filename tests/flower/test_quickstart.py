@@ -146,7 +146,7 @@ def test_supernodes_of_a_stock_app_train_through_their_sites_guards(tmp_path: Pa
         while not (status := run.status()).is_over and time.monotonic() < deadline:
             time.sleep(0.3)
         logs = "".join((home / f"silo-{silo}" / "log").read_text(errors="replace")[-3000:] for silo in (0, 1))
-        assert status.state == "finished:completed", f"{status}\n{link.log_tail(40)}\n{logs}"
+        assert status.state == "finished:completed", f"{status}\n{link.log_tail()}\n{logs}"
         for node in nodes:
             psutil.Process(node.pid).terminate()
             node.wait(30)
