@@ -68,7 +68,7 @@ def over_those_drawn(patch: pytest.MonkeyPatch) -> None:
     honest = IntegerArithmetic.sums
 
     def dividing(self: IntegerArithmetic, state: State, current: Any, query: Tensor, read: Read) -> Summed:
-        summed, batch = honest(self, state, current, query, read), self.plan.batch_sizes[read.rows[0][0]]
+        summed, batch = honest(self, state, current, query, read), self.plan.batch_sizes[read.silos[0][0]]
         return summed._replace(values=summed.values * batch // max(1, len(read.weights)))
 
     patch.setattr(IntegerArithmetic, "sums", dividing)
