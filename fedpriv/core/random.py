@@ -358,7 +358,7 @@ class RowNumbers:
     def draw(
         self, rows: NDArray[np.int64], choices: NDArray[np.int64], owners: NDArray[np.int64], t: int
     ) -> NDArray[np.int64]:
-        """For each row one number of 0 … choices[k]-1 for every k: (*rows.shape, len(choices)).
+        """Draw one number of 0 … choices[k]-1 for each row and every k: (*rows.shape, len(choices)).
 
         Numbers are words of 64 bits modulo `choices`, off uniform by less than choices / 2^64.
 

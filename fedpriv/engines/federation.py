@@ -55,7 +55,7 @@ class RunSeen:
     orphan: bool
     """Whether it is not over, and no `fedpriv run` has asked for it for a minute."""
     details: str = ""
-    """What Flower says of its end, "" if it says nothing."""
+    """Details that Flower gives of its end, "" if there are none."""
 
     def line(self) -> str:
         """One line for a person."""

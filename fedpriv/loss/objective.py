@@ -297,7 +297,7 @@ def fast_paths(objective: Objective) -> FastPaths:
 
 @dataclass(frozen=True)
 class View:
-    """All of it is `base`'s, but for what a subclass says otherwise.
+    """A loss whose every part is that of `base`, but for what a subclass changes.
 
     A subclass declares on what its increments depend: one that says nothing depends on anything.
     """

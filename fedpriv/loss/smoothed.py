@@ -183,7 +183,7 @@ class Smoothed(View):
         return self.anchor_directions if points == 1 else self.directions
 
     def _windows(self, places: Sequence[int], points: int) -> list[Window | None]:
-        """All directions of these records, a few at a time."""
+        """Windows over all directions of these records, a few directions each."""
         count, most = self._count(points), max(1, _HELD // (len(places) * self.dimension))
         return [Window(places, first, min(first + most, count)) for first in range(0, count, most)]
 

@@ -63,7 +63,7 @@ class KeptRuns:
                 write_bytes(self._path, json.dumps(told).encode(), OWN)
 
     def known(self) -> list[dict[str, Any]]:
-        """Every run, the oldest first."""
+        """Runs, the oldest first."""
         return list(self._runs.values())
 
 

@@ -21,7 +21,7 @@ from fedpriv.rounds.round import Read, record_weight
 
 _GATHER_VALUES = 2**20
 NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
-"""In place of row indices where nothing is keyed by them."""
+"""Row indices where nothing is keyed by them."""
 
 
 class _Gathered(NamedTuple):
