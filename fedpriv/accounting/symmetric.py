@@ -143,7 +143,7 @@ class Symmetric:
         return end
 
     def _grid(self, gamma: float, tail: float) -> tuple[int, float]:
-        """How many points lie below 0, and how far apart all of them are.
+        """Number of points below 0, and the distance between neighbouring points.
 
         Where e^ε is large R is far below 0, and only what D_1 reaches has to be resolved.
         """

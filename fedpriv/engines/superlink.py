@@ -83,7 +83,7 @@ class SubmittedRun:
     run_id: int
 
     def status(self) -> Status:
-        """Its state, and what Flower says of it."""
+        """State of a run, and Flower's details of it."""
         return self.superlink.control.status(self.run_id)
 
     def stop(self) -> None:

@@ -45,7 +45,7 @@ MOST = 50
 """Parameters: so many give 1,325 numbers a release."""
 _CHUNK = 2**22
 _LEAST_ROUNDS = 2
-"""From which on intervals cover."""
+"""Fewest rounds from which intervals cover."""
 
 
 @lru_cache(maxsize=8)

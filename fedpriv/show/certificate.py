@@ -286,7 +286,7 @@ def _limits(of: Verified, statement: Statement) -> list[Answer]:
 
 
 def _first_line(of: Verified) -> str:
-    """Who vouches for it: what a page begins with."""
+    """Signers who vouch for a certificate, for the first line of a page."""
     return _SIMULATED if of.simulated else f"{of.about[0].upper()}{of.about[1:]}."
 
 

@@ -339,7 +339,7 @@ class Policy(BaseModel):
 
     @property
     def shard_key(self) -> Path:
-        """Where the key of the records' fingerprint is."""
+        """Path of the key of the records' fingerprint."""
         return key_beside(self.shard)
 
 

@@ -59,7 +59,7 @@ class Session:
     announced: bytes = b""
     """Answer to the announcement."""
     reply: str = ""
-    """Its id, and the query that it answers, or "" for a query."""
+    """Id of a message, and of the query that it answers, or "" for a query."""
     question: str = ""
     stored: set[str] = field(default_factory=set)
     last: float = field(default_factory=time.monotonic)
