@@ -149,28 +149,30 @@ class Sampled(NamedTuple):
 class SampledBatches:
     """Draws, for rounds 1 … T, which training records take part, and their weights.
 
-    The decisions are those of the simulated silos: replicates with the same seed share them.
+    The decisions are those of the simulated silos: replicates with the same seeds share them.
     """
 
     def __init__(
         self,
         schedule: Participation,
-        seeds: Sequence[int],
+        seeds: Sequence[tuple[int, int]],
         shares: Mapping[int, Sequence[Tensor]],
         silo_weights: Sequence[float],
         batch_sizes: Sequence[int],
         *,
         by_silo: bool,
     ) -> None:
-        """`shares` has each seed's records of every silo in the silo's order.
+        """`seeds` are those of each replicate's records and of its noise, whose key tosses the coins.
 
-        `by_silo` gives every silo places of its own, as many as in the replicate where it draws most: for
-        objectives that ask whose a record is.
+        `shares` has the records of every silo in the silo's order, by the seed of records.  `by_silo` gives every
+        silo places of its own, as many as in the replicate where it draws most: for objectives that ask whose a
+        record is.
         """
         self._schedule, self._silo_weights, self._sizes = schedule, silo_weights, batch_sizes
-        self._coins = [simulation_noise(seed, "float32").coins() for seed in shares]
-        self._shares = list(shares.values())
-        self._pick = torch.tensor([list(shares).index(seed) for seed in seeds])
+        distinct = list(dict.fromkeys(seeds))
+        self._coins = [simulation_noise(noise, "float32").coins() for _, noise in distinct]
+        self._shares = [shares[seed] for seed, _ in distinct]
+        self._pick = torch.tensor([distinct.index(pair) for pair in seeds])
         silos = range(len(batch_sizes))
         self._pieces = [[silo] for silo in silos] if by_silo else [list(silos)]
         self._by_silo = by_silo

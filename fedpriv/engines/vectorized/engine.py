@@ -296,9 +296,8 @@ class _Group:
     ) -> Iterator[Read]:
         """Pass silos and row indices to those objectives alone that key something by them."""
         plan, by_silo = self._plan, self._apart or self._keyed or bool(self._away)
-        sampled = SampledBatches(
-            plan.schedule, self._group.seeds, shares, plan.weights, plan.batch_sizes, by_silo=by_silo
-        )
+        seeds = [(cell.seed, cell.noise_seed) for cell in self._cells]
+        sampled = SampledBatches(plan.schedule, seeds, shares, plan.weights, plan.batch_sizes, by_silo=by_silo)
         for index, weights, silos, rows in sampled.rounds_from(first):
             on_device = index.to(self._device)
             records = Records(train.features[on_device], train.labels[on_device]) if index.numel() else None

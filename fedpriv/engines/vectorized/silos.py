@@ -97,6 +97,7 @@ class LocalSilos:
     def __init__(self, group: Replicates, first: int) -> None:
         """From round `first` on."""
         self._step, self._weights = FloatArithmetic(group.plan), group.plan.weights
+        self._axis = -1 if group.plan.unit.records == 1 else -2  # of the rows, in front of a unit's records
         self._fresh = _noise_of_each(group, first) if group.plan.noise.sources else None
 
     def released(
@@ -108,13 +109,21 @@ class LocalSilos:
         walked: list[Tensor] = []
         for silo, rows in read.silos:
             share, past = self._weights[silo], tuple(of_all[silo] for of_all in total.past)
-            point, own = point_of(current, query, past), _of_one(read, silo, start, rows)
+            point, own = point_of(current, query, past), self._of_one(read, silo, start, rows)
             summed = self._step.sums(State(sums=(torch.zeros_like(query),)), current, point, own)
             assert summed.clipped is not None
             released = summed.values / share if fresh is None else summed.values / share + fresh[silo]
             walked += remembered(current, past, (), released)
             mean, clipped, start = mean + share * released, clipped + summed.clipped, start + rows
         return Mean(mean, clipped, RunningSum((torch.stack(walked),), total.total), hidden)
+
+    def _of_one(self, read: Read, silo: int, start: int, rows: int) -> Read:
+        """One silo's part of a round."""
+        weights, records = read.weights.narrow(-1, start, rows), None
+        if read.records is not None and rows:
+            axis = read.records.labels.dim() + self._axis
+            records = Records(*(column.narrow(axis, start, rows) for column in read.records))
+        return Read(records, weights, ((silo, rows),), read.rows[..., start : start + rows])
 
 
 def _check(cell: Cell, plan: Plan) -> None:
@@ -136,16 +145,6 @@ def _check(cell: Cell, plan: Plan) -> None:
             f'run.noise = "aggregate" draws the mean of all silos\' noise, and with {key} some have none; use '
             '"per-silo"'
         )
-
-
-def _of_one(read: Read, silo: int, start: int, rows: int) -> Read:
-    """One silo's part of a round."""
-    axis = read.weights.dim() - 1
-    weights, records = read.weights.narrow(axis, start, rows), read.records
-    if records is not None:
-        behind = records.labels.dim() - 1
-        records = Records(*(column.narrow(behind, start, rows) for column in records)) if rows else None
-    return Read(records, weights, ((silo, rows),), read.rows[..., start : start + rows])
 
 
 def _noise_of_each(group: Replicates, first: int) -> Iterator[Tensor]:
