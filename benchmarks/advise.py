@@ -27,11 +27,11 @@ import numpy as np
 import torch
 
 from benchmarks.federations import DEVELOPED, FEDERATIONS, Federation
+from fedpriv.claims.outcome import RunObserver
 from fedpriv.data.named import load
 from fedpriv.data.schema import TableSchema
 from fedpriv.engines.table import engine_named
-from fedpriv.rounds.outcome import RunObserver
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.data import DataSection
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from fedpriv.loss.curves import ALL, groupings_of
 from fedpriv.loss.scores import logits_of
-from fedpriv.rounds.beside import held_out_shares
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.evaluation import held_out_shares
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.study.results import read_results
 

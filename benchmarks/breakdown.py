@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.clock import timed
 from benchmarks.growth_point import cell_of
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell
 

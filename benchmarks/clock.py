@@ -3,9 +3,9 @@
 import resource
 import time
 
+from fedpriv.claims.outcome import RunObserver
 from fedpriv.engines.table import engine_named
-from fedpriv.rounds.outcome import RunObserver
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.schema import Cell
 
 

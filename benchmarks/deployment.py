@@ -26,7 +26,7 @@ import psutil
 
 from benchmarks.clock import Clock
 from fedpriv.engines.table import engine_named
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.policy import read_policy

@@ -24,7 +24,7 @@ from benchmarks.growth_point import cell_of
 from benchmarks.memory import forget_peak, peak
 from fedpriv.core.machine_code import machine_code
 from fedpriv.noise.integers.kernels import attempts
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.task import task_of_cell
 
 _ROOT = Path(__file__).resolve().parents[1]
 _SIZES = ((0, 240), (1_258, 6), (12_579, 4))

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks.existing_app_model import Net
 from fedpriv.data.named import Dataset
 from fedpriv.flower import guard_of
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import load_scenario
 from fedpriv.silo.demo import allowance_of, policy_text, write_policy, write_shard
 from fedpriv.silo.guards import begin_ledgers

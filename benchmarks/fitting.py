@@ -26,7 +26,7 @@ from fedpriv.papers.ftrl import FollowTheRegularizedLeader
 from fedpriv.papers.reshef_levy import AnytimeSGD
 from fedpriv.papers.sgd import ProjectedSGD
 from fedpriv.participation.orders import Schedule
-from fedpriv.rounds.fitted import response_of
+from fedpriv.plan.fitted import response_of
 
 DIMENSION = 1_000_000
 MOST_VECTORS = 4

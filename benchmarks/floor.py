@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from fedpriv.core.random import simulation_noise
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.plan.plan import plan_of
+from fedpriv.plan.task import spread, task_of_cell
 from fedpriv.scenario.schema import Cell
 
 _SAMPLE_ROUNDS = 300

@@ -19,9 +19,9 @@ import numpy as np
 from scipy.stats import linregress
 from scipy.stats import t as student
 
+from fedpriv.claims.outcome import RunObserver
 from fedpriv.engines.vectorized.engine import run_vectorized
-from fedpriv.rounds.outcome import RunObserver
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell
 

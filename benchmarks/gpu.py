@@ -35,7 +35,7 @@ from benchmarks.peers import python_of
 from fedpriv.core.random import simulation_noise
 from fedpriv.engines.table import engine_named
 from fedpriv.engines.vectorized.device_noise import DeviceNormal
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import scenario_of
 from fedpriv.scenario.schema import Cell
 

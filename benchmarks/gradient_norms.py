@@ -16,7 +16,7 @@ import torch
 from scipy.stats import t as student
 
 from fedpriv.loss.objective import Batch, Query, Records
-from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.plan.task import spread, task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 

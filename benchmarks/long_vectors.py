@@ -27,8 +27,8 @@ import torch
 
 from benchmarks.growth_point import cell_of
 from benchmarks.memory import peak
+from fedpriv.claims.outcome import RunObserver
 from fedpriv.engines.table import engine_named
-from fedpriv.rounds.outcome import RunObserver
 
 _ROOT = Path(__file__).resolve().parents[1]
 _ROUNDS = 3

@@ -14,7 +14,7 @@ import numpy as np
 import fedpriv
 from benchmarks.clock import rounds_per_second
 from benchmarks.memory import peak
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import scenario_of
 from fedpriv.scenario.schema import Cell
 

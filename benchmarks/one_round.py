@@ -23,13 +23,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 import fedpriv
+from fedpriv.claims.claim import claim_of
+from fedpriv.claims.ledger import releases_of
 from fedpriv.core.files import write_text
 from fedpriv.engines.inprocess import run_inprocess
 from fedpriv.engines.table import engine_named
 from fedpriv.loss.softmax import SoftmaxRegression
 from fedpriv.noise.trust import Trust
-from fedpriv.rounds.claim import claim_of
-from fedpriv.rounds.plan import Plan, plan_of
+from fedpriv.plan.plan import plan_of
 from fedpriv.scenario.load import load_scenario, resolve_cell
 from fedpriv.server.app import run_cell
 from fedpriv.silo.silo import Silo
@@ -77,7 +78,7 @@ STEPS = (
     Step(BEFORE, "the noise for the target, from the sensitivity", Trust.noise),
     Step(EACH, "a silo answers a query", Silo.answer),
     Step(EACH, "clipped increments of the round's records", SoftmaxRegression.increment),
-    Step(AFTER, "what was spent, read off the parts that computed", Plan.releases),
+    Step(AFTER, "what was spent, read off the parts that computed", releases_of),
     Step(AFTER, "the cell is written", RunFolder.finished),
     Step(AFTER, "its statement, from what was released", privacy_of),
     Step(AFTER, "the claim, recomputed", claim_of),

@@ -43,8 +43,8 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER, simulation_noise
 from fedpriv.loss.module import parameters_of
 from fedpriv.loss.objective import Records
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.task import Task, spread, task_of_cell
+from fedpriv.plan.plan import plan_of
+from fedpriv.plan.task import Task, spread, task_of_cell
 from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell
 

@@ -17,7 +17,7 @@ import fedpriv
 from benchmarks.record import digest
 from benchmarks.record_parts import TRUSTS, Entries, Wanted, command, mine
 from fedpriv.data.encode import scaling_from
-from fedpriv.rounds.beside import first_step_of, scaled
+from fedpriv.plan.evaluation import first_step_of, scaled
 from fedpriv.scenario.load import resolve_cell, scenario_of
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.demo import prepare_silos

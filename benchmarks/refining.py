@@ -17,9 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedpriv.claims.outcome import RunObserver
 from fedpriv.engines.vectorized.engine import run_vectorized
-from fedpriv.rounds.fitted import Fitted, fitted_scenario
-from fedpriv.rounds.outcome import RunObserver
+from fedpriv.plan.fitted import Fitted, fitted_scenario
 from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell
 

@@ -20,8 +20,8 @@ from fedpriv.noise.workload import Workload
 from fedpriv.papers.base import NoiseSettings
 from fedpriv.papers.table import algorithm_named
 from fedpriv.participation.orders import Schedule
-from fedpriv.rounds.fitted import response_and_workload
-from fedpriv.rounds.setting import Setting
+from fedpriv.plan.fitted import response_and_workload
+from fedpriv.study.setting import Setting
 
 _ONE_PASS = ((60, 1, 1.1318), (60, 1, 4.3772), (240, 1, 1.1318), (240, 1, 4.3772))
 """Rounds, passes and ε."""

@@ -37,7 +37,7 @@ from fedpriv.noise.tree import BinaryTree
 from fedpriv.noise.workload import Workload
 from fedpriv.participation.orders import Separated
 from fedpriv.participation.secret import Allocation, Poisson
-from fedpriv.rounds.ledger import RunningSums
+from fedpriv.plan.sums import RunningSums
 from tests.accounting.ratios import replaced_by_sampling
 from tests.accounting.test_selection import density
 from tests.noise.matrices import patterns

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fedpriv.claims.outcome import Finished, RunObserver
 from fedpriv.engines.workers import Workers
-from fedpriv.rounds.outcome import Finished, RunObserver
 from fedpriv.scenario.load import Scenario, scenario_of
 from fedpriv.study.sweep import RunOptions, run_sweep
 

@@ -31,6 +31,7 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import printable
+from fedpriv.protocol.frames import receive_frame, receive_json, send_frame
 from fedpriv.protocol.messages import (
     AGREE,
     COMMIT,
@@ -43,12 +44,9 @@ from fedpriv.protocol.messages import (
     key_content,
     keys_in,
     number_in,
-    receive_frame,
-    receive_json,
     refusal_content,
     roster_content,
     sealed,
-    send_frame,
     with_also,
 )
 

@@ -18,7 +18,8 @@ from fedpriv.clients.app import in_supernode
 from fedpriv.core.errors import RunError
 from fedpriv.core.random import KeyedNormal, integers_key, simulation_noise
 from fedpriv.loss.objective import Records
-from fedpriv.protocol.arrays import release_content, shared_vector_in, vector_in
+from fedpriv.plan.plan import Plan, plan_of
+from fedpriv.plan.task import spread, task_of_cell
 from fedpriv.protocol.cell_folder import cell_of
 from fedpriv.protocol.messages import (
     answer_to,
@@ -26,13 +27,14 @@ from fedpriv.protocol.messages import (
     key_content,
     keys_in,
     number_in,
+    release_content,
     roster_content,
+    shared_vector_in,
     values_in,
+    vector_in,
 )
-from fedpriv.rounds.beside import SimulatedEvaluation, evaluation_integers_key
-from fedpriv.rounds.plan import Plan, plan_of
+from fedpriv.rounds.evaluation import SimulatedEvaluation, evaluation_integers_key
 from fedpriv.rounds.round import State
-from fedpriv.rounds.task import spread, task_of_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.silo import Silo, pack, unpack
 

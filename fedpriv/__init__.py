@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fedpriv.api.results import CellResults, Drawing, Evaluation, Privacy, RunResults
     from fedpriv.api.run import load, run
     from fedpriv.api.statistics import StatisticsResults, statistics
+    from fedpriv.claims.outcome import RunObserver
     from fedpriv.core.errors import FedprivError, InputError, RunError
     from fedpriv.data.named import add_data
     from fedpriv.loss.frozen import freeze
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from fedpriv.noise.registry import add_mechanism
     from fedpriv.papers.table import add_algorithm
     from fedpriv.participation.registry import add_participation
-    from fedpriv.rounds.outcome import RunObserver
     from fedpriv.study.advise import advise
 
     __version__: str
@@ -81,7 +81,7 @@ _HOMES = {
     **dict.fromkeys(("load", "run"), ("fedpriv.api.run", None)),
     **dict.fromkeys(("StatisticsResults", "statistics"), ("fedpriv.api.statistics", None)),
     **dict.fromkeys(("FedprivError", "InputError", "RunError"), ("fedpriv.core.errors", None)),
-    "RunObserver": ("fedpriv.rounds.outcome", None),
+    "RunObserver": ("fedpriv.claims.outcome", None),
     "add_algorithm": ("fedpriv.papers.table", None),
     "add_data": ("fedpriv.data.named", None),
     "add_mechanism": ("fedpriv.noise.registry", None),

@@ -8,6 +8,7 @@ no noise     exact means come: nothing is claimed
 """
 
 import dataclasses
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,22 +22,17 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
+from fedpriv.claims.ledger import released_by
+from fedpriv.claims.outcome import Finished, RunObserver, evaluation_rounds, finished_after, measured
 from fedpriv.core.errors import FedprivError, RunError
 from fedpriv.core.random import KeyedNormal, integers_key, simulation_noise
-from fedpriv.protocol.arrays import one_array, query_content, tensor_of
+from fedpriv.plan.evaluation import EvaluationPlan, evaluation_plan_of
+from fedpriv.plan.plan import Plan, absences_of, plan_of
+from fedpriv.plan.task import PublicTask, public_task_of_cell, task_of_cell
 from fedpriv.protocol.cell_folder import FolderReporter, cell_of, report_waiting
-from fedpriv.protocol.messages import EVALUATE, REGISTERED
-from fedpriv.rounds.beside import (
-    EvaluationPlan,
-    evaluation_integers_key,
-    evaluation_noise,
-    evaluation_plan_of,
-    released_by,
-)
-from fedpriv.rounds.outcome import Finished, RunObserver, evaluation_rounds, finished_after, measured
-from fedpriv.rounds.plan import Plan, plan_of
-from fedpriv.rounds.round import absences_of, is_finite
-from fedpriv.rounds.task import PublicTask, public_task_of_cell, task_of_cell
+from fedpriv.protocol.messages import EVALUATE, REGISTERED, one_array, query_content, tensor_of
+from fedpriv.rounds.evaluation import evaluation_integers_key, evaluation_noise
+from fedpriv.rounds.round import is_finite
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.agreement import check_agreement
 from fedpriv.server.commits import SeenCommits
@@ -91,7 +87,7 @@ class SiloEvaluation:
     def _sums_in(self, content: RecordDict, silo: int, place: int) -> Tensor:
         plan, where = self._asked.plan, f"silo {silo}, evaluation {place}"
         release, _ = release_in(
-            content, where, plan.message_length(place), plan.message_dtype, self._sums.simulated
+            content, where, plan.rounds[place - 1].message_length, plan.message_dtype, self._sums.simulated
         )
         if not is_finite(release):
             raise RunError(f"{where}: it sent values that are not finite")
@@ -223,6 +219,9 @@ def simulated_sums(plan: Plan, initial: Tensor, cell: Cell) -> ServerSums:
     return ServerSums(plan, initial, integers_key(cell.noise_seed), simulated=noise)
 
 
+_PROGRESS_EVERY = 0.1  # seconds
+
+
 def _run(
     strategy: ReleaseStrategy,
     grid: Grid,
@@ -237,12 +236,13 @@ def _run(
     evaluated_at = sorted(evaluation_rounds(plan.schedule.rounds, cell.run.evaluations))
     timeout = cell.deployment.patience
     metrics: dict[str, float] = {}
-    done = 0  # a server that goes on has its first rounds behind it
+    done, last = 0, -math.inf  # a server that goes on has its first rounds behind it
 
     def evaluate(t: int, arrays: ArrayRecord) -> MetricRecord | None:
-        nonlocal done
-        observer.advanced(t - done)
-        done = t
+        nonlocal done, last
+        if (now := time.perf_counter()) - last > _PROGRESS_EVERY or t == plan.schedule.rounds:
+            observer.advanced(t - done)
+            done, last = t, now
         if t not in evaluated_at:
             return None
         model = tensor_of(next(iter(arrays.values())))

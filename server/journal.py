@@ -33,7 +33,7 @@ from fedpriv.core.errors import RunError
 from fedpriv.core.files import OWN, sync_folder, write_bytes, write_json, write_vector
 from fedpriv.core.random import system_key
 from fedpriv.noise.integers.gaussian import CHAIN_BYTES
-from fedpriv.rounds.plan import Plan
+from fedpriv.plan.plan import Plan
 from fedpriv.server.strategy import Kept, Missed
 
 _KEY_BYTES = 32
@@ -51,8 +51,8 @@ class Entries(NamedTuple):
 
     @staticmethod
     def of(plan: Plan) -> "Entries":
-        lengths = tuple(map(plan.kept_length, range(1, plan.schedule.rounds + 1)))
-        return Entries(plan.kept_dtype, lengths, plan.of_one_round)
+        lengths = tuple(planned.stored_length for planned in plan.rounds)
+        return Entries(plan.stored_dtype, lengths, plan.adds_to_earlier)
 
 
 class ServerJournal(AbstractContextManager["ServerJournal"]):

@@ -26,21 +26,22 @@ from torch import Tensor
 from fedpriv.core.errors import RunError, printable
 from fedpriv.core.random import SERVER, KeyedNormal
 from fedpriv.noise.integers.strategies import pack, unpack
-from fedpriv.protocol.arrays import counts_in, one_array, query_content, vector_in
-from fedpriv.protocol.messages import KEY, TRAIN, bytes_in, messages_to, refusal_in
-from fedpriv.rounds.outcome import Counts
-from fedpriv.rounds.plan import Plan
-from fedpriv.rounds.round import (
-    NOBODY,
-    Absences,
-    FloatArithmetic,
-    Seeded,
-    State,
-    arithmetic_of,
-    is_finite,
-    stand_in,
-    tensors,
+from fedpriv.plan.plan import NOBODY, Absences, Plan
+from fedpriv.protocol.messages import (
+    KEY,
+    TRAIN,
+    Counts,
+    bytes_in,
+    counts_in,
+    messages_to,
+    one_array,
+    query_content,
+    refusal_in,
+    vector_in,
 )
+from fedpriv.rounds.floats import FloatSteps, Seeded
+from fedpriv.rounds.integers import tensors
+from fedpriv.rounds.round import State, is_finite, steps_of, substitute_message
 from fedpriv.server.commits import SeenCommits
 from fedpriv.server.grid import learn_roster
 from fedpriv.silo.masks import CARD_BYTES, KEY_BYTES
@@ -93,47 +94,47 @@ class ServerSums:
         Guarantee: it is what the silos released, and no noise is drawn here.
         """
         self._plan, self._dtype, self._secret, self._apart = plan, initial.dtype, secret, apart
-        self._arithmetic = arithmetic_of(
-            plan, plan.at_server, key, lambda: _in_reals(plan, initial.dtype, simulated)
+        self._steps = steps_of(
+            plan, plan.integers_at_server, key, lambda: _float_steps(plan, initial.dtype, simulated)
         )
-        self._state = self._arithmetic.start(SERVER)
+        self._state = self._steps.start(SERVER)
         self._kept: bytes | None = None
         self.simulated = simulated is not None and bool(float(plan.noise.std_of(SERVER)))
         """Whether there is noise here that anybody can take away who knows the scenario's seed."""
 
     def released(self, messages: list[Tensor], t: int, query: Tensor) -> Released:
         """From the messages of silo 0, 1, … to the answers to `query`; RunError for one that cannot be used."""
-        total = torch.cat(messages) if self._apart else self._arithmetic.added(messages, t)
+        total = torch.cat(messages) if self._apart else self._steps.added(messages, t)
         if not is_finite(total):  # weights are positive, so a value that is not finite shows in the mean
             wrong = ", ".join(str(silo) for silo, message in enumerate(messages) if not is_finite(message))
             raise RunError(f"silo {wrong}, round {t}: the release has values that are not finite")
-        noisy, state = self._arithmetic.noisy(self._before(), t, total, SERVER, query)
-        noisy = noisy.to(self._plan.kept_dtype)
-        vector, self._state = self._arithmetic.leaving(state, t, noisy, SERVER)
-        if self._plan.of_one_round:
+        noisy, state = self._steps.noisy(self._before(), t, total, SERVER, query)
+        noisy = noisy.to(self._plan.stored_dtype)
+        vector, self._state = self._steps.leaving(state, t, noisy, SERVER)
+        if self._plan.adds_to_earlier:
             self._kept = pack(tuple(vector.numpy() for vector in state.sums))
         return Released(vector.to(self._dtype), Kept(noisy.reshape(-1), state.chain), self._kept or b"")
 
     def repeat(self, known: Kept, t: int) -> Tensor:
         """q~_t of a round that is over, (d,)."""
         state = self._state._replace(chain=known.link)
-        vector, self._state = self._arithmetic.leaving(state, t, known.values, SERVER)
+        vector, self._state = self._steps.leaving(state, t, known.values, SERVER)
         return vector.to(self._dtype)
 
     def _before(self) -> State:
         """The state before a round: sums that nobody else may see are the journal's after a restart."""
-        if not self._plan.of_one_round:
+        if not self._plan.adds_to_earlier:
             return self._state
         before = self._kept if self._kept is not None else self._secret()
         return self._state._replace(sums=tensors(unpack(before))) if before else self._state
 
 
-def _in_reals(plan: Plan, dtype: torch.dtype, simulated: KeyedNormal | None) -> FloatArithmetic:
+def _float_steps(plan: Plan, dtype: torch.dtype, simulated: KeyedNormal | None) -> FloatSteps:
     if simulated is not None:
-        return FloatArithmetic(plan, Seeded(plan, simulated, dtype))
+        return FloatSteps(plan, Seeded(plan, simulated, dtype))
     if float(plan.noise.std_of(SERVER)):
         raise ValueError("a server's noise is floating point in simulations only")
-    return FloatArithmetic(plan)
+    return FloatSteps(plan)
 
 
 def answers_of(
@@ -235,7 +236,7 @@ class ReleaseStrategy(Strategy):
     """Noisy means of running sums, handed to the plan's optimizer.
 
     Guarantee: what it broadcasts is post-processing of the releases it received (untrusted server), or of the
-    q~_t with its own noise, or of the sums of masked messages, whose sequence keeps what `plan.releases` claims
+    q~_t with its own noise, or of the sums of masked messages, whose sequence keeps what `releases_of` claims
     for each silo's records (trusted server, secure aggregation).  Masked messages are added up all or none.
     """
 
@@ -251,7 +252,7 @@ class ReleaseStrategy(Strategy):
         absences: Absences = NOBODY,
         commits: SeenCommits | None = None,
     ) -> None:
-        """With `without_missing`, the run goes on without a silo that does not answer in time; see `stand_in`.
+        """With `without_missing`, a run goes on without a silo that does not answer (`substitute_message`).
 
         In a simulation `absences` says which silos those are: they are not asked.  `commits` of silos' ledgers
         are remembered where silos have some.
@@ -263,11 +264,13 @@ class ReleaseStrategy(Strategy):
         self._roster = roster
         self.missed: Missed = journal.missed() if journal else {}
         kept = journal.last() if journal else None
-        self._without_missing, self._absences = without_missing, absences
+        self._absent = {t: absences.away(t) for t in range(1, plan.schedule.rounds + 1)} if absences else {}
+        self._goes_on = without_missing or bool(absences)
+        self._without_missing = without_missing
         silos = len(plan.weights) if self._goes_on else 0
         self._last = torch.zeros(silos, len(initial), dtype=initial.dtype) if kept is None else kept
         self._sums = sums
-        self._lengths = tuple(map(plan.message_length, range(1, plan.schedule.rounds + 1)))
+        self._lengths = tuple(planned.message_length for planned in plan.rounds)
         self._optimizer_state = plan.optimizer.start(initial)
         self._nodes: list[int] = []  # the node id of silo 0, 1, …
         self._asked: dict[int, Message] = {}  # the message to each silo that is asked in the round under way
@@ -331,7 +334,7 @@ class ReleaseStrategy(Strategy):
     ) -> Iterable[Message]:
         """One message a silo that is there, in the order of silos, all with the same query and round number."""
         content = self.content_of(arrays, server_round, config)
-        away = self._absences.away(server_round)
+        away = self._absent.get(server_round, frozenset())
         asked = [silo for silo in range(len(self._nodes)) if silo not in away]
         if (commits := self._commits) is None:
             messages = messages_to([self._nodes[silo] for silo in asked], content, TRAIN)
@@ -354,7 +357,7 @@ class ReleaseStrategy(Strategy):
             raise RunError(f"round {server_round}: no reply from silo {listed(unknown)}{reasons}")
         for silo in sorted(set(range(len(self._nodes))) - set(releases)):
             self.missed.setdefault(silo, []).append(server_round)
-            releases[silo] = stand_in(self.plan, self._last[silo], server_round)
+            releases[silo] = substitute_message(self.plan, self._last[silo], server_round)
         # Sorted by silo before any sum, so that the order of arrival cannot change the last bit.
         messages = [releases[silo] for silo in range(len(self._nodes))]
         query = self.plan.optimizer.query(self._optimizer_state)
@@ -362,7 +365,7 @@ class ReleaseStrategy(Strategy):
         # Long vectors of the round that is over go before others are made.
         self._asked, self._shown = {}, None
         del answers, releases, replies, query
-        keeps = self._goes_on and not self.plan.of_one_round
+        keeps = self._goes_on and not self.plan.adds_to_earlier
         if keeps:
             self._last = torch.stack(messages)
         del messages
@@ -411,12 +414,8 @@ class ReleaseStrategy(Strategy):
             keys += key
         return keys
 
-    @property
-    def _goes_on(self) -> bool:
-        return self._without_missing or bool(self._absences)
-
     def _move(self, t: int, released: Tensor) -> None:
-        current = self.plan.rounds[t - 1]
+        current = self.plan.rounds[t - 1].step
         self._optimizer_state = self.plan.optimizer.update(self._optimizer_state, released, current)
         self.rounds_done = t
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fedpriv
-from fedpriv.rounds.outcome import Finished
+from fedpriv.claims.outcome import Finished
 from fedpriv.scenario.load import Scenario
 from tests.conftest import small_tree
 

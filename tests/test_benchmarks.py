@@ -29,7 +29,7 @@ from fedpriv.noise.fitting.auto import compared
 from fedpriv.noise.registry import MechanismOptions, chosen_mechanism
 from fedpriv.papers.table import algorithm_named
 from fedpriv.participation.orders import Schedule
-from fedpriv.rounds.fitted import response_and_workload
+from fedpriv.plan.fitted import response_and_workload
 from fedpriv.scenario.load import load_scenario, resolve_cell
 from fedpriv.scenario.statistics import read_plan
 from tests.conftest import small_tree

@@ -19,6 +19,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from fedpriv.claims.outcome import RunObserver
 from fedpriv.cli.app import app
 from fedpriv.cli.tune import TUNING_KEYS
 from fedpriv.engines.table import engine_named
@@ -26,8 +27,7 @@ from fedpriv.loss.models import MODELS
 from fedpriv.noise.registry import ADDED
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.participation import registry as participation
-from fedpriv.rounds.outcome import RunObserver
-from fedpriv.rounds.task import check_records
+from fedpriv.plan.task import check_records
 from fedpriv.scenario.load import load_scenario, scenario_of
 from fedpriv.scenario.schema import Cell
 from fedpriv.scenario.statistics import read_plan

@@ -104,7 +104,7 @@ def test_a_data_set_that_is_added_again_is_read_again() -> None:
         part = features, np.arange(40) % labels
         fedpriv.add_data("twice", lambda: (part, part))
 
-    from fedpriv.rounds.task import task_of_cell
+    from fedpriv.plan.task import task_of_cell
 
     cell = resolve_cell({**small_tree(), "data": {"name": "twice"}, "model": {"feature_norm": 1.0}}, "test")
     of(2)

@@ -13,7 +13,7 @@ import fedpriv
 from benchmarks.differences import interval
 from benchmarks.opacus_cells import Draws, ahead, asked, batches, check, module_of, noise_std, normals, run, table
 from fedpriv.core.errors import InputError
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import load_scenario
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios"

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from fedpriv.core.random import SERVER, KeyedNormal, public_generator, seed_key, simulation_noise, system_key
-from fedpriv.rounds.round import DrawAhead
+from fedpriv.rounds.floats import DrawAhead
 
 DTYPES = [np.float32, np.float64]
 

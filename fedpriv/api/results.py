@@ -11,13 +11,13 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
+from fedpriv.claims.outcome import WithMetrics
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import counted, delta_figure, upper_figure
 from fedpriv.data.given import records_of
 from fedpriv.loss.imported import Trained, trained, with_parameters
 from fedpriv.loss.losses import predicted
-from fedpriv.rounds.outcome import WithMetrics
-from fedpriv.rounds.task import ModelInputs, public_task_of_cell
+from fedpriv.plan.task import ModelInputs, public_task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.show.page import fragment_of, write_report

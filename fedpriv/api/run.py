@@ -14,6 +14,7 @@ from torch import nn
 
 from fedpriv.api.advised import OWN, as_advised
 from fedpriv.api.results import RunResults, results_of
+from fedpriv.claims.outcome import RunObserver
 from fedpriv.cli.progress import Progress
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import scenario_file
@@ -24,7 +25,6 @@ from fedpriv.engines.workers import Workers
 from fedpriv.loss.frozen import trained_of
 from fedpriv.loss.imported import GIVEN as OF_MODULE
 from fedpriv.loss.own import LossGiven, add_given, choice_of
-from fedpriv.rounds.outcome import RunObserver
 from fedpriv.scenario.load import load_scenario, read_toml, scenario_of
 from fedpriv.show.table import write_table
 from fedpriv.study.sweep import RunOptions, run_sweep

@@ -35,8 +35,8 @@ from fedpriv.loss.objective import Objective
 from fedpriv.noise.integers.fixed_point import Ints
 from fedpriv.noise.integers.plan import ExactPlan
 from fedpriv.noise.trust import TRUSTED
-from fedpriv.rounds.plan import Plan, plan_of
-from fedpriv.rounds.round import IntegerArithmetic
+from fedpriv.plan.plan import Plan, plan_of
+from fedpriv.rounds.integers import IntegerSteps
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.shard import Shard
 from fedpriv.silo.silo import Silo
@@ -147,7 +147,7 @@ def _fits(
 
 def _of_the_seed(cell: Cell, plan: Plan, sums: Sequence[Ints]) -> Scores:
     """y of round 1, (d,), with the noise that a simulation of the scenario draws, for everybody's sums."""
-    step, query = IntegerArithmetic(plan, integers_key(cell.seed)), zeros(plan)[0]
+    step, query = IntegerSteps(plan, integers_key(cell.seed)), zeros(plan)[0]
     of_owners = {SERVER: _total(sums)} if plan.trust.draws(SERVER) else dict(enumerate(sums))
     drawn = [
         step.noisy(step.start(owner), 1, torch.from_numpy(own), owner, query)[0].numpy()

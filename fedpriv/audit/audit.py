@@ -45,7 +45,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import one_thread
 from fedpriv.loss.indicators import STATISTICS
 from fedpriv.noise.trust import CLIENT, RECORD
-from fedpriv.rounds.plan import plan_of
+from fedpriv.plan.plan import plan_of
 from fedpriv.scenario.schema import Cell
 
 LEAST_TRIALS = 2 * CANARIES

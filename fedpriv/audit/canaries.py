@@ -21,7 +21,7 @@ from fedpriv.data.partition import in_a_row
 from fedpriv.loss.objective import Objective, Records
 from fedpriv.noise.trust import CLIENT, RECORD, Unit
 from fedpriv.participation.orders import Schedule
-from fedpriv.rounds.task import DTYPES, ModelInputs, rows_of
+from fedpriv.plan.task import DTYPES, ModelInputs, rows_of
 from fedpriv.scenario.schema import Cell, ModelSection
 from fedpriv.silo.shard import Shard
 

@@ -25,8 +25,8 @@ from fedpriv.data.schema import TableSchema
 from fedpriv.loss.indicators import Axis, StatisticsSettings
 from fedpriv.loss.objective import UNCLIPPED, Batch, Query
 from fedpriv.noise.trust import RECORD
-from fedpriv.rounds.plan import Plan, plan_of
-from fedpriv.rounds.task import ModelInputs, task_of_schema
+from fedpriv.plan.plan import Plan, plan_of
+from fedpriv.plan.task import ModelInputs, task_of_schema
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.fingerprint import begin_ledger
 from fedpriv.silo.ledger import SiloLedger

@@ -33,12 +33,12 @@ from fedpriv.audit.statistics import (
     upper_rates,
 )
 from fedpriv.audit.transcripts import Trials, known_rounds, rolled_back, run_trials
+from fedpriv.claims.ledger import FIRST_STEP
 from fedpriv.core.errors import FedprivError
 from fedpriv.core.random import public_generator
 from fedpriv.participation.secret import Poisson
-from fedpriv.rounds.beside import evaluation_cell, first_step_of
-from fedpriv.rounds.ledger import FIRST_STEP
-from fedpriv.rounds.plan import Plan, plan_of
+from fedpriv.plan.evaluation import evaluation_cell, first_step_of
+from fedpriv.plan.plan import Plan, plan_of
 from fedpriv.scenario.schema import Cell
 
 Progress = Callable[[float], None]

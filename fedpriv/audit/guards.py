@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedpriv.audit.canaries import CLASSES
 from fedpriv.clients.simulated import Answering
-from fedpriv.rounds.plan import Plan
+from fedpriv.plan.plan import Plan
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.fingerprint import begin_ledger
 from fedpriv.silo.guard import Guard

@@ -26,6 +26,7 @@ from fedpriv.accounting.guarantees import Sampled
 from fedpriv.audit.canaries import FAR, CanaryLayout, auditable, nothing, objective_for, units_of
 from fedpriv.audit.statistics import ClaimedCurve, Shown, shown
 from fedpriv.audit.transcripts import passes_of, run_trials
+from fedpriv.claims.ledger import ReleaseStream, releases_of, stream_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import (
     KeyedCoins,
@@ -39,8 +40,7 @@ from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.trust import UNTRUSTED
 from fedpriv.noise.workload import Workload
 from fedpriv.participation.secret import Allocation, Balanced, Poisson, SecretOrder
-from fedpriv.rounds.ledger import ReleaseStream
-from fedpriv.rounds.plan import Plan, plan_of
+from fedpriv.plan.plan import Plan, plan_of
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.silo import Silo
 
@@ -94,7 +94,7 @@ def guarantee_of(plan: Plan) -> Sampled:
 
 def _stream(plan: Plan) -> ReleaseStream:
     rounds = plan.schedule.rounds
-    return plan.stream_of(0, rounds) if plan.trust.releases(0) else plan.releases(rounds)[0]
+    return stream_of(plan, 0, rounds) if plan.trust.releases(0) else releases_of(plan, rounds)[0]
 
 
 def _in_weights(plan: Plan, along: Floats) -> Floats:

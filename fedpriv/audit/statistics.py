@@ -34,7 +34,7 @@ from fedpriv.accounting.guarantees import Sampled
 from fedpriv.audit.transcripts import Trials
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER
-from fedpriv.rounds.plan import Plan
+from fedpriv.plan.plan import Plan
 
 Scores = NDArray[np.float64]
 

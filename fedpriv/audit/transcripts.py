@@ -38,9 +38,9 @@ from fedpriv.engines.inprocess import InProcessGrid, flower_quiet
 from fedpriv.loss.estimators import Round
 from fedpriv.noise.integers.fixed_point import sum_of
 from fedpriv.participation.drawn import DrawnOrder
-from fedpriv.protocol.arrays import one_array
-from fedpriv.rounds.plan import Plan, plan_of
-from fedpriv.rounds.round import IntegerArithmetic
+from fedpriv.plan.plan import Plan, plan_of
+from fedpriv.protocol.messages import one_array
+from fedpriv.rounds.integers import IntegerSteps
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import deployed_strategy
 from fedpriv.server.journal import Entries, ServerJournal
@@ -311,7 +311,7 @@ def masked_sums(plan: Plan, silos: Sequence[Restartable], queries: Sequence[Tens
 
 def _means(plan: Plan, noisy: NDArray[np.int64]) -> list[Tensor]:
     """The noisy running sums that follow from noisy integers."""
-    step, means = IntegerArithmetic(plan, b""), list[Tensor]()
+    step, means = IntegerSteps(plan, b""), list[Tensor]()
     state = step.start(SERVER)
     for t, row in enumerate(noisy, start=1):
         mean, state = step.leaving(state, t, torch.from_numpy(row), SERVER)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedpriv.noise.fitting.cost import Response
     from fedpriv.noise.workload import Workload
     from fedpriv.papers.base import Algorithm, NoiseSettings
-    from fedpriv.rounds.setting import Line, Setting, Table
+    from fedpriv.study.setting import Line, Setting, Table
 
 
 _DIMENSION = 100_000
@@ -67,7 +67,7 @@ def compare(
         fedpriv privacy compare --rounds 2000 --epochs 20 --decay 0.9 --epsilon 2 --delta 1e-6 --silos 10
     """
     from fedpriv.accounting.guarantees import GaussianDP
-    from fedpriv.rounds.setting import table_of
+    from fedpriv.study.setting import table_of
 
     setting, mu = federation.setting(rounds), target.in_mu
     if setting.secret:
@@ -134,7 +134,7 @@ def _asked(algorithm: str | None, settings: list[str], setting: "Setting") -> tu
         return rows_response(setting.rounds), setting.workload
     from fedpriv.papers.table import algorithm_named
     from fedpriv.participation.orders import Schedule
-    from fedpriv.rounds.fitted import response_and_workload
+    from fedpriv.plan.fitted import response_and_workload
 
     row = algorithm_named(algorithm)
     schedule = Schedule(setting.rounds, setting.rounds // setting.epochs)
@@ -155,7 +155,7 @@ def _settings(row: "Algorithm", assignments: list[str]) -> "NoiseSettings":
 
 def _times(table: "Table", workload: "Workload", dimension: int) -> list[float | None]:
     """Measure the seconds per round of every line's noise; None where that is not measured."""
-    from fedpriv.rounds.setting import seconds_per_round
+    from fedpriv.study.setting import seconds_per_round
 
     return [seconds_per_round(each.mechanism, workload, dimension) if dimension else None for each in table.lines]
 

@@ -161,7 +161,7 @@ def _warn(encoded: Rows, schema: TableSchema, sizes: Sequence[int], noun: str) -
 
 def _files(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dict[str, Any]) -> dict[str, str]:
     """Write the text of every file, by name; `unit` has the keys of [privacy] for persons with several records."""
-    from fedpriv.rounds.task import task_of_schema
+    from fedpriv.plan.task import task_of_schema
     from fedpriv.scenario.load import resolve_cell
     from fedpriv.silo.demo import allowance_of, policy_text
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from fedpriv.accounting.guarantees import Guarantee
-    from fedpriv.rounds.claim import PrivacyClaim
-    from fedpriv.rounds.setting import Setting
+    from fedpriv.claims.claim import PrivacyClaim
+    from fedpriv.study.setting import Setting
 
 
 M = TypeVar("M", bound="BaseModel")
@@ -134,7 +134,7 @@ class Participation:
     records: Annotated[int, typer.Option(min=1, help="The most records of one user or client in a round.")] = 1
 
     def setting(self, rounds: int) -> "Setting":
-        from fedpriv.rounds.setting import Setting
+        from fedpriv.study.setting import Setting
 
         of_sums = {name: value for name, value in vars(self).items() if name not in ("unit", "records")}
         return Setting(rounds, **of_sums)
@@ -142,8 +142,8 @@ class Participation:
     def claim(self, guarantee: "Guarantee") -> "PrivacyClaim[Guarantee]":
         """`guarantee` of the unit, under the relation."""
         from fedpriv.accounting.gaussian import relation_named
+        from fedpriv.claims.claim import PrivacyClaim
         from fedpriv.noise.trust import unit_named
-        from fedpriv.rounds.claim import PrivacyClaim
 
         return PrivacyClaim(guarantee, relation_named(self.relation), unit_named(self.unit, self.records))
 

@@ -29,10 +29,10 @@ from fedpriv.core.figures import lower_figure, upper_figure
 
 if TYPE_CHECKING:
     from fedpriv.accounting.guarantees import Guarantee
+    from fedpriv.claims.claim import PrivacyClaim
+    from fedpriv.claims.entries import LedgerEntry
     from fedpriv.noise.mechanism import Mechanism
-    from fedpriv.rounds.claim import PrivacyClaim
-    from fedpriv.rounds.entries import LedgerEntry
-    from fedpriv.rounds.setting import Cost, Setting
+    from fedpriv.study.setting import Cost, Setting
 
 
 app = typer.Typer(
@@ -58,9 +58,9 @@ def ledger(
 
         fedpriv privacy ledger runs/quickstart
     """
+    from fedpriv.claims.claim import ELSEWHERE, STEP_ELSEWHERE
+    from fedpriv.claims.entries import differing_words, read_ledger
     from fedpriv.cli.explore import print_plain
-    from fedpriv.rounds.claim import ELSEWHERE, STEP_ELSEWHERE
-    from fedpriv.rounds.entries import differing_words, read_ledger
 
     entries = read_ledger(run_dir)
     if not entries:
@@ -81,7 +81,7 @@ def ledger(
 
 
 def _as_data(entry: "LedgerEntry") -> dict[str, Any]:
-    from fedpriv.rounds.ledger import as_data
+    from fedpriv.claims.ledger import as_data
 
     streams = {"releases": list(map(as_data, entry.streams))}
     tests = {"evaluations": list(map(as_data, entry.tests))} if entry.tests else {}
@@ -94,8 +94,8 @@ def _ledger_lines(entry: "LedgerEntry") -> list[tuple[str, ...]]:
     A first step is composed with the rounds, in the claim of both.  Streams of evaluations come last: their claim
     is one of test records, which are other records.
     """
-    from fedpriv.rounds.claim import price_words
-    from fedpriv.rounds.ledger import ROUNDS
+    from fedpriv.claims.claim import price_words
+    from fedpriv.claims.ledger import ROUNDS
 
     point = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in entry.point.items()) or "-"
     claimed = price_words(entry.claimed_mu, entry.claimed_epsilon)

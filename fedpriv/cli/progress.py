@@ -21,10 +21,10 @@ from rich.live import Live
 from rich.text import Text
 
 from fedpriv.accounting.gaussian import epsilon_of
+from fedpriv.claims.outcome import Finished, RunObserver
 from fedpriv.core.errors import InputError, RunError, printable_lines
 from fedpriv.core.figures import epsilon_words
-from fedpriv.rounds.fitted import Fitted
-from fedpriv.rounds.outcome import Finished, RunObserver
+from fedpriv.plan.fitted import Fitted
 from fedpriv.scenario.load import Point, Scenario
 from fedpriv.scenario.published import dotted
 from fedpriv.scenario.schema import Cell

@@ -13,6 +13,7 @@ from types import FrameType
 
 from pydantic_core import PydanticSerializationError
 
+from fedpriv.claims.outcome import Finished, RunObserver
 from fedpriv.cli.explore import show_run
 from fedpriv.cli.options import Display
 from fedpriv.cli.progress import JsonLines, MLflow, Progress, TensorBoard
@@ -21,7 +22,6 @@ from fedpriv.core.extensions import import_files
 from fedpriv.core.figures import counted
 from fedpriv.engines.memory import memory_words
 from fedpriv.engines.table import engine_row
-from fedpriv.rounds.outcome import Finished, RunObserver
 from fedpriv.scenario.load import Scenario, load_scenario
 from fedpriv.show.table import write_table
 from fedpriv.study.results import read_claims

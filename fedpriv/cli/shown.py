@@ -16,7 +16,7 @@ from fedpriv.core.figures import caveats, epsilon_figure, lower_figure, upper_fi
 if TYPE_CHECKING:
     from fedpriv.accounting.guarantees import Guarantee
     from fedpriv.cli.options import Federation, Participation
-    from fedpriv.rounds.setting import Cost, Setting
+    from fedpriv.study.setting import Cost, Setting
 
 
 def say(text: str, stream: TextIO | None = None) -> None:

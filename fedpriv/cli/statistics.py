@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedpriv.accounting.gaussian import epsilon_of
+from fedpriv.claims.ledger import releases_of
 from fedpriv.cli.shown import print_table, say
 from fedpriv.core.figures import epsilon_words, upper_figure
 from fedpriv.engines.table import LOCAL, Connection, engine_row
@@ -81,7 +82,7 @@ def _print_dry(asked: Statistics, *, released: bool, as_json: bool) -> None:
     """Say what every table has for cells, what error under each trust, and the price of all."""
     privacy = asked.cell.privacy
     tables = list(zip(asked.plan.table, asked.settings.tables, strict=True))
-    mu = max(stream.mu for stream in asked.planned(released=released).releases(1))
+    mu = max(stream.mu for stream in releases_of(asked.planned(released=released), 1))
     epsilon, unit = epsilon_of(mu, privacy.delta), privacy.protected.noun
     errors = {trust: asked.errors(trust, released=released) for trust in TRUSTS}
     if as_json:

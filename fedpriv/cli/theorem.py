@@ -43,7 +43,7 @@ def theorem(
 
         fedpriv privacy theorem scenarios/mnist-single-epoch.toml --set label.method=accelerated-dp-srgd --json
     """
-    from fedpriv.rounds.fitted import fitted_scenario
+    from fedpriv.plan.fitted import fitted_scenario
     from fedpriv.scenario.load import load_scenario
     from fedpriv.study.theorems import beside_theorems
 

@@ -34,15 +34,6 @@ def certain(condition: "Tensor") -> bool:
     return condition.device.type == "cpu" and bool(condition)
 
 
-def never_above(values: "Tensor", bound: Scalar) -> bool:
-    """Whether no value is above its bound, or NaN, as far as `certain` knows; a tensor's bounds broadcast."""
-    if not values.numel():
-        return True
-    if isinstance(bound, float):  # a third of the time of tensors of booleans
-        return values.is_cpu and (values.max() if values.numel() > 1 else values).item() <= bound
-    return certain((values <= bound).all())
-
-
 _ON_A_DEVICE = 2**28
 _OF_A_GPU = 64
 """Bytes of a GPU's memory for each value held at a time: 16 times what a value in float32 takes."""

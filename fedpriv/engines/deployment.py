@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedpriv.claims.outcome import Finished, RunObserver, digest_of
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.files import write_text
 from fedpriv.data.named import load
@@ -41,10 +42,9 @@ from fedpriv.engines.superlink import (
     simulating_superlink,
 )
 from fedpriv.engines.table import Connection, Outcome
+from fedpriv.plan.evaluation import held_out_of_silos, records_of_silos
+from fedpriv.plan.task import task_of_cell
 from fedpriv.protocol.cell_folder import FolderReader, clear, run_config_of
-from fedpriv.rounds.beside import held_out_of_silos, records_of_silos
-from fedpriv.rounds.outcome import Finished, RunObserver, digest_of
-from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.demo import (
     allowance_of,

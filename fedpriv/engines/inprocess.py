@@ -20,12 +20,12 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedpriv.claims.outcome import Finished, Observers, RunObserver
 from fedpriv.clients.app import app as client_app
 from fedpriv.core.errors import FedprivError, InputError
 from fedpriv.engines.table import Outcome, kept_pages
 from fedpriv.protocol.cell_folder import run_config_of
 from fedpriv.protocol.messages import message_with, number_message, own_copy
-from fedpriv.rounds.outcome import Finished, Observers, RunObserver
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import server_app
 

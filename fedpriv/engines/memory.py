@@ -12,14 +12,15 @@ from typing import Any
 
 import torch
 
+from fedpriv.claims.ledger import stream_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.limits import REMEDIES, limits, taken
 from fedpriv.engines.table import ENGINES
 from fedpriv.engines.vectorized.silos import BESIDE_COPIES
 from fedpriv.participation.orders import PublicOrder
-from fedpriv.rounds.plan import Plan, plan_of, problem_of
-from fedpriv.rounds.round import rounds_ahead
-from fedpriv.rounds.task import Task, task_of_cell
+from fedpriv.plan.plan import Plan, plan_of, problem_of
+from fedpriv.plan.task import Task, task_of_cell
+from fedpriv.rounds.floats import rounds_ahead
 from fedpriv.scenario.schema import Cell
 
 _WIDE = 8
@@ -194,7 +195,7 @@ def _of_sums(plan: Plan) -> int:
     """Vectors of a running sum, of the points that it remembers, and of a mechanism's state."""
     first = plan.estimator.round(1)
     past = plan.estimator.memory if first.split is None else 2 + first.split.rounds_per_epoch
-    workload = plan.stream_of(0, plan.schedule.rounds).workload if plan.noise.sources else None
+    workload = stream_of(plan, 0, plan.schedule.rounds).workload if plan.noise.sources else None
     return 1 + past + (0 if workload is None else plan.mechanism.memory_vectors(workload))
 
 

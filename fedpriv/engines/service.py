@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedpriv.core.errors import RunError, printable
-from fedpriv.protocol.messages import receive_json, send_frame
+from fedpriv.protocol.frames import receive_json, send_frame
 from fedpriv.protocol.metrics import private_socket
 
 _log = logging.getLogger("fedpriv.service")

@@ -19,8 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from fedpriv.claims.outcome import Finished, RunObserver
 from fedpriv.core.errors import InputError, suggestion
-from fedpriv.rounds.outcome import NO_CHECKPOINTS, Checkpoints, Finished, RunObserver
+from fedpriv.engines.checkpoints import NO_CHECKPOINTS, Checkpoints
 from fedpriv.scenario.schema import Cell
 
 

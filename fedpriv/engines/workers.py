@@ -29,10 +29,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedpriv.claims.outcome import RunObserver, digest_of
 from fedpriv.core.errors import FedprivError, InputError, RunError, printable
 from fedpriv.core.extensions import VARIABLE, import_files
+from fedpriv.engines.checkpoints import NO_CHECKPOINTS, Checkpoints, installed, name_of
 from fedpriv.engines.table import Engine, Grouping, Outcome, engine_named, engine_row
-from fedpriv.rounds.outcome import NO_CHECKPOINTS, Checkpoints, RunObserver, digest_of, installed, name_of
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 

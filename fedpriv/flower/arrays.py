@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from fedpriv.core.errors import InputError, printable
 from fedpriv.loss.frozen import frozen_of, trained_of
-from fedpriv.protocol.arrays import tensor_of
-from fedpriv.protocol.messages import array_of
-from fedpriv.rounds.task import DTYPES
+from fedpriv.plan.task import DTYPES
+from fedpriv.protocol.messages import array_of, tensor_of
 
 Shape = tuple[int, ...]
 

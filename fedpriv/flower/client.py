@@ -40,17 +40,17 @@ from fedpriv.loss.losses import LOSSES, Choice
 from fedpriv.loss.objective import Objective, Records
 from fedpriv.loss.own import LossGiven, choice_of
 from fedpriv.loss.weights import Started
-from fedpriv.protocol.arrays import release_content
+from fedpriv.plan.plan import plan_of
+from fedpriv.plan.task import DTYPES, labelled_records
 from fedpriv.protocol.messages import (
     CONFIG,
     Refusal,
     keys_in,
     refusal_content,
+    release_content,
     sealed,
     values_in,
 )
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.task import DTYPES, labelled_records
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.silo import Silo, pack, unpack, without_denormals

@@ -27,6 +27,7 @@ import torch
 from flwr.app import Array, ArrayRecord, Context
 from numpy.typing import NDArray
 
+from fedpriv.claims.outcome import evaluation_rounds
 from fedpriv.clients.app import ask, ask_shapes
 from fedpriv.core.errors import InputError, RunError, printable
 from fedpriv.flower.arrays import ModelLayout
@@ -34,9 +35,8 @@ from fedpriv.loss.scores import named_scores
 from fedpriv.noise.trust import UNTRUSTED
 from fedpriv.papers.sgd import DP_SGD, SgdSettings
 from fedpriv.papers.steps import ScheduledSettings
+from fedpriv.plan.evaluation import evaluations_of
 from fedpriv.protocol.messages import Refusal
-from fedpriv.rounds.beside import evaluations_of
-from fedpriv.rounds.outcome import evaluation_rounds
 from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell
 

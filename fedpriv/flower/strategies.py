@@ -22,6 +22,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from torch import Tensor
 
+from fedpriv.claims.claim import claim_of
+from fedpriv.claims.ledger import releases_of
+from fedpriv.claims.outcome import evaluation_rounds
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import epsilon_words
 from fedpriv.core.random import system_key
@@ -30,11 +33,9 @@ from fedpriv.flower.arrays import NamedArrays
 from fedpriv.flower.terms import ARRAYS, ROUND, cell_of_keywords, cell_of_scenario, terms_config, with_dtype
 from fedpriv.loss.objective import Batch, Deterministic, Evaluation, Increment, Query, Records
 from fedpriv.participation.dependence import Dependence
+from fedpriv.plan.plan import Plan, absences_of, plan_of
 from fedpriv.protocol.messages import CONFIG, TRAIN, also_in
-from fedpriv.rounds.claim import claim_of
-from fedpriv.rounds.outcome import evaluation_rounds
-from fedpriv.rounds.plan import Plan, plan_of
-from fedpriv.rounds.round import absences_of, is_finite
+from fedpriv.rounds.round import is_finite
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import simulated_sums
 from fedpriv.server.grid import ask_roster
@@ -186,14 +187,14 @@ class PrivateStrategy(Strategy):
         """Guarantee of the rounds so far, as a sentence."""
         if not (rounds := self._started_releases.rounds_done):
             return "nothing was released"
-        if (claim := claim_of(self.plan.releases(rounds))) is None:
+        if (claim := claim_of(releases_of(self.plan, rounds))) is None:
             return "no guarantee: the run adds no noise"
         seeded = "; the noise is of a seed, and protects nobody" if self._seeded else ""
         return f"{claim.sentence('line', self.cell.privacy.delta)}, {self.plan.trust.title}{seeded}"
 
     def epsilon(self, rounds: int) -> float | None:
         """Return ε of the first `rounds` rounds at the δ of `delta`, rounded up, or None without noise."""
-        claim = claim_of(self.plan.releases(rounds))
+        claim = claim_of(releases_of(self.plan, rounds))
         return None if claim is None else claim.guarantee.epsilon_of(self.cell.privacy.delta)
 
     def start(

@@ -13,8 +13,8 @@ from flwr.app import ConfigRecord, RecordDict
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.noise.trust import CURATOR, RECORD
 from fedpriv.papers.table import algorithm_named
+from fedpriv.plan.fitted import fitted
 from fedpriv.protocol.messages import CONFIG, number_in, values_in
-from fedpriv.rounds.fitted import fitted
 from fedpriv.scenario.load import load_scenario, resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.scenario.sections import FederationSection, PrivacySection

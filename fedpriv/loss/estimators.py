@@ -53,6 +53,8 @@ class Round(NamedTuple):
     scale: float
     split: Split | None = None
     local: Local | None = None
+    next_share: float = 1.0
+    """α_{t+1} / α_{1:t+1}: weight of the next iterate in the weighted average of all, the next query."""
 
     @property
     def gradients(self) -> int:
@@ -179,7 +181,8 @@ class RecursiveGradient:
     def round(self, t: int) -> Round:
         now, before = self.weights.at(t), self.weights.at(t - 1)
         coefficients = (now, -before) if before else (now,)
-        return Round(t, coefficients, self.decay, self.clip_of(t), scale=now)
+        share = self.weights.at(t + 1) / self.weights.total(t + 1)
+        return Round(t, coefficients, self.decay, self.clip_of(t), scale=now, next_share=share)
 
     def clip_of(self, t: int) -> Scalar:
         """The norm bound of round t's increments, public and fixed before round 1."""

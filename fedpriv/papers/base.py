@@ -24,7 +24,8 @@ from torch import Tensor
 
 from fedpriv.accounting.gaussian import Relation
 from fedpriv.core.errors import InputError
-from fedpriv.core.replicates import Scalar, never_above
+from fedpriv.core.replicates import Scalar
+from fedpriv.loss.clipping import never_above
 from fedpriv.loss.estimators import Estimator, Round
 from fedpriv.loss.objective import Objective
 from fedpriv.noise.diagonal import IndependentGaussian

@@ -57,9 +57,7 @@ ONLINE_TO_BATCH = Algorithm(
     ),
     mechanism=chosen,
     # online gradient descent on the sums, x_t the weighted average of its iterates
-    optimizer=lambda settings, _problem, _noise_std: AnytimeSGD(
-        settings.step, settings.radius, PowerWeights(settings.power)
-    ),
+    optimizer=lambda settings, _problem, _noise_std: AnytimeSGD(settings.step, settings.radius),
     theorems=_unclipped,
     published="points",
 )

@@ -28,7 +28,7 @@ far, and half of the noise does.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -38,7 +38,7 @@ from torch import Tensor
 from fedpriv.accounting.gaussian import check_positive, moved_by, mu_of, noise_for
 from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import Scalar
-from fedpriv.loss.estimators import LinearWeights, RecursiveGradient, Round, Weights
+from fedpriv.loss.estimators import RecursiveGradient, Round
 from fedpriv.noise.registry import ChosenName
 from fedpriv.noise.workload import Workload
 from fedpriv.papers.base import (
@@ -65,14 +65,13 @@ class AnytimeState(NamedTuple):
 
 @dataclass(frozen=True)
 class AnytimeSGD:
-    """Projected SGD whose query points are the weighted average of its iterates.
+    """Projected SGD whose query points are the average of its iterates, with the estimator's weights.
 
     (t-1) ‖x_t - x_{t-1}‖ ≤ 2D follows from the averaging weights; DP-μ²-FL's bound S = G + 2LD rests on it.
     """
 
     step: Scalar
     radius: Scalar
-    weights: Weights = field(default_factory=LinearWeights)
     following: bool = False
     """Whether the point after the last round, x_{T+1}, is published in place of x_T."""
 
@@ -84,9 +83,7 @@ class AnytimeSGD:
 
     def update(self, state: AnytimeState, released: Tensor, current: Round) -> AnytimeState:
         iterate = project_to_ball(stepped(state.iterate, self.step, released), self.radius)
-        following = current.t + 1
-        share = self.weights.at(following) / self.weights.total(following)
-        return AnytimeState(iterate, ask=state.ask.lerp(iterate, share), answered=state.ask)
+        return AnytimeState(iterate, ask=state.ask.lerp(iterate, current.next_share), answered=state.ask)
 
     def output(self, state: AnytimeState) -> Tensor:
         return state.ask if self.following else state.answered

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from fedpriv.claims.ledger import as_data, from_data
+from fedpriv.claims.outcome import Finished, RunObserver
 from fedpriv.core.errors import FedprivError, InputError, RunError
 from fedpriv.core.files import append_line, whole_lines, write_json, write_text, write_vector
+from fedpriv.plan.fitted import fitted
 from fedpriv.protocol.messages import PROTOCOL
-from fedpriv.rounds.fitted import fitted
-from fedpriv.rounds.ledger import as_data, from_data
-from fedpriv.rounds.outcome import Finished, RunObserver
 from fedpriv.scenario.load import Scenario, load_scenario, resolve_cell
 from fedpriv.scenario.schema import Cell
 

@@ -1,4 +1,4 @@
-"""Messages between server and silos over Flower, without torch: a silo's proxy has to start fast.
+"""Messages between server and silos over Flower.  A silo's proxy has to start fast, and imports no torch for them.
 
 | message | server -> silo | silo -> server |
 |---|---|---|
@@ -27,23 +27,18 @@ record is three.  A vector that is not long is a value of the config record inst
 
 A SuperLink names an object by the SHA-256 of its bytes, and gives it to every SuperNode that asks for the name: a
 silo that guesses what another one sends could see whether it is there.  So what silos send is `sealed`.
-
-On a Unix socket a frame is four bytes of length, network order, then as many bytes.  The other end may send
-anything, or nothing: a frame has a largest length and a time by which it is there.
 """
 
 import hashlib
 import io
-import json
 import math
 import re
 import secrets
-import socket
-import struct
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
@@ -51,6 +46,9 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import printable
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Record = ArrayRecord | ConfigRecord | MetricRecord | RecordDict
 Container = TypeVar("Container", ArrayRecord, ConfigRecord, MetricRecord, RecordDict)
@@ -351,68 +349,102 @@ def _layout_of(dtype: str, shape: tuple[int, ...]) -> _Layout:
     return _Layout(kind, shape, buffer.getvalue(), kind.name)
 
 
-_LENGTH = struct.Struct("!I")
-_PIECE = 2**20
+# Tensors: torch is imported when one is asked for
 
 
-def send_frame(connection: socket.socket, content: bytes) -> None:
-    """OSError if the other end does not take it."""
-    connection.sendall(_LENGTH.pack(len(content)))
-    connection.sendall(content)
+class Counts(NamedTuple):
+    """Number of records of a round that took part, and of those that were clipped."""
+
+    drawn: int
+    clipped: int | None
+    """None if they are not counted: integers are not asked what became of their increments."""
+
+    def with_those(self, others: "Counts") -> "Counts":
+        clipped = None if self.clipped is None or others.clipped is None else self.clipped + others.clipped
+        return Counts(self.drawn + others.drawn, clipped)
+
+    @property
+    def fraction_clipped(self) -> float | None:
+        """Share of records that were clipped, or None if they are not counted."""
+        return None if self.clipped is None else self.clipped / max(1, self.drawn)
 
 
-def receive_frame(connection: socket.socket, longest: int, seconds: float | None = None) -> bytearray:
-    """The next frame; ValueError if it is longer than `longest`, OSError if it is not there in so many seconds."""
-    deadline = None if seconds is None else time.monotonic() + seconds
-    return _receive(connection, _length(connection, longest, deadline), deadline)
+def tensor_of(array: Array) -> "Tensor":
+    """A tensor over the bytes of a Flower Array, without a copy; ValueError if the array is malformed.
+
+    The bytes are immutable, so the tensor may not be written into.
+    """
+    return _tensor(values_of(array))
 
 
-def receive_length(connection: socket.socket, longest: int, seconds: float) -> int:
-    """Receive the length of the next frame, for `receive_content`; errors as those of `receive_frame`."""
-    return _length(connection, longest, time.monotonic() + seconds)
+def one_array(vector: "Tensor") -> ArrayRecord:
+    """An array record that holds one vector."""
+    record = ArrayRecord()  # filling it afterwards skips a copy of every array
+    record["vector"] = array_of(vector.numpy())
+    return record
 
 
-def receive_content(connection: socket.socket, length: int, seconds: float) -> bytearray:
-    """A frame's content after its length; OSError if it is not there in so many seconds."""
-    return _receive(connection, length, time.monotonic() + seconds)
+def query_content(query: ArrayRecord, t: int, config: ConfigRecord) -> RecordDict:
+    """Make the content of a query: an array record of one vector, and values beside it."""
+    return with_vector("query", next(iter(query.values())), {**config, "t": t})
 
 
-def receive_json(connection: socket.socket, longest: int, seconds: float | None = None) -> dict[str, Any]:
-    """A frame that is a JSON object; ValueError if it is none."""
-    value = json.loads(receive_frame(connection, longest, seconds))
-    if not isinstance(value, dict):
-        raise ValueError("a header is a JSON object")
-    return value
+def release_content(release: "Tensor", counts: Counts | None) -> RecordDict:
+    """Counts of records are a release that no accountant knows: simulations send them, silos do not."""
+    records: dict[str, Any] = records_with("release", array_of(release.numpy()), {})
+    if counts is not None:
+        told = {"drawn": counts.drawn}
+        if counts.clipped is not None:
+            told["clipped"] = counts.clipped
+        records["metrics"] = holding(MetricRecord, told)
+    return holding(RecordDict, records)
 
 
-def discard(connection: socket.socket, seconds: float) -> None:
-    """Say that nothing more comes, and read on until the other end has gone, for so many seconds at most."""
-    connection.shutdown(socket.SHUT_WR)
-    deadline = time.monotonic() + seconds
-    while (left := deadline - time.monotonic()) > 0.0:
-        connection.settimeout(left)
-        if not connection.recv(_PIECE):
-            return
+def counts_in(content: RecordDict) -> Counts | None:
+    """The counts beside a release, None if there are none; ValueError if they are malformed."""
+    metrics = values_in(content).get("metrics")
+    if metrics is None:
+        return None
+    drawn = number_in(content, "metrics", "drawn")
+    return Counts(drawn, number_in(content, "metrics", "clipped") if "clipped" in values_in(metrics) else None)
 
 
-def _length(connection: socket.socket, longest: int, deadline: float | None) -> int:
-    (length,) = _LENGTH.unpack(_receive(connection, _LENGTH.size, deadline))
-    if length > longest:
-        raise ValueError(f"a frame of {length} bytes, allowed are {longest}")
-    return int(length)
+def vector_in(content: RecordDict, name: str) -> "Tensor":
+    """The one vector of this name, sealed or not; ValueError if there is none."""
+    return _tensor(opened_in(content, name))
 
 
-def _receive(connection: socket.socket, size: int, deadline: float | None) -> bytearray:
-    """Memory grows with what has come, not with what was announced."""
-    received = bytearray()
-    while len(received) < size:
-        if deadline is not None:
-            left = deadline - time.monotonic()
-            if left <= 0.0:
-                raise TimeoutError("the other end is silent")
-            connection.settimeout(left)
-        piece = connection.recv(min(_PIECE, size - len(received)))
-        if not piece:
-            raise ConnectionError("the other end is gone")
-        received += piece
-    return received
+def shared_vector_in(content: RecordDict, name: str) -> "Tensor":
+    """`vector_in` for what many silos of one process are sent: the same tensor wherever the bytes are the same.
+
+    It lies where torch puts its own, so that no silo has to copy it there.
+    """
+    given = given_in(content, name)
+    if isinstance(given, bytes):
+        return _shared_tensor(given, None)
+    return _shared_tensor(given.data, (given.dtype, tuple(given.shape), given.stype))
+
+
+@lru_cache(maxsize=1)  # a second one would keep the vector of a round that is over
+def _shared_tensor(data: bytes, described: tuple[str, tuple[int, ...], str] | None) -> "Tensor":
+    """Python keeps the hash of immutable bytes, and compares two names of the same bytes without reading them."""
+    return _tensor(values_of(data if described is None else array_over(*described, data))).clone()
+
+
+def _tensor(values: NDArray[Any]) -> "Tensor":
+    try:
+        tensor: Tensor = _torch().from_numpy(values)
+        return tensor
+    except TypeError as error:
+        raise ValueError(f"an array that cannot be read: {error}") from None
+
+
+@lru_cache(maxsize=1)
+def _torch() -> Any:
+    """Return torch, after it has warned once that it makes tensors over immutable bytes."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        torch.from_numpy(np.frombuffer(bytes(8), np.float32))
+    return torch

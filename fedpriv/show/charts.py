@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from fedpriv.claims.claim import figure_words
+from fedpriv.claims.ledger import from_data
 from fedpriv.core.figures import lower_figure, upper_figure, with_spread
 from fedpriv.noise.registry import CHOSEN
-from fedpriv.rounds.claim import figure_words
-from fedpriv.rounds.ledger import from_data
-from fedpriv.rounds.setting import Setting, Table
 from fedpriv.show.looks import (
     MOST_SERIES,
     Look,
@@ -41,6 +40,7 @@ from fedpriv.show.summary import (
     summarize,
 )
 from fedpriv.study.results import Results
+from fedpriv.study.setting import Setting, Table
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from fedpriv.claims.entries import events_of, read_ledger
 from fedpriv.core.errors import InputError, suggestion
 from fedpriv.core.files import write_json
-from fedpriv.rounds.entries import events_of, read_ledger
 from fedpriv.show.summary import privacy_lines
 from fedpriv.study.results import Results, engines_of, read_claims
 

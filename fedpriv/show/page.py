@@ -8,11 +8,11 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
+from fedpriv.claims.claim import GUESSES
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import lower_figure, upper_figure
 from fedpriv.core.files import write_text
 from fedpriv.papers.table import ALGORITHMS
-from fedpriv.rounds.claim import GUESSES
 from fedpriv.scenario.published import dotted
 from fedpriv.show.charts import charts_of
 from fedpriv.show.statement import NOT_PROTECTED, statements, stored_audit

@@ -11,6 +11,15 @@ from typing import Any
 
 from fedpriv.accounting.gaussian import compose
 from fedpriv.accounting.guarantees import Guarantee
+from fedpriv.claims.claim import (
+    ELSEWHERE,
+    STEP_ELSEWHERE,
+    PrivacyClaim,
+    claim_of_data,
+    evaluation_words,
+    of_each_silo_of,
+)
+from fedpriv.claims.ledger import FIRST_STEP, ROUNDS, ReleaseStream, from_data
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import (
     counted,
@@ -24,15 +33,6 @@ from fedpriv.core.figures import (
 from fedpriv.core.files import write_json
 from fedpriv.core.random import SERVER
 from fedpriv.noise.trust import RECORD, Trust, trust_named
-from fedpriv.rounds.claim import (
-    ELSEWHERE,
-    STEP_ELSEWHERE,
-    PrivacyClaim,
-    claim_of_data,
-    evaluation_words,
-    of_each_silo_of,
-)
-from fedpriv.rounds.ledger import FIRST_STEP, ROUNDS, ReleaseStream, from_data
 from fedpriv.show.summary import caveats_of, choice_of_settings
 from fedpriv.study.results import Results, read_results
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedpriv.accounting.selection import Selection
+from fedpriv.claims.claim import REAL, STEP_ELSEWHERE, charged_elsewhere, evaluation_words, sentence_of_cells
+from fedpriv.claims.entries import differing_words
+from fedpriv.claims.ledger import from_data
 from fedpriv.core.figures import caveats, count_range, delta_figure, upper_range
 from fedpriv.data.public import PUBLIC_TABLES
 from fedpriv.loss.scores import MEAN, WORST
 from fedpriv.noise.trust import CLIENT, RECORD
-from fedpriv.rounds.claim import REAL, STEP_ELSEWHERE, charged_elsewhere, evaluation_words, sentence_of_cells
-from fedpriv.rounds.entries import differing_words
-from fedpriv.rounds.ledger import from_data
 from fedpriv.study.results import Results, engines_of
 
 

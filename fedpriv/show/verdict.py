@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fedpriv.accounting.gaussian import compose, epsilon_of
+from fedpriv.claims.claim import guess_sentence
+from fedpriv.claims.ledger import from_data
 from fedpriv.core.figures import count_range, epsilon_figure, epsilon_words, upper_figure
 from fedpriv.core.random import SERVER
 from fedpriv.noise.trust import CLIENT, RECORD, USER, trust_named
 from fedpriv.papers.table import ALGORITHMS
-from fedpriv.rounds.claim import guess_sentence
-from fedpriv.rounds.ledger import from_data
 from fedpriv.show.summary import (
     Metric,
     cells_at,

@@ -37,8 +37,8 @@ from fedpriv.noise.trust import RECORD, trust_named, unit_named
 from fedpriv.papers.table import SHIPPED as SHIPPED_ALGORITHMS
 from fedpriv.participation.registry import ADDED as ADDED_SAMPLINGS
 from fedpriv.participation.registry import PARTICIPATIONS as SHIPPED_SAMPLINGS
-from fedpriv.rounds.plan import Plan, plan_of
-from fedpriv.rounds.task import ModelInputs
+from fedpriv.plan.plan import Plan, plan_of
+from fedpriv.plan.task import ModelInputs
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.counted import uncounted
@@ -228,7 +228,7 @@ class Admission:
         """
         if not missed:
             return
-        values = missed * max(plan.kept_length(t), plan.objective.dimension)
+        values = missed * max(plan.rounds[t - 1].stored_length, plan.objective.dimension)
         if values > _MOST_MISSED and plan.noise.std_of(self.policy.silo):
             raise self.refusal(
                 f"round {t}: {missed} rounds before it were left out, and their noise has {values} values; at "

@@ -18,12 +18,8 @@ from typing import Any, NamedTuple
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedpriv.accounting.budget import ApproximateGDP, LifetimeBudget, Price
-from fedpriv.core.errors import FedprivError, InputError, RunError
-from fedpriv.core.figures import upper_figure
-from fedpriv.core.signed import bytes_of, made_key, sha256, signature
-from fedpriv.rounds.ledger import FIRST_STEP
-from fedpriv.rounds.plan import Plan
-from fedpriv.rounds.recomputed import (
+from fedpriv.claims.ledger import FIRST_STEP
+from fedpriv.claims.recomputed import (
     ROUNDS,
     TESTS,
     RunPlans,
@@ -32,7 +28,11 @@ from fedpriv.rounds.recomputed import (
     shapes_data,
     without_paths,
 )
-from fedpriv.rounds.task import ModelInputs
+from fedpriv.core.errors import FedprivError, InputError, RunError
+from fedpriv.core.figures import upper_figure
+from fedpriv.core.signed import bytes_of, made_key, sha256, signature
+from fedpriv.plan.plan import Plan
+from fedpriv.plan.task import ModelInputs
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.admission import Admission, Charge, spent, together
 from fedpriv.silo.ledger import Row, SiloLedger

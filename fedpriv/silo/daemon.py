@@ -28,20 +28,11 @@ from typing import Any, NamedTuple
 import torch
 
 from fedpriv.core.errors import FedprivError, InputError, RunError, printable
+from fedpriv.plan.task import DTYPES
 from fedpriv.protocol.commits import LONGEST
-from fedpriv.protocol.messages import (
-    AGREE,
-    COMMIT,
-    PROTOCOL,
-    SEEN,
-    discard,
-    receive_content,
-    receive_json,
-    receive_length,
-    send_frame,
-)
+from fedpriv.protocol.frames import discard, receive_content, receive_json, receive_length, send_frame
+from fedpriv.protocol.messages import AGREE, COMMIT, PROTOCOL, SEEN
 from fedpriv.protocol.metrics import Figure, metrics_served, somebody_listens
-from fedpriv.rounds.task import DTYPES
 from fedpriv.silo.admission import LONGEST_SCENARIO
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.guards import Guards, open_guards

@@ -22,7 +22,7 @@ from fedpriv.data.schema import TableSchema
 from fedpriv.data.tables import raw_table, schema_toml
 from fedpriv.loss.indicators import StatisticsSettings
 from fedpriv.noise.trust import RECORD
-from fedpriv.rounds.beside import (
+from fedpriv.plan.evaluation import (
     evaluation_plan_of,
     evaluations_of,
     first_step_of,
@@ -30,8 +30,8 @@ from fedpriv.rounds.beside import (
     presumed,
     records_of_silos,
 )
-from fedpriv.rounds.plan import Plan, plan_of
-from fedpriv.rounds.task import PublicTask, task_of_cell
+from fedpriv.plan.plan import Plan, plan_of
+from fedpriv.plan.task import PublicTask, task_of_cell
 from fedpriv.scenario.load import Scenario
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.memory import DEFAULT, taken_by

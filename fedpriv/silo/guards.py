@@ -15,8 +15,8 @@ from fedpriv.core.figures import counted, lower_figure, upper_figure
 from fedpriv.loss.objective import Objective
 from fedpriv.noise.integers import gaussian
 from fedpriv.noise.trust import RECORD
-from fedpriv.rounds.beside import evaluation_cell, evaluation_plan_of, evaluations_of
-from fedpriv.rounds.plan import Plan
+from fedpriv.plan.evaluation import evaluation_cell, evaluation_plan_of, evaluations_of
+from fedpriv.plan.plan import Plan
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.admission import ROUNDING, Admission, InTime
 from fedpriv.silo.fingerprint import begin_ledger, check_records

@@ -37,7 +37,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import derive_key
 from fedpriv.core.signed import bytes_of, private_key, public_key
-from fedpriv.rounds.arithmetic import Words
+from fedpriv.plan.calibration import Words
 
 KEY_BYTES = 32
 """Of a public key."""

@@ -12,11 +12,11 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator
 
+from fedpriv.claims.ledger import stream_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.limits import MIB, REMEDIES, limits, mebibytes, taken
-from fedpriv.loss.estimators import rounds_of
 from fedpriv.noise.integers.increments import VALUES_TOGETHER
-from fedpriv.rounds.plan import Plan
+from fedpriv.plan.plan import Plan
 
 LONGEST_STATE = 2**29
 """Bytes: half of what a row of the ledger can hold."""
@@ -67,7 +67,7 @@ def taken_by(plan: Plan, silo: int, rows: int, features: int) -> int:
     Guarantee: a function of public numbers: no record's values are looked at, and the rows are those of the unit.
     """
     dimension = plan.objective.dimension
-    draws = max(plan.kept_length(1), dimension)
+    draws = max(plan.rounds[0].stored_length, dimension)
     held, own = min(rows, plan.most_held(silo)), plan.objective.initial().element_size()
     return (
         _MODULE
@@ -82,14 +82,14 @@ def state_of(plan: Plan, silo: int) -> int:
     """Bytes that a silo keeps from round to round at most."""
     first = plan.estimator.round(1)
     past = plan.estimator.memory if first.split is None else 2 + first.split.rounds_per_epoch
-    workload = plan.stream_of(silo, plan.schedule.rounds).workload
+    workload = stream_of(plan, silo, plan.schedule.rounds).workload
     return _NUMBER * plan.objective.dimension * (1 + past + _HALVES * plan.mechanism.memory_vectors(workload))
 
 
 def _of_record(plan: Plan) -> int:
     """Values of a record's increment, or features that are looked at together, where they are the most."""
     objective, most = plan.objective, max(plan.query_length, VALUES_TOGETHER)
-    for points in {current.gradients for current in rounds_of(plan.estimator, plan.schedule.rounds)}:
+    for points in {planned.step.gradients for planned in plan.rounds}:
         most = max(most, objective.dimension * points + objective.beside(points))
     return most
 

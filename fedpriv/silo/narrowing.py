@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from fedpriv.core.errors import InputError, RunError, printable
-from fedpriv.protocol.messages import receive_json, send_frame
+from fedpriv.protocol.frames import receive_json, send_frame
 from fedpriv.silo.policy import Policy, read_policy
 
 RELOAD = "reload"

@@ -27,8 +27,8 @@ from fedpriv.noise.registry import ADDED
 from fedpriv.noise.trust import TRUSTED, UnitName
 from fedpriv.papers.base import Positive
 from fedpriv.papers.table import ALGORITHMS
-from fedpriv.rounds.arithmetic import LARGEST_CLIP, SMALLEST_CLIP
-from fedpriv.rounds.plan import Plan
+from fedpriv.plan.calibration import LARGEST_CLIP, SMALLEST_CLIP
+from fedpriv.plan.plan import Plan
 from fedpriv.scenario.messages import explain
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.memory import DEFAULT, MemorySize

@@ -6,12 +6,12 @@ from functools import lru_cache
 from fedpriv.accounting.budget import ApproximateGDP, Price, slack_of
 from fedpriv.accounting.curves import LEAST_DELTA
 from fedpriv.accounting.guarantees import Guarantee
+from fedpriv.claims.ledger import ReleaseStream, releases_of, stream_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import upper_figure
 from fedpriv.noise.trust import Trust
 from fedpriv.participation.secret import SecretOrder
-from fedpriv.rounds.ledger import ReleaseStream
-from fedpriv.rounds.plan import Plan
+from fedpriv.plan.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ def priced_stream(plan: Plan, silo: int, trust: Trust, allowed_trust: Trust) -> 
         The silo's own messages, or the release made of all silos' messages if the silo trusts whoever makes it.
     """
     if trust.charged_alone(allowed_trust):
-        return plan.stream_of(silo, plan.schedule.rounds)
-    (stream,) = plan.releases(plan.schedule.rounds)  # a server's noisy means, or sums of masked messages
+        return stream_of(plan, silo, plan.schedule.rounds)
+    (stream,) = releases_of(plan, plan.schedule.rounds)  # a server's noisy means, or sums of masked messages
     return stream
 
 
@@ -76,6 +76,6 @@ def prices_of(plan: Plan, silo: int, slack: float) -> list[Price]:
 
     The first is that of the silo's own messages.  If the run has one release for all silos, its price follows.
     """
-    releases = plan.releases(plan.schedule.rounds)
-    streams = [plan.stream_of(silo, plan.schedule.rounds), *(releases if len(releases) == 1 else ())]
+    releases = releases_of(plan, plan.schedule.rounds)
+    streams = [stream_of(plan, silo, plan.schedule.rounds), *(releases if len(releases) == 1 else ())]
     return [cost_of(plan, stream.guarantee, silo).at(slack) for stream in streams]

@@ -22,7 +22,7 @@ from fedpriv.data.schema import TableSchema
 from fedpriv.data.tables import load_silo
 from fedpriv.loss.objective import Records
 from fedpriv.noise.trust import RECORD, USER, Unit
-from fedpriv.rounds.task import ModelInputs, rows_of
+from fedpriv.plan.task import ModelInputs, rows_of
 from fedpriv.scenario.schema import Cell
 
 _MOST_VALUES = 2**26

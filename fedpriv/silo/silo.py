@@ -1,7 +1,7 @@
 """One silo's side of the protocol, without Flower: it turns a query into a release.
 
-    s_t      its records' clipped increments, added                                        `Arithmetic.sums`
-    y_t      with the silo's noise, where the trust setting says that silos add it         `Arithmetic.noisy`
+    s_t      its records' clipped increments, added                                        `RoundSteps.sums`
+    y_t      with the silo's noise, where the trust setting says that silos add it         `RoundSteps.noisy`
     leaves   untrusted: the noisy running sum       masked: y_t under masks       trusted: the sums themselves
 
 The arithmetic of a silo with a guard is of integers; a simulation's is float64, with the seed's noise, unless
@@ -23,29 +23,28 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.core.errors import RunError
 from fedpriv.core.random import KeyedCoins, KeyedNormal
 from fedpriv.core.replicates import Scalar
-from fedpriv.loss.alone import aligned
-from fedpriv.loss.estimators import Round
 from fedpriv.loss.objective import Batch, Increment, Objective, Query, Records, RecordView, Slots
-from fedpriv.loss.running_sums import point_of, remembered
 from fedpriv.participation.orders import row_indices
-from fedpriv.rounds.outcome import Counts
-from fedpriv.rounds.plan import Plan
+from fedpriv.plan.plan import Plan, PlannedRound
+from fedpriv.plan.task import counting
+from fedpriv.protocol.messages import Counts
+from fedpriv.rounds.floats import FloatSteps, Seeded
 from fedpriv.rounds.round import (
-    Arithmetic,
-    FloatArithmetic,
     Read,
-    Seeded,
+    RoundSteps,
     State,
-    arithmetic_of,
+    aligned,
     check_moved,
-    counting,
     is_finite,
     record_weight,
+    release_of_round,
+    steps_of,
 )
 from fedpriv.silo.masks import Masker
 
@@ -127,8 +126,7 @@ class Silo:
         number: int, plan: Plan, records: Records, key: bytes, scenario: bytes = b"", *, gaps: bool = False
     ) -> "Silo":
         """The silo of a plan, with noise of its key alone: of integers, or none, of which nothing is claimed."""
-        if plan.noise.sources:
-            plan.arithmetic.check_released()
+        plan.check_released()
         return Silo(number, plan, records, KeyedNormal(key, np.float64), key, scenario, gaps)
 
     @staticmethod
@@ -136,11 +134,13 @@ class Silo:
         number: int, plan: Plan, records: Records, noise: KeyedNormal, key: bytes, *, gaps: bool = False
     ) -> "Silo":
         """The silo of a simulation: its floating-point noise is of `noise`, and all else of integers of `key`."""
-        return Silo(number, plan, records, *plan.arithmetic.source(key, noise), gaps=gaps)
+        if plan.integers is None:
+            return Silo(number, plan, records, noise, gaps=gaps)
+        return Silo(number, plan, records, KeyedNormal(key, np.float64), key, gaps=gaps)
 
     def start(self) -> State:
         """Before round 1."""
-        return self.arithmetic.start(self.number)
+        return self.steps.start(self.number)
 
     def answer(self, state: State, t: int, query: Tensor) -> tuple[Release, State]:
         """The release of round t and the next state.
@@ -149,22 +149,19 @@ class Silo:
         answer to anything else would not be the running sum that the noise was calibrated for.
 
         Guarantee: under an untrusted server the sequence of releases over the whole run keeps what
-        `plan.stream_of` claims for each record of this silo; under a trusted server releases are exact, and only
+        `stream_of` claims for each record of this silo; under a trusted server releases are exact, and only
         the server may see them.  Which records a round draws by Poisson sampling never leaves this object, and
         nothing but the release depends on it, the counts of a simulation apart.
         A round that is missing counts as one whose increment is zero, and its noise is drawn and not sent: what
         is released is a part of the stream that was accounted for.
         """
         self.check(state, t, query)
-        state, current = self._after_gap(state, t)
-        past, read = tuple(map(aligned, state.past)), self._read(t)
-        point = point_of(current, aligned(query), past)
-        before = State(state.answered, past, state.sums, state.hidden, state.chain)
-        summed = self.arithmetic.sums(before, current, point, read)
-        vector, after = self._released(state, t, summed.values, query)
-        counts = Counts(read.weights.shape[0], None if summed.clipped is None else int(summed.clipped.item()))
-        past = remembered(current, state.past, summed.past, vector)
-        return Release(vector, counts), State(after.answered, past, after.sums, after.hidden, after.chain)
+        state, planned = self._after_gap(state, t)
+        state = State(state.answered, tuple(map(aligned, state.past)), *state[2:])
+        read = self._read(planned)
+        vector, clipped, after = release_of_round(self.steps, state, planned, aligned(query), read, self.number)
+        counts = Counts(read.weights.shape[0], None if clipped is None else int(clipped.item()))
+        return Release(vector, counts), after
 
     def message(self, release: Tensor, t: int, keys: bytes, chain: bytes = b"") -> Tensor:
         """The message of round t, of `plan.message_dtype`: the release, or its masked words.
@@ -177,7 +174,7 @@ class Silo:
         if not self.plan.masked:
             return release.reshape(-1).to(self.plan.message_dtype)
         mask = self.masker.mask(keys, len(self.plan.weights), t, release.numel(), chain)
-        return self.arithmetic.words(release, t, self.number, mask)
+        return self.steps.words(release, t, self.number, mask)
 
     def check(self, state: State, t: int, query: Tensor) -> None:
         """RunError, in words that depend on public values alone, for a round or a query that is not answered."""
@@ -202,43 +199,44 @@ class Silo:
         return self.plan.objective
 
     @cached_property
-    def arithmetic(self) -> Arithmetic:
-        """Of integers where the plan has them; else sums are float64 and noise is a simulation's."""
-        return arithmetic_of(self.plan, self.plan.arithmetic, self.key, self._in_reals)
+    def steps(self) -> RoundSteps:
+        """Steps in integers if the plan has them, else float64 sums with a simulation's noise."""
+        return steps_of(self.plan, self.plan.integers is not None, self.key, self._float_steps)
 
-    def _in_reals(self) -> FloatArithmetic:
-        bounded = dataclasses.replace(self.plan, objective=Bounded(self.plan.objective))
-        return FloatArithmetic(bounded, Seeded(self.plan, self.noise, torch.float64))
+    def _float_steps(self) -> FloatSteps:
+        draw = Seeded(self.plan, self.noise, torch.float64)
+        return FloatSteps(self.plan, draw, Bounded(self.plan.objective))
 
     @cached_property
     def masker(self) -> Masker:
         """Its part in the masks of this run."""
         return Masker(self.noise.secret(self.number), self.number, self.scenario)
 
-    def _after_gap(self, state: State, t: int) -> tuple[State, Round]:
-        """The state when round t begins, and round t with the weight of the query that was answered last."""
-        current = self.plan.rounds[t - 1]
+    def _after_gap(self, state: State, t: int) -> tuple[State, PlannedRound]:
+        """Return the state when round t begins, and round t with the weight of the last answered query."""
+        planned = self.plan.rounds[t - 1]
         if t == state.answered + 1:
-            return state, current
-        past = self.plan.rounds[state.answered].coefficients[1:]
+            return state, planned
+        past = self.plan.rounds[state.answered].step.coefficients[1:]
         for missed in range(state.answered + 1, t):
-            _, state = self._released(state, missed, self.arithmetic.nothing(state, missed), None)
-        return state, current._replace(coefficients=(current.coefficients[0], *past))
+            noisy, state = self.steps.noisy(state, missed, self.steps.nothing(state, missed), self.number, None)
+            _, state = self.steps.leaving(state, missed, noisy, self.number)
+        step = planned.step._replace(coefficients=(planned.step.coefficients[0], *past))
+        return state, planned._replace(step=step)
 
-    def _released(self, state: State, t: int, sums: Tensor, query: Tensor | None) -> tuple[Tensor, State]:
-        """The release of round t of these sums, and the state after it, past queries apart."""
-        noisy, state = self.arithmetic.noisy(state, t, sums, self.number, query)
-        return self.arithmetic.leaving(state, t, noisy, self.number)
-
-    def _read(self, t: int) -> Read:
-        """The records of round t with their weights in the silo's mean."""
-        schedule, size = self.plan.schedule, self.plan.batch_sizes[self.number]
-        taken = schedule.rows(t, size, self.number, lambda: self._coins)
-        rows = row_indices(taken)
+    def _read(self, planned: PlannedRound) -> Read:
+        """Return the records of a round with their weights in the silo's mean."""
+        plan, t, size = self.plan, planned.step.t, self.plan.batch_sizes[self.number]
+        taken: slice | NDArray[np.int64]
+        if planned.reads is None:
+            taken = rows = row_indices(plan.schedule.rows(t, size, self.number, lambda: self._coins))
+        else:  # a slice reads without a copy
+            taken = slice(planned.reads.start * size, planned.reads.stop * size)
+            rows = np.arange(taken.start, taken.stop)
         places = taken if self.order is None else self.order[taken]
         held, there = self._held
         records = Records(aligned(held.features[places]), aligned(held.labels[places]))
-        weights = there[places] * record_weight(1.0, size, schedule.expected_batches(t))
+        weights = there[places] * record_weight(1.0, size, planned.batches)
         return Read(records, weights, ((self.number, len(rows)),), rows)
 
     @cached_property

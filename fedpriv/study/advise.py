@@ -21,14 +21,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedpriv.accounting.gaussian import mu_of
+from fedpriv.claims.claim import claim_of
+from fedpriv.claims.ledger import releases_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import delta_figure, upper_figure
 from fedpriv.data.schema import TableSchema
 from fedpriv.data.tables import schema_toml
 from fedpriv.noise.trust import RECORD, UNTRUSTED, trust_named
-from fedpriv.rounds.claim import claim_of
-from fedpriv.rounds.plan import Plan, plan_of
-from fedpriv.rounds.task import DTYPES
+from fedpriv.plan.plan import Plan, plan_of
+from fedpriv.plan.task import DTYPES
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.demo import toml_lines
@@ -278,7 +279,7 @@ def advice_of(facts: Facts, data: Mapping[str, Any] | None = None, name: str = "
     settings = _settings(facts)
     tree = _tree(facts, settings, data or {"name": "records.npz"}, name)
     cell, plan = _planned(facts, tree)
-    claim = claim_of(plan.releases(cell.schedule.rounds))
+    claim = claim_of(releases_of(plan, cell.schedule.rounds))
     assert claim is not None
     forecast = _forecast(facts, settings, plan)
     return Advice(

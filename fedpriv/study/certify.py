@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from fedpriv.claims.claim import PrivacyClaim, figures_of
+from fedpriv.claims.entries import LedgerEntry, check_copies, entry_of
 from fedpriv.core.errors import InputError, RunError, printable
 from fedpriv.core.figures import counted
 from fedpriv.core.signed import bytes_of, check_signature, read_spelled, sha256, signature, spelled
-from fedpriv.rounds.claim import PrivacyClaim, figures_of
-from fedpriv.rounds.entries import LedgerEntry, check_copies, entry_of
 
 if TYPE_CHECKING:
     from fedpriv.study.results import Results
@@ -99,7 +99,7 @@ def about(body: Mapping[str, Any], silos: Sequence[Mapping[str, Any]]) -> str:
     """Write the first line of a certificate: the number of silos that signed, and those that did not."""
     if body["record"]["engine"] != "deployment":
         return "a simulation: no silo's guard had a part in it, and none signed"
-    from fedpriv.rounds.recomputed import format_silos
+    from fedpriv.claims.recomputed import format_silos
 
     count, missing = _silo_count(body), _unsigned(body, silos)
     summary = f"{count - len(missing)} of {counted(count, 'silo')} signed"
@@ -155,7 +155,7 @@ def body_of(
         raise RunError(
             f"{folder}: cell {cell['cell']} claims something else than its releases and scenario give: {reason}"
         )
-    from fedpriv.rounds.recomputed import without_paths
+    from fedpriv.claims.recomputed import without_paths
 
     model, scenario = bytes_of(folder / cell["model"]), without_paths(cell["scenario"])
     has_exact_scores = cell["evaluation"] is not None and cell["evaluation"]["published"] == "without noise"
@@ -388,8 +388,8 @@ def _check_plan(
     Returns:
         True, or False if nothing was compared because the model is code outside fedpriv.
     """
-    from fedpriv.rounds.plan import plan_of
-    from fedpriv.rounds.recomputed import objective_of, recompute
+    from fedpriv.claims.recomputed import objective_of, recompute
+    from fedpriv.plan.plan import plan_of
     from fedpriv.silo.attest import find_charge_difference
 
     cell, (first_shapes, *other_shapes) = (

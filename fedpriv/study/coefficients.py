@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedpriv.claims.ledger import from_data
 from fedpriv.core.errors import InputError
 from fedpriv.data.schema import TableSchema
 from fedpriv.loss.objective import View
 from fedpriv.loss.ridge import RIDGE_STATISTICS, Coefficient, Published, RidgeStatistics
 from fedpriv.papers.newton import NOISY_NEWTON, GradientAndHessian
-from fedpriv.rounds.ledger import from_data
-from fedpriv.rounds.task import public_task_of_cell, task_of_schema
+from fedpriv.plan.task import public_task_of_cell, task_of_schema
 from fedpriv.scenario.load import resolve_cell
 
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedpriv.claims.outcome import RunObserver
+from fedpriv.plan.fitted import fitted_scenario
 from fedpriv.protocol.cell_folder import scenario_of_run
-from fedpriv.rounds.fitted import fitted_scenario
-from fedpriv.rounds.outcome import RunObserver
 from fedpriv.server.app import server_app
 from fedpriv.study.results import RunFolder
 from fedpriv.study.sweep import free_folder

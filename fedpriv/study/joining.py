@@ -21,14 +21,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import FedprivError, InputError
 from fedpriv.core.figures import upper_figure
 from fedpriv.core.replicates import one_thread
 from fedpriv.engines.table import engine_named
 from fedpriv.loss.objective import Records
 from fedpriv.noise.trust import CURATOR
-from fedpriv.rounds.outcome import RunObserver
-from fedpriv.rounds.task import check_records, spread
+from fedpriv.plan.task import check_records, spread
 from fedpriv.scenario.load import TARGETS, Scenario, load_scenario, resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.study.alone import Floats, score_of

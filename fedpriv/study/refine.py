@@ -20,8 +20,7 @@ from fedpriv.core.files import OWN, write_vector
 from fedpriv.core.random import public_generator
 from fedpriv.core.replicates import one_thread
 from fedpriv.loss.objective import Objective, Records, fast_paths
-from fedpriv.rounds.round import counting
-from fedpriv.rounds.task import ModelInputs
+from fedpriv.plan.task import ModelInputs, counting
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.policy import Policy, check_readers, check_writers
 from fedpriv.silo.shard import Shard

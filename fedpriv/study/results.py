@@ -21,12 +21,12 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from fedpriv.claims.entries import check_copies, differing_words, entry_of
+from fedpriv.claims.outcome import Finished, RunObserver
 from fedpriv.core.errors import InputError, RunError, printable
 from fedpriv.core.files import append_line, whole_lines, write_json, write_text, write_vector
 from fedpriv.engines.table import Grouping
-from fedpriv.rounds.entries import check_copies, differing_words, entry_of
-from fedpriv.rounds.fitted import Fitted
-from fedpriv.rounds.outcome import Finished, RunObserver
+from fedpriv.plan.fitted import Fitted
 from fedpriv.scenario.load import Scenario, resolve_cell
 from fedpriv.scenario.messages import validated
 from fedpriv.scenario.published import Growth, Published, Tuned

@@ -22,8 +22,8 @@ from fedpriv.data.partition import roster
 from fedpriv.data.schema import TableSchema
 from fedpriv.loss.indicators import PRESENT, STATISTICS, Cells, StatisticsSettings, summing
 from fedpriv.noise.trust import USER
-from fedpriv.rounds.plan import Plan, plan_of
-from fedpriv.rounds.task import task_of_schema
+from fedpriv.plan.plan import Plan, plan_of
+from fedpriv.plan.task import task_of_schema
 from fedpriv.scenario.load import Scenario, scenario_of
 from fedpriv.scenario.messages import validated
 from fedpriv.scenario.schema import Cell

@@ -18,12 +18,13 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from fedpriv.accounting.gaussian import epsilon_of
+from fedpriv.claims.claim import claim_of, evaluation_data, figures_of, with_other_step
+from fedpriv.claims.ledger import ReleaseStream, as_data
+from fedpriv.claims.outcome import Finished, RunObserver, digest_of
 from fedpriv.core.errors import InputError, printable
 from fedpriv.core.figures import delta_figure, upper_figure
 from fedpriv.core.files import OWN, write_bytes
-from fedpriv.rounds.claim import claim_of, evaluation_data, figures_of, with_other_step
-from fedpriv.rounds.ledger import ReleaseStream, as_data
-from fedpriv.rounds.outcome import Checkpoints, Finished, RunObserver, digest_of, header_of
+from fedpriv.engines.checkpoints import Checkpoints, header_of
 from fedpriv.scenario.load import Point, Scenario
 from fedpriv.scenario.schema import Cell
 

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from fedpriv.claims.outcome import Finished, Observers, RunObserver
 from fedpriv.core.errors import FedprivError, InputError, RunError, printable
 from fedpriv.engines.memory import Need, check_memory, need_of
 from fedpriv.engines.table import LOCAL, Connection, Engine, engine_named, engine_row
 from fedpriv.engines.workers import Workers, on_workers
-from fedpriv.rounds.beside import scaled_scenario
-from fedpriv.rounds.fitted import fitted_scenario
-from fedpriv.rounds.outcome import Finished, Observers, RunObserver
-from fedpriv.rounds.task import check_records
+from fedpriv.plan.fitted import fitted_scenario
+from fedpriv.plan.task import check_records
 from fedpriv.scenario.load import Scenario
 from fedpriv.scenario.schema import Cell
+from fedpriv.study.first_steps import scaled_scenario
 from fedpriv.study.results import RunFolder, check_free, fits_of
 from fedpriv.study.stored import CheckpointFolder
 

@@ -13,8 +13,8 @@ from fedpriv.accounting.gaussian import check_positive
 from fedpriv.core.errors import InputError
 from fedpriv.loss.objective import Objective
 from fedpriv.papers.base import Condition, Prescription, Problem
-from fedpriv.rounds.plan import excess_risk_bound, plan_of, problem_of
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.plan import excess_risk_bound, plan_of, problem_of
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import Point
 from fedpriv.scenario.schema import Cell
 from fedpriv.study.results import read_results

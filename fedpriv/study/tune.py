@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 
 from fedpriv.accounting.selection import Law, Selection
+from fedpriv.claims.claim import claim_of
+from fedpriv.claims.outcome import Finished, RunObserver
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.figures import caveats, delta_figure, upper_figure
 from fedpriv.core.files import write_json, write_text
 from fedpriv.engines.table import engine_named
 from fedpriv.noise.trust import RECORD
-from fedpriv.rounds.claim import claim_of
-from fedpriv.rounds.fitted import fitted_scenario
-from fedpriv.rounds.outcome import Finished, RunObserver
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.fitted import fitted_scenario
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.data import PARTITION_KEYS
 from fedpriv.scenario.load import Point, Scenario, scenario_of
 from fedpriv.scenario.published import Tuned, parsed_assignment

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import count_range
-from fedpriv.rounds.task import ModelInputs, check_records, spread, task_of, task_of_cell
+from fedpriv.plan.task import ModelInputs, check_records, spread, task_of, task_of_cell
 from fedpriv.scenario.load import Scenario, resolve_cell
 from fedpriv.scenario.published import assign, look_up, parsed_assignment
 from fedpriv.scenario.schema import Cell

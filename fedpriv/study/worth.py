@@ -38,8 +38,7 @@ from fedpriv.data.partition import alike, counted
 from fedpriv.loss.objective import Objective, Records, View, fast_paths
 from fedpriv.loss.survival import LinearHazards, linear_hazards
 from fedpriv.noise.trust import CLIENT
-from fedpriv.rounds.round import counting
-from fedpriv.rounds.task import Task, labels_of_rows, spread, task_of_cell
+from fedpriv.plan.task import Task, counting, labels_of_rows, spread, task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.study.alone import (

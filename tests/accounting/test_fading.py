@@ -27,7 +27,7 @@ from fedpriv.noise.buffered import BufferedToeplitz, LambdaCgd
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.workload import Workload
 from fedpriv.participation.secret import Allocation, Balanced
-from fedpriv.rounds.ledger import RunningSums
+from fedpriv.plan.sums import RunningSums
 
 EPSILONS = np.array([0.0, 0.2, 0.5, 1.0, 1.7, 2.5, 4.0])
 

@@ -17,7 +17,7 @@ from fedpriv.accounting.walk import LEFT, Lattice
 from fedpriv.noise.buffered import BufferedToeplitz, LambdaCgd
 from fedpriv.noise.workload import Workload
 from fedpriv.participation.secret import Allocation
-from fedpriv.rounds.ledger import RunningSums
+from fedpriv.plan.sums import RunningSums
 from tests.accounting.falsified import Gain, matrix_of, moves_of, sticks
 from tests.parts import in_parts
 

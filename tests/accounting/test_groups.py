@@ -15,7 +15,7 @@ from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.curves import chain, delta_at, epsilon_at, epsilon_of_chain
 from fedpriv.accounting.guarantees import Sampled
 from fedpriv.accounting.poisson import GroupJoins, Order, PoissonGaussian
-from fedpriv.rounds.claim import bounds_of_several, epsilons_of_several, words_of_several
+from fedpriv.claims.claim import bounds_of_several, epsilons_of_several, words_of_several
 
 DELTA = 1e-5
 

@@ -16,7 +16,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.noise.buffered import BufferedToeplitz, LambdaCgd
 from fedpriv.noise.workload import Workload
 from fedpriv.participation.secret import Allocation, Poisson
-from fedpriv.rounds.ledger import RunningSums
+from fedpriv.plan.sums import RunningSums
 
 DELTA = 1e-5
 

@@ -13,10 +13,9 @@ from fedpriv.noise.trust import TRUSTS, USER
 from fedpriv.papers.base import NoiseSettings
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.participation.registry import CHOSEN
-from fedpriv.rounds.beside import evaluation_plan_of, first_step_of, held_out_shares
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.round import absences_of
-from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.plan.evaluation import evaluation_plan_of, first_step_of, held_out_shares
+from fedpriv.plan.plan import absences_of, plan_of
+from fedpriv.plan.task import spread, task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from tests.attacks import crossing_examples as examples

@@ -32,18 +32,15 @@ from torch import Tensor
 import fedpriv.loss
 import fedpriv.noise.integers.increments as exact
 from fedpriv.accounting.gaussian import RELATION_FACTOR
+from fedpriv.claims.ledger import ReleaseStream, releases_of
 from fedpriv.core.random import SERVER, simulation_noise
-from fedpriv.loss.alone import aligned
 from fedpriv.loss.objective import Records
 from fedpriv.loss.passes import ShortPasses
-from fedpriv.loss.running_sums import point_of
 from fedpriv.loss.views import absent
 from fedpriv.participation.orders import Participation
 from fedpriv.participation.secret import SecretOrder
-from fedpriv.rounds.arithmetic import Wholes
-from fedpriv.rounds.ledger import ReleaseStream
-from fedpriv.rounds.plan import Plan
-from fedpriv.rounds.round import State
+from fedpriv.plan.plan import Plan
+from fedpriv.rounds.round import State, aligned, point_of
 from fedpriv.silo.masks import Masker
 from fedpriv.silo.silo import Silo, pack, unpack
 
@@ -141,7 +138,7 @@ class Crossing:
     @cached_property
     def is_integer(self) -> bool:
         """Whether increments are integers."""
-        return isinstance(self.plan.arithmetic, Wholes)
+        return self.plan.integers is not None
 
     @cached_property
     def rounds(self) -> list[int]:
@@ -221,14 +218,14 @@ class Crossing:
     def _same_shape(self, one: Tensor, other: Tensor, t: int) -> None:
         same = one.shape == other.shape and one.dtype == other.dtype == self.plan.message_dtype
         self.expect(
-            "d", same and one.numel() == self.plan.message_length(t), f"round {t}: a message of another form"
+            "d",
+            same and one.numel() == self.plan.rounds[t - 1].message_length,
+            f"round {t}: another form of message",
         )
 
     def _places(self, t: int) -> NDArray[np.int64]:
         """Return the rows of the silo's order that round t reads."""
-        silo, count = self.silo(), len(self.records.labels)
-        rows = self.plan.schedule.rows(t, self.plan.batch_sizes[0], 0, lambda: silo._coins)
-        return np.arange(count)[rows]
+        return self.silo()._read(self.plan.rounds[t - 1]).rows
 
     def _unit(self, place: int) -> int:
         return place if self.order is None else int(self.order[place])
@@ -239,10 +236,10 @@ class Crossing:
         """Return the sums (vectors, d) of a silo in each round, with the states of the unchanged silo."""
         sums = {}
         for t in self.rounds if only_round is None else [only_round]:
-            state, current = silo._after_gap(states[t], t)
+            state, planned = silo._after_gap(states[t], t)
             state = state._replace(past=tuple(map(aligned, state.past)))
-            point = point_of(current, aligned(run_queries[t - 1]), state.past)
-            values = silo.arithmetic.sums(state, current, point, silo._read(t)).values.numpy()
+            point = point_of(planned.step, aligned(run_queries[t - 1]), state.past)
+            values = silo.steps.sums(state, planned, point, silo._read(planned)).values.numpy()
             sums[t] = np.atleast_2d(values).copy()
         return sums
 
@@ -251,7 +248,7 @@ class Crossing:
         if self.is_integer:
             return [float(norm) for norm in self.plan.exact.norms(t)]
         weight = 1.0 / self.plan.batch_sizes[0] / max(1, self.plan.schedule.expected_batches(t))
-        return [weight * self.plan.rounds[t - 1].largest]
+        return [weight * self.plan.rounds[t - 1].step.largest]
 
     def _rounding(self, t: int) -> float:
         """Return the largest rounding difference of two sums of the same rows, 0 for integers."""
@@ -362,7 +359,7 @@ class Crossing:
 
     def _check_distance(self, place: str, base: dict[int, NDArray[Any]], other: dict[int, NDArray[Any]]) -> None:
         """Run check c, for the whole run in a public order, and for single rounds in a secret one."""
-        streams = self.plan.releases(self.plan.schedule.rounds)
+        streams = releases_of(self.plan, self.plan.schedule.rounds)
         if not self.plan.noise.sources or self.plan.mechanism.assumption is not None:
             return
         through = self._through_integers if self.is_integer else self._through_floats
@@ -404,14 +401,14 @@ class Crossing:
 
     def _through_floats(self, base: dict[int, NDArray[Any]], other: dict[int, NDArray[Any]]) -> float | None:
         """Return ‖z‖ / std for the smallest z with B z equal to the difference of the sums, ‖Δ(C s)‖ or less."""
-        if self.plan.rounds[0].split is not None:
+        if self.plan.rounds[0].step.split is not None:
             return None  # increments build up over epochs: checked on integers
         noise, trust = self.plan.noise, self.plan.trust
         is_silos_own = trust.private_messages
         std = float(noise.std_of(0)) if is_silos_own else noise.std_in_mean
         difference, rows = np.zeros(self.plan.objective.dimension), []
         for t in range(1, self.plan.schedule.rounds + 1):
-            difference = float(self.plan.rounds[t - 1].decay) * difference
+            difference = float(self.plan.rounds[t - 1].step.decay) * difference
             if t in base:
                 difference = difference + (other[t] - base[t])[0]
             rows.append(difference if is_silos_own else difference * self.plan.weights[0])

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedpriv.claims.ledger import released_by, releases_of
+from fedpriv.claims.outcome import Finished
 from fedpriv.core.signed import made_key, sha256, signature, spelled
-from fedpriv.rounds.beside import FirstSteps, evaluation_plan_of, released_by, scaled_scenario
-from fedpriv.rounds.outcome import Finished
-from fedpriv.rounds.plan import Plan, plan_of
-from fedpriv.rounds.task import public_task_of_cell
+from fedpriv.plan.evaluation import evaluation_plan_of
+from fedpriv.plan.plan import Plan, plan_of
+from fedpriv.plan.task import public_task_of_cell
 from fedpriv.scenario.load import scenario_of
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.attest import SAYS, signing_key
@@ -22,6 +23,7 @@ from fedpriv.silo.guard import Guard
 from fedpriv.silo.guards import begin_ledgers, open_guards
 from fedpriv.silo.policy import read_policy
 from fedpriv.study.certify import FORMAT
+from fedpriv.study.first_steps import FirstSteps, scaled_scenario
 from fedpriv.study.results import RunFolder
 from tests.cli.command import fedpriv as command
 from tests.conftest import small_tree
@@ -177,7 +179,7 @@ def run_by(guards: Sequence[Guard], cell: Cell, name: str = "run") -> Finished:
         metrics={"test_loss": 1.0, "test_accuracy": 0.5},
         fraction_clipped=None,
         wall_seconds=1.0,
-        releases=plan.releases(plan.schedule.rounds),
+        releases=releases_of(plan, plan.schedule.rounds),
         gradient_evaluations=1,
         model=np.zeros(plan.objective.dimension),
         noise="release",

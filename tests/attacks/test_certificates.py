@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import fedpriv
-from fedpriv.rounds.entries import entry_of
+from fedpriv.claims.entries import entry_of
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.attest import _find_unanswered
 from fedpriv.silo.guards import open_guards

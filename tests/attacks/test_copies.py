@@ -16,7 +16,7 @@ import torch
 from fedpriv.core.errors import FedprivError
 from fedpriv.loss.objective import Query
 from fedpriv.noise.integers.increments import integer_sum
-from fedpriv.rounds.task import ModelInputs
+from fedpriv.plan.task import ModelInputs
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.shard import Shard
 from tests.attacks.test_company import guard_over, scenario

@@ -12,6 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from fedpriv.noise.integers.gaussian import KeyedIntegers
 from fedpriv.protocol.messages import Refusal
 from tests.attacks.guards import (
     Socket,
@@ -208,7 +209,7 @@ def test_the_radii_of_the_noise_do_not_tell_the_record(
     std = float(worlds[0][0].plan.noise.std_of(0))
     silent = [Silo.of(0, a.plan, records, bytes(32), b"") for a, records in worlds]
     with monkeypatch.context() as patched:
-        patched.setattr("fedpriv.noise.integers.plan.drawn", lambda *_: np.int64(0))
+        patched.setattr(KeyedIntegers, "vector", lambda _, size, *of_noise: np.zeros(size, np.int64))
         sums = [exact_sums(silo) for silo in silent]
     coins = public_generator(0, "worlds").integers(0, 2, TRIALS)
     right = 0

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from fedpriv.claims.claim import claim_of
+from fedpriv.claims.ledger import as_data, from_data, releases_of
 from fedpriv.core.errors import RunError
 from fedpriv.loss.softmax import SoftmaxRegression
 from fedpriv.participation.orders import Schedule
-from fedpriv.rounds.claim import claim_of
-from fedpriv.rounds.ledger import as_data, from_data
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.plan import plan_of
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.guard import open_guard
 from fedpriv.silo.policy import read_policy
@@ -73,7 +73,7 @@ def test_a_person_of_two_silos_is_protected_in_their_sum_of_integers(
         true = np.sqrt(2.0) * of_one_silo / sigma
     else:
         true = 2.0 * of_one_silo / (sigma * np.sqrt(plan.exact.run.owners))
-    claim = claim_of([from_data(json.loads(json.dumps(as_data(stream)))) for stream in plan.releases(6)])
+    claim = claim_of([from_data(json.loads(json.dumps(as_data(stream)))) for stream in releases_of(plan, 6)])
     assert claim is not None
     assert 0.999 * MU < true <= claim.guarantee.mu <= MU
 

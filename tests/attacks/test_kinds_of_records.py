@@ -19,7 +19,7 @@ from fedpriv.data.layout import IGNORED, in_order
 from fedpriv.loss.objective import Batch, Objective, Query, Records
 from fedpriv.loss.scores import summed_scores
 from fedpriv.noise.integers.increments import integer_sum
-from fedpriv.rounds.task import ModelInputs
+from fedpriv.plan.task import ModelInputs
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.shard import Shard, load_shard
 from tests.attacks.test_company import guard_over, scenario

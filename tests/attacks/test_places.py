@@ -32,7 +32,7 @@ from fedpriv.data.partition import counted, secret_order
 from fedpriv.data.schema import TableSchema
 from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.noise.trust import USER
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo import guard as guards
 from fedpriv.silo import views

@@ -14,11 +14,12 @@ import torch
 from hypothesis import HealthCheck, example, given, reject, settings
 from torch import Tensor
 
+from fedpriv.claims.ledger import releases_of
 from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError
 from fedpriv.loss.objective import Records
-from fedpriv.rounds.beside import held_out_shares, spread_test
-from fedpriv.rounds.task import labels_of_rows, task_of_cell
+from fedpriv.plan.evaluation import held_out_shares, spread_test
+from fedpriv.plan.task import labels_of_rows, task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.silo import Silo
 from tests.attacks.test_places import CASES, PARTS, READ, Rows, edits, made, scenario
@@ -78,7 +79,7 @@ def spread_of(
         [*(silo.records for silo in silos), *(held_out_shares(cell) if tests else ())],
         read,
         sums,
-        plan.releases(plan.schedule.rounds),
+        releases_of(plan, plan.schedule.rounds),
     )
 
 

@@ -17,14 +17,14 @@ import torch
 from dp_accounting.pld import privacy_loss_distribution as pld
 
 import fedpriv
+from fedpriv.claims.entries import LedgerEntry, check_copies, read_ledger
 from fedpriv.core.errors import InputError
 from fedpriv.loss.objective import Records, View
 from fedpriv.participation.dependence import OWN, Dependence
 from fedpriv.participation.orders import row_indices
-from fedpriv.rounds.entries import LedgerEntry, check_copies, read_ledger
-from fedpriv.rounds.plan import plan_of
+from fedpriv.plan.plan import plan_of
+from fedpriv.plan.task import task_of_cell
 from fedpriv.rounds.round import Read
-from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.silo import Silo
@@ -78,7 +78,7 @@ def others_apart(silo: Silo) -> list[float]:
             weights = there[chosen] * (torch.from_numpy(chosen) != VICTIM)
             records = Records(held.features[chosen], held.labels[chosen])
             read = Read(records, weights, ((0, len(chosen)),), chosen)
-            sums.append(silo.arithmetic.sums(silo.start(), plan.rounds[t - 1], query, read).values.double())
+            sums.append(silo.steps.sums(silo.start(), plan.rounds[t - 1], query, read).values.double())
         (norm,) = plan.exact.norms(t)
         distances.append(float((sums[0] - sums[1]).norm()) / norm)
     return distances
@@ -167,7 +167,7 @@ def tree_of_run(seeds: int = 1, sampling: str = "poisson") -> dict[str, Any]:
 
 
 def as_0_3_1(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("fedpriv.rounds.entries.metadata", SimpleNamespace(version=lambda name: "0.3.1"))
+    patch.setattr("fedpriv.claims.entries.metadata", SimpleNamespace(version=lambda name: "0.3.1"))
 
 
 def body_of_before(folder: Path) -> LedgerEntry:

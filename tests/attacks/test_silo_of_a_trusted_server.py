@@ -11,10 +11,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from fedpriv.clients.app import app as client_app
 from fedpriv.core.errors import RunError
 from fedpriv.engines.inprocess import InProcessGrid
-from fedpriv.protocol.arrays import release_content, vector_in
 from fedpriv.protocol.cell_folder import run_config_of
-from fedpriv.protocol.messages import CONFIG, TRAIN
-from fedpriv.rounds.outcome import Counts
+from fedpriv.protocol.messages import CONFIG, TRAIN, Counts, release_content, vector_in
 from fedpriv.scenario.schema import Cell
 from tests.server.deployed import plan_with, serve
 

@@ -9,16 +9,15 @@ import pytest
 import torch
 from flwr.app import Message
 
+from fedpriv.claims.outcome import RunObserver
 from fedpriv.clients.app import app as client_app
 from fedpriv.core.errors import RunError
 from fedpriv.core.files import OWN, write_bytes
 from fedpriv.core.random import SERVER
 from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.noise.integers.gaussian import START, linked
-from fedpriv.protocol.arrays import release_content, vector_in
 from fedpriv.protocol.cell_folder import run_config_of
-from fedpriv.protocol.messages import TRAIN
-from fedpriv.rounds.outcome import Counts, RunObserver
+from fedpriv.protocol.messages import TRAIN, Counts, release_content, vector_in
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import deploy_cell
 from fedpriv.server.journal import Entries, ServerJournal

@@ -15,7 +15,7 @@ from fedpriv.loss.softmax import SoftmaxRegression
 from fedpriv.noise.integers.gaussian import KeyedIntegers
 from fedpriv.noise.integers.plan import ExactPlan
 from fedpriv.participation.orders import Schedule
-from fedpriv.rounds import round as integers
+from fedpriv.rounds import integers
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

@@ -13,7 +13,8 @@ from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.loss.views import PerUnit
 from fedpriv.noise.integers.plan import ExactPlan
 from fedpriv.participation.secret import Allocation, Poisson
-from fedpriv.rounds.round import IntegerArithmetic, Read, State, Summed
+from fedpriv.rounds.integers import IntegerSteps
+from fedpriv.rounds.round import Read, State, Summed
 from fedpriv.silo.silo import Silo
 
 
@@ -65,13 +66,13 @@ def first_come(patch: pytest.MonkeyPatch) -> None:
 
 def over_those_drawn(patch: pytest.MonkeyPatch) -> None:
     """A mean over the records that a round drew, with the noise for a public number of them."""
-    honest = IntegerArithmetic.sums
+    honest = IntegerSteps.sums
 
-    def dividing(self: IntegerArithmetic, state: State, current: Any, query: Tensor, read: Read) -> Summed:
+    def dividing(self: IntegerSteps, state: State, current: Any, query: Tensor, read: Read) -> Summed:
         summed, batch = honest(self, state, current, query, read), self.plan.batch_sizes[read.silos[0][0]]
         return summed._replace(values=summed.values * batch // max(1, len(read.weights)))
 
-    patch.setattr(IntegerArithmetic, "sums", dividing)
+    patch.setattr(IntegerSteps, "sums", dividing)
 
 
 def record_by_record(patch: pytest.MonkeyPatch) -> None:

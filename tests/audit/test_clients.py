@@ -28,7 +28,7 @@ from fedpriv.audit.transcripts import known_rounds
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import derive_key
 from fedpriv.loss.objective import Batch, Query, Records
-from fedpriv.rounds.plan import plan_of
+from fedpriv.plan.plan import plan_of
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from tests.audit import planted, planted_secret

@@ -12,8 +12,8 @@ from fedpriv.audit.counts import _world, found_of, furthest, small_cell
 from fedpriv.audit.families import Steps
 from fedpriv.audit.statistics import weight_of
 from fedpriv.core.errors import InputError
-from fedpriv.rounds.plan import Plan, plan_of
-from fedpriv.rounds.task import task_of_schema
+from fedpriv.plan.plan import Plan, plan_of
+from fedpriv.plan.task import task_of_schema
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from tests.cli.command import fedpriv as command
@@ -77,7 +77,7 @@ def test_a_plan_stands_and_one_that_is_charged_too_little_is_refuted(
     assert honest.stands
     assert honest.mu > 1.0
     assert honest.trials == 400
-    monkeypatch.setattr("fedpriv.rounds.plan.apart_of", lambda *_: 1.0)
+    monkeypatch.setattr("fedpriv.plan.plan.apart_of", lambda *_: 1.0)
     assert not audit(cell, 2.0, 16 * 400).stands
 
 

@@ -19,14 +19,14 @@ from fedpriv.audit.statistics import ClaimedCurve, bound_at, separation
 from fedpriv.audit.transcripts import Trials
 from fedpriv.core.random import derive_key
 from fedpriv.noise.integers.gaussian import KeyedIntegers
-from fedpriv.rounds import round as integers
-from fedpriv.rounds.plan import plan_of
+from fedpriv.plan.plan import plan_of
+from fedpriv.rounds import integers
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.scenario.sections import Budget
 from tests.audit import planted
 from tests.audit.test_secret import cell_of as secret_cell
-from tests.rounds.test_first_step import GIVEN, cell_of
+from tests.plan.test_first_step import GIVEN, cell_of
 
 MakeCell = Callable[..., Cell]
 TRUSTS = ["untrusted", "trusted", "secure-aggregation"]

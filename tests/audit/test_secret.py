@@ -19,10 +19,11 @@ from fedpriv.audit.audit import audit
 from fedpriv.audit.canaries import objective_for
 from fedpriv.audit.guards import GuardedSilo
 from fedpriv.audit.statistics import ClaimedCurve, Shown, shown
+from fedpriv.claims.ledger import stream_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import derive_key
 from fedpriv.participation.secret import Balanced
-from fedpriv.rounds.plan import plan_of
+from fedpriv.plan.plan import plan_of
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from tests.audit import planted, planted_secret
@@ -128,7 +129,7 @@ def banded_cell(sampling: str, groups: int = 4) -> Cell:
 def test_matched_filters_of_correlated_noise_are_what_the_curve_is_of() -> None:
     """Of releases B (C s + z): a record of round t gives 1 there, 0 elsewhere in its group, and noise of z / κ."""
     plan = plan_of(banded_cell("allocation"), objective_for(banded_cell("allocation"), 1), released=True)
-    stream = plan.stream_of(0, 32)
+    stream = stream_of(plan, 0, 32)
     rows, columns = secret._factors(stream.mechanism, stream.workload)
     np.testing.assert_allclose(rows @ columns, np.tril(np.ones((32, 32))), atol=1e-9)
     assert np.abs(np.triu(columns, 1)).max() < 1e-9

@@ -24,7 +24,7 @@ from fedpriv.engines.vectorized import noise as noise_feed
 from fedpriv.engines.vectorized import silos as grouping
 from fedpriv.loss.estimators import Round
 from fedpriv.noise.trust import Noise
-from fedpriv.rounds.plan import Plan, plan_of
+from fedpriv.plan.plan import Plan, plan_of
 from fedpriv.scenario.schema import Cell
 from tests.engines.test_engines import Recorder
 

@@ -23,7 +23,7 @@ from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.noise.workload import Workload
 from fedpriv.participation.orders import Schedule
-from fedpriv.rounds.setting import Setting
+from fedpriv.study.setting import Setting
 from tests.parts import in_parts
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from fedpriv.claims.outcome import Finished, Observers, RunObserver
 from fedpriv.cli.progress import Current, JsonLines, Progress, sparkline
-from fedpriv.rounds.outcome import Finished, Observers, RunObserver
 from fedpriv.scenario.load import Scenario, scenario_of
 from fedpriv.study.sweep import RunOptions
 from tests.conftest import small_tree

@@ -15,8 +15,8 @@ from fedpriv.papers.choquette_choo import non_realizable, realizable
 from fedpriv.papers.kornowski_bounds import Nonsmooth, explicit_bound, plan_multi, plan_single
 from fedpriv.papers.noisy_minibatch import by_moments
 from fedpriv.papers.tran_cutkosky import tree_gradient_bound
-from fedpriv.rounds.plan import plan_of, problem_of
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.plan import plan_of, problem_of
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import load_scenario
 from tests.cli.command import fedpriv as command
 from tests.cli.command import refusal

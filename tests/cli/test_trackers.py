@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedpriv.claims.outcome import Finished
 from fedpriv.cli.progress import MLflow, TensorBoard
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.rounds.outcome import Finished
 from fedpriv.scenario.load import Scenario, scenario_of
 from tests.conftest import small_tree
 

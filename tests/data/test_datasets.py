@@ -21,7 +21,7 @@ from fedpriv.data.fetch import ORIGINS
 from fedpriv.data.formats import Source, write_idx
 from fedpriv.data.named import Dataset, load, load_test
 from fedpriv.loss.models import model_named
-from fedpriv.rounds.task import ModelInputs, task_of
+from fedpriv.plan.task import ModelInputs, task_of
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import ModelSection
 from tests.engines.test_engines import run

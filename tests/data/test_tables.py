@@ -23,7 +23,7 @@ from fedpriv.data.named import load, load_test
 from fedpriv.data.partition import counted
 from fedpriv.data.schema import TableSchema
 from fedpriv.data.tables import load_silo, load_table
-from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.plan.task import spread, task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from tests.data.tables import SCHEMA, rows, table_tree, write_csv
 

@@ -19,11 +19,18 @@ from flwr.clientapp import ClientApp
 from fedpriv.clients.simulated import ContextStore
 from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.loss.objective import Records
-from fedpriv.protocol.arrays import one_array, release_content, vector_in
+from fedpriv.plan.plan import plan_of
+from fedpriv.plan.task import spread, task_of_cell
 from fedpriv.protocol.cell_folder import run_config_of
-from fedpriv.protocol.messages import key_content, keys_in, number_in, roster_content
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.protocol.messages import (
+    key_content,
+    keys_in,
+    number_in,
+    one_array,
+    release_content,
+    roster_content,
+    vector_in,
+)
 from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.strategy import ReleaseStrategy, ServerSums

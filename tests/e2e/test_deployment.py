@@ -12,12 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import RunError
 from fedpriv.engines import supernode_process
 from fedpriv.engines.deployment import run_deployment
 from fedpriv.engines.processes import script
 from fedpriv.engines.table import LOCAL
-from fedpriv.rounds.outcome import RunObserver
 from fedpriv.scenario.schema import Cell
 from fedpriv.study.results import read_results
 from tests.e2e.federation import SCENARIO, wait_until

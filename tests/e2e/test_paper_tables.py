@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from fedpriv.claims.outcome import RunObserver
 from fedpriv.engines.vectorized.engine import run_vectorized
-from fedpriv.rounds.outcome import RunObserver
 from fedpriv.scenario.load import load_scenario
 from fedpriv.show.summary import METRICS
 

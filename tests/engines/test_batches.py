@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from fedpriv.claims.outcome import RunObserver
 from fedpriv.engines.table import engine_named
 from fedpriv.engines.vectorized import batches
 from fedpriv.loss.objective import Records
-from fedpriv.rounds.outcome import RunObserver
 from fedpriv.scenario.schema import Cell
 
 

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from typer.testing import CliRunner
 
+from fedpriv.claims.outcome import RunObserver
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.engines import certificates, processes, superlink_process
@@ -25,7 +26,6 @@ from fedpriv.engines.deployment import follow
 from fedpriv.engines.flower_private.control import Control
 from fedpriv.engines.superlink import SubmittedRun, SuperLink, remote_superlink
 from fedpriv.protocol.cell_folder import FolderReader
-from fedpriv.rounds.outcome import RunObserver
 
 
 def test_a_certificate_that_has_expired_is_named_with_its_date_before_anything_is_asked(tmp_path: Path) -> None:

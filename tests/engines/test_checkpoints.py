@@ -8,7 +8,10 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from fedpriv.claims import outcome as format_
+from fedpriv.claims.outcome import RunObserver, digest_of
 from fedpriv.core.errors import InputError
+from fedpriv.engines.checkpoints import Checkpoint, Checkpoints, header_of, name_of, packed, unpacked
 from fedpriv.engines.table import Outcome
 from fedpriv.engines.vectorized import engine as keeper
 from fedpriv.engines.vectorized.engine import run_vectorized
@@ -18,18 +21,7 @@ from fedpriv.engines.workers import Kept, work
 from fedpriv.noise.registry import AUTO, CHOSEN
 from fedpriv.noise.trust import TRUSTS, Noise, NoiseSource
 from fedpriv.papers.table import ALGORITHMS
-from fedpriv.rounds import outcome as format_
-from fedpriv.rounds.fitted import fitted
-from fedpriv.rounds.outcome import (
-    Checkpoint,
-    Checkpoints,
-    RunObserver,
-    digest_of,
-    header_of,
-    name_of,
-    packed,
-    unpacked,
-)
+from fedpriv.plan.fitted import fitted
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from tests.conftest import small_tree

@@ -13,16 +13,17 @@ import fedpriv
 from fedpriv.accounting.gaussian import mu_of
 from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.accounting.poisson import PoissonGaussian
+from fedpriv.claims.claim import claim_of
+from fedpriv.claims.entries import read_ledger
+from fedpriv.claims.ledger import releases_of
+from fedpriv.claims.outcome import RunObserver
 from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError
 from fedpriv.engines.table import engine_named
 from fedpriv.loss.objective import Batch, Query, Records
-from fedpriv.rounds.claim import claim_of
-from fedpriv.rounds.entries import read_ledger
-from fedpriv.rounds.fitted import fitted
-from fedpriv.rounds.outcome import RunObserver
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.plan.fitted import fitted
+from fedpriv.plan.plan import plan_of
+from fedpriv.plan.task import spread, task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.show.statement import statements
@@ -114,7 +115,7 @@ def test_noise_of_cohorts_is_the_specifications(
         privacy__epsilon=epsilon, privacy__delta=delta,
     )  # fmt: skip
     plan = plan_of(cell, task_of_cell(cell).objective)
-    claim = claim_of(plan.releases(rounds))
+    claim = claim_of(releases_of(plan, rounds))
     assert claim is not None
     assert isinstance(claim.guarantee, PoissonGaussian)
     assert claim.guarantee.sampling_rate == rate
@@ -131,7 +132,7 @@ def test_the_quantile_costs_what_its_bit_adds_to_the_norm() -> None:
         for row in ("dp-fedavg", "dp-fedavg, quantile")
     )
     assert following.objective.dimension == fixed.objective.dimension + 1
-    of_fixed, of_following = (plan.releases(12)[0] for plan in (fixed, following))
+    of_fixed, of_following = (releases_of(plan, 12)[0] for plan in (fixed, following))
     assert of_following.clips == pytest.approx([np.sqrt(1.25)] * 12, rel=1e-12)
     assert of_fixed.clips == (0.5,) * 12
     multipliers = [
@@ -151,7 +152,7 @@ def test_the_denominator_is_the_cohort_whoever_is_drawn() -> None:
     cell = client_cell(**QUIET, algorithm__clip=1e-3)  # every client is clipped: of norm 1e-3
     silo = pool(cell)
     query = silo.objective.initial()
-    drawn = {t: silo._read(t) for t in range(1, 13)}
+    drawn = {t: silo._read(silo.plan.rounds[t - 1]) for t in range(1, 13)}
     assert len({len(read.weights) for read in drawn.values()}) > 3
     for t, read in drawn.items():
         assert read.weights.tolist() == [1.0 / 20] * len(read.weights)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from fedpriv.claims.outcome import RunObserver
 from fedpriv.engines.workers import Workers
-from fedpriv.rounds.outcome import RunObserver
 from fedpriv.scenario.load import Scenario, scenario_of
 from fedpriv.study.sweep import RunOptions, run_sweep
 from tests.conftest import small_tree

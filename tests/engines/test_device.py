@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import RunError
 from fedpriv.core.random import SERVER, seed_key, simulation_noise
 from fedpriv.engines.vectorized import device_noise as device_noise_module
@@ -25,10 +26,9 @@ from fedpriv.loss.models import MODELS
 from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.loss.ridge import RIDGE_STATISTICS
 from fedpriv.noise.registry import CHOSEN
-from fedpriv.rounds.fitted import fitted
-from fedpriv.rounds.outcome import RunObserver
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.fitted import fitted
+from fedpriv.plan.plan import plan_of
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell, ModelSection
 from tests.conftest import small_tree

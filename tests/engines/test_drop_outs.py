@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from fedpriv.claims.claim import claim_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER, simulation_noise
 from fedpriv.engines.table import engine_named
 from fedpriv.noise.trust import TRUSTS
 from fedpriv.participation.registry import CHOSEN
-from fedpriv.rounds.claim import claim_of
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.round import absences_of
-from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.plan.plan import absences_of, plan_of
+from fedpriv.plan.task import spread, task_of_cell
 from fedpriv.scenario.schema import Cell
 from tests.engines.test_engines import Recorder, run
 from tests.engines.test_sampling import gradient
@@ -127,7 +126,7 @@ def test_persons_and_integers_too(tmp_path: Path) -> None:
 
 
 def test_a_record_of_a_silo_that_is_away_moves_nothing(small_cell: MakeCell) -> None:
-    """Guarantee of `stand_in`: what is counted in its place is made of earlier releases alone."""
+    """Guarantee of `substitute_message`: what is counted in its place is made of earlier releases alone."""
     rounds = {"away": {"2": [1, 4]}}
     for trust, engine in (("untrusted", "inprocess"), ("trusted", "inprocess"), ("trusted", "vectorized")):
         changes = {"federation": {"silos": 3, "rounds": 4, "batch": 4, **rounds}}

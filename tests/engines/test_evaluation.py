@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from fedpriv.core.errors import InputError
-from fedpriv.rounds.beside import (
+from fedpriv.plan.evaluation import (
     evaluation_plan_of,
     held_out_of_silos,
     held_out_shares,
     records_of_silos,
     spread_test,
 )
-from fedpriv.rounds.task import public_task_of_cell, task_of_cell
+from fedpriv.plan.task import public_task_of_cell, task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from tests.conftest import small_tree

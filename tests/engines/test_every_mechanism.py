@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedpriv.claims.ledger import ReleaseStream, as_data, from_data
 from fedpriv.core.errors import InputError
 from fedpriv.noise.fitting.cost import noise_cost_of
 from fedpriv.noise.registry import AUTO, CHOSEN
 from fedpriv.papers.base import NoiseSettings
-from fedpriv.rounds.fitted import fitted, response_and_workload
-from fedpriv.rounds.ledger import ReleaseStream, as_data, from_data
-from fedpriv.rounds.plan import Plan, plan_of
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.fitted import fitted, response_and_workload
+from fedpriv.plan.plan import Plan, plan_of
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from tests.conftest import small_tree

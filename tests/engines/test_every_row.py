@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedpriv.claims.claim import claim_of
+from fedpriv.claims.ledger import as_data, from_data, releases_of
 from fedpriv.core.errors import InputError
 from fedpriv.noise.trust import TRUSTS
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.participation.orders import Schedule
 from fedpriv.participation.registry import CHOSEN, PARTICIPATIONS
-from fedpriv.rounds.claim import claim_of
-from fedpriv.rounds.ledger import as_data, from_data
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.plan import plan_of
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from tests.conftest import small_tree
@@ -323,7 +323,7 @@ def test_settings_beside_the_grid_train_alike_and_meet_their_target(
         tree["federation"] = {key: v for key, v in (tree["federation"] | federation).items() if v is not None}
         cell = resolve_cell(tree, "test")
         trained_alike(cell)
-        claim = claim_of(plan_of(cell, task_of_cell(cell).objective).releases(cell.schedule.rounds))
+        claim = claim_of(releases_of(plan_of(cell, task_of_cell(cell).objective), cell.schedule.rounds))
         assert claim is not None
         if secret(schedule):
             assert 49.5 < claim.guarantee.epsilon_of(1e-5) <= 50.0

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fedpriv.core.errors import InputError
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.plan.plan import plan_of
+from fedpriv.plan.task import spread, task_of_cell
 from fedpriv.scenario.schema import Cell
 from tests.engines.test_engines import run
 

@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 import torch
 
+from fedpriv.claims.claim import claim_of
+from fedpriv.claims.ledger import releases_of
+from fedpriv.claims.outcome import gradient_evaluations
 from fedpriv.core.errors import InputError
 from fedpriv.loss.goldstein import goldstein_of
 from fedpriv.loss.smoothed import Smoothed
 from fedpriv.noise.nodes import levels
-from fedpriv.rounds.claim import claim_of
-from fedpriv.rounds.plan import Plan, plan_of
-from fedpriv.rounds.task import check_records, spread, task_of_cell
+from fedpriv.plan.plan import Plan, plan_of
+from fedpriv.plan.task import check_records, spread, task_of_cell
 from fedpriv.scenario.schema import Cell
 from tests.engines.test_engines import run
 
@@ -54,7 +56,7 @@ def test_the_ledger_gives_back_the_target(
     small_cell: MakeCell, algorithm: dict[str, Any], federation: dict[str, Any], relation: str
 ) -> None:
     cell = small_cell(federation=federation, algorithm=algorithm, privacy={"relation": relation, "mu": 0.7})
-    claim = claim_of(plan_of(cell, task_of_cell(cell).objective).releases(11))
+    claim = claim_of(releases_of(plan_of(cell, task_of_cell(cell).objective), 11))
     assert claim is not None
     assert claim.guarantee.mu == pytest.approx(0.7, rel=1e-12)
     assert claim.relation == relation
@@ -110,9 +112,9 @@ def test_gradient_evaluations_are_counted(small_cell: MakeCell) -> None:
     plan = plan_of(cell, task_of_cell(cell).objective)
     assert isinstance(plan.objective, Smoothed)
     anchors, others = 3 * 3, 8
-    assert plan.gradient_evaluations(11) == 6 * (anchors * 1 + others * 2 * 2)
+    assert gradient_evaluations(plan, 11) == 6 * (anchors * 1 + others * 2 * 2)
     values = small_cell(federation=ONE_PASS, algorithm={**SINGLE, "oracle": "zeroth-order"}, privacy=MU)
-    assert plan_of(values, task_of_cell(values).objective).gradient_evaluations(11) == 6 * (
+    assert gradient_evaluations(plan_of(values, task_of_cell(values).objective), 11) == 6 * (
         anchors * 2 * 2 + others * 4 * 2
     )
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.engines import deployment
 from fedpriv.engines.deployment import Progress, follow
@@ -16,7 +17,6 @@ from fedpriv.engines.flower_private.kept import KeptRuns
 from fedpriv.engines.flower_private.names import LIST_RUNS
 from fedpriv.engines.superlink import simulating_superlink
 from fedpriv.protocol.cell_folder import FolderReader
-from fedpriv.rounds.outcome import RunObserver
 
 
 def run(number: int, status: str, sub_status: str = "", finished: str = "") -> Any:

@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from fedpriv.accounting.gaussian import mu_of
+from fedpriv.claims.claim import claim_of
+from fedpriv.claims.ledger import releases_of
 from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import simulation_noise
 from fedpriv.loss.objective import Batch, Query
-from fedpriv.rounds.claim import claim_of
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.plan.plan import plan_of
+from fedpriv.plan.task import spread, task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.guard import Guard
@@ -104,7 +105,7 @@ def test_every_step_is_charged(epochs: int, relation: str, factor: float) -> Non
             algorithm={"local_steps": steps},
             privacy={"relation": relation, "mu": 2.0},
         )
-        (stream,) = plan_of(cell, task_of_cell(cell).objective).releases(12)
+        (stream,) = releases_of(plan_of(cell, task_of_cell(cell).objective), 12)
         assert stream.std == pytest.approx(factor * 2.0 * math.sqrt(epochs) / (5 * 2.0))
         assert stream.mu == pytest.approx(2.0)
         assert stream.schedule.rounds == 12
@@ -122,7 +123,7 @@ def test_sampled_steps_cost_what_as_many_sampled_rounds_of_dp_sgd_cost(sampling:
         {"name": "dp-sgd", "trust": "untrusted", "clip": 2.0, "step": 0.05},
     )
     plain = resolve_cell(tree, "test")
-    (one,), (other,) = (plan_of(cell, task_of_cell(cell).objective).releases(12) for cell in (local, plain))
+    (one,), (other,) = (releases_of(plan_of(cell, task_of_cell(cell).objective), 12) for cell in (local, plain))
     assert one.std == other.std
     claim, also = claim_of([one]), claim_of([other])
     assert claim is not None
@@ -131,7 +132,7 @@ def test_sampled_steps_cost_what_as_many_sampled_rounds_of_dp_sgd_cost(sampling:
     fixed = cell_of(
         federation={**federation, "sampling": "fixed"}, privacy={"relation": "zero-out", "mu": mu_of(2.0, 1e-5)}
     )
-    (in_order,) = plan_of(fixed, task_of_cell(fixed).objective).releases(12)
+    (in_order,) = releases_of(plan_of(fixed, task_of_cell(fixed).objective), 12)
     assert one.std != in_order.std
 
 
@@ -205,7 +206,7 @@ def gradient_at(cell: Cell, point: torch.Tensor, t: int) -> torch.Tensor:
     """Silo 1's clipped mean gradient of step t at `point`."""
     plain = cell.model_copy(update={"algorithm": cell.algorithm.model_copy(update={"name": "local-dp-sgd"})})
     silo = SimulatedFederation.of(plain).silo(1)
-    records, weights = silo._read(t).records, silo._read(t).weights
+    records, weights = silo._read(silo.plan.rounds[t - 1]).records, silo._read(silo.plan.rounds[t - 1]).weights
     assert records is not None
     return silo.objective.increment(Query([point]), Batch(records, weights), 2.0).total
 

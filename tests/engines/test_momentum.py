@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedpriv.claims.ledger import releases_of
+from fedpriv.claims.outcome import gradient_evaluations
 from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.estimators import Estimator, PlainGradient, SplitGradient
 from fedpriv.loss.objective import Batch, Evaluation, Increment, Query, Records
-from fedpriv.loss.running_sums import absorb, empty_sum
 from fedpriv.noise.differences import AlignedDifferences
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.sliding import SlidingDifferences
@@ -22,8 +23,9 @@ from fedpriv.noise.tree import BinaryTree
 from fedpriv.noise.workload import Workload
 from fedpriv.papers.tran_cutkosky import NormalizedSGD, movement_bound
 from fedpriv.participation.orders import Schedule
-from fedpriv.rounds.plan import Plan, plan_of
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.plan import Plan, plan_of
+from fedpriv.plan.task import task_of_cell
+from fedpriv.rounds.floats import absorb, empty_sum
 from fedpriv.scenario.schema import Cell
 from fedpriv.show.statement import about_the_loss
 from tests.engines.test_engines import run
@@ -198,7 +200,7 @@ def test_clipped_parts_are_the_literal_reconstruction() -> None:
 def test_gradients_of_clipped_parts_are_counted(small_cell: MakeCell) -> None:
     """One a round, and for parts: one at the start, two more from round 2 on, four more from epoch 2 on."""
     for algorithm, rounds in ((TREE, 20), (REDUCED, 20), (ALIGNED, 20), (IN_PARTS, 1 + 4 * 3 + 3 * (3 + 4 * 5))):
-        assert planned(small_cell, momentum_tree(algorithm)).gradient_evaluations(20) == 15 * rounds
+        assert gradient_evaluations(planned(small_cell, momentum_tree(algorithm)), 20) == 15 * rounds
 
 
 def test_without_noise_all_three_rows_are_momentum(small_cell: MakeCell) -> None:
@@ -371,4 +373,4 @@ def test_a_mechanism_says_what_it_assumes_of_the_loss(
     plan = planned(small_cell, momentum_tree(algorithm))
     assumption = plan.mechanism.assumption
     assert (assumption is not None) == assumed
-    assert ("rests on the loss's smoothness" in about_the_loss(plan.releases(20)[0])) == assumed
+    assert ("rests on the loss's smoothness" in about_the_loss(releases_of(plan, 20)[0])) == assumed

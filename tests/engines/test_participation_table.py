@@ -12,8 +12,8 @@ from fedpriv.core.errors import InputError
 from fedpriv.noise.trust import TRUSTS, UNITS
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.participation.registry import CHOSEN
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.plan import plan_of
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from tests.conftest import small_tree
 from tests.engines.test_units import persons_tree

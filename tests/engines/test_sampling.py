@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.gaussian import epsilon_of
 from fedpriv.accounting.poisson import PoissonGaussian
+from fedpriv.claims.claim import claim_of
+from fedpriv.claims.ledger import as_data, from_data, releases_of
 from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER, KeyedCoins, simulation_noise
 from fedpriv.loss.objective import Batch, Query
 from fedpriv.participation.secret import Allocation, Poisson
-from fedpriv.rounds.claim import claim_of
-from fedpriv.rounds.ledger import as_data, from_data
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.plan.plan import plan_of
+from fedpriv.plan.task import spread, task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.silo import Silo, pack, unpack
@@ -214,14 +214,14 @@ def test_the_claim_is_recomputed_from_what_was_released(
 
 def test_a_target_in_mu_is_met_as_the_epsilon_it_gives(small_cell: MakeCell) -> None:
     cell = small_cell(**sampled(privacy={"relation": "zero-out", "mu": 0.3}))
-    statement = privacy_of(cell, plan_of(cell, task_of_cell(cell).objective).releases(8))
+    statement = privacy_of(cell, releases_of(plan_of(cell, task_of_cell(cell).objective), 8))
     assert 0.999 * epsilon_of(0.3, 1e-5) < statement["epsilon"] <= epsilon_of(0.3, 1e-5) * (1 + 1e-9)
     assert statement["target"] == "epsilon = 1.13178 at delta = 1e-05, what mu = 0.3 gives"
 
 
 def test_fewer_rounds_cost_less(small_cell: MakeCell) -> None:
     cell = small_cell(**sampled())
-    (stream,) = plan_of(cell, task_of_cell(cell).objective).releases(3)
+    (stream,) = releases_of(plan_of(cell, task_of_cell(cell).objective), 3)
     assert stream.schedule == Poisson(3, 4)
     assert stream.guarantee.epsilon_of(1e-5) < 0.4  # type: ignore[union-attr]
 
@@ -229,7 +229,7 @@ def test_fewer_rounds_cost_less(small_cell: MakeCell) -> None:
 @pytest.mark.parametrize("tree", [sampled, allocated])
 def test_less_noise_shows_in_the_claim(small_cell: MakeCell, tree: Any) -> None:
     cell = small_cell(**tree("untrusted"))
-    honest = plan_of(cell, task_of_cell(cell).objective).releases(8)
+    honest = releases_of(plan_of(cell, task_of_cell(cell).objective), 8)
     claim = claim_of([honest[0], dataclasses.replace(honest[1], std=honest[1].std / 2), honest[2]])
     assert claim is not None
     assert claim.guarantee.epsilon_of(1e-5) > 0.9
@@ -240,7 +240,7 @@ def test_less_noise_shows_in_the_claim(small_cell: MakeCell, tree: Any) -> None:
 
 def test_streams_that_are_sampled_in_two_ways_make_no_claim(small_cell: MakeCell) -> None:
     cell = small_cell(**sampled("untrusted"))
-    honest = plan_of(cell, task_of_cell(cell).objective).releases(8)
+    honest = releases_of(plan_of(cell, task_of_cell(cell).objective), 8)
     fixed = dataclasses.replace(honest[1], schedule=dataclasses.replace(honest[1].schedule, rounds_per_epoch=5))
     with pytest.raises(InputError, match="in one way and at one rate"):
         claim_of([honest[0], fixed])
@@ -290,7 +290,7 @@ def test_running_sums_and_correlated_noise_are_refused(small_cell: MakeCell, alg
 def test_a_ledger_charges_replace_one_and_the_largest_clip(small_cell: MakeCell) -> None:
     """z is σ over the clip under both relations: the 2 of replace-one is in its pair of distributions."""
     cell = small_cell(**sampled())
-    (stream,) = plan_of(cell, task_of_cell(cell).objective).releases(8)
+    (stream,) = releases_of(plan_of(cell, task_of_cell(cell).objective), 8)
     other = dataclasses.replace(stream, relation="replace-one").guarantee
     assert isinstance(stream.guarantee, PoissonGaussian)
     assert isinstance(other, PoissonGaussian)
@@ -341,7 +341,7 @@ def multiplier(relation: str, epsilon: float, **federation: Any) -> float:
     )
     cell = resolve_cell(tree, "test")
     plan = plan_of(cell, task_of_cell(cell).objective)
-    claim = claim_of(plan.releases(cell.schedule.rounds))
+    claim = claim_of(releases_of(plan, cell.schedule.rounds))
     assert claim is not None
     assert isinstance(claim.guarantee, AllocatedGaussian | PoissonGaussian)
     assert claim.guarantee.epsilon_of(1e-5) <= epsilon * (1 + 1e-9)
@@ -375,7 +375,7 @@ def test_golden_noise_of_a_scenario(
 def test_a_run_that_stops_early_is_charged_whole(small_cell: MakeCell) -> None:
     cell = small_cell(**allocated())
     plan = plan_of(cell, task_of_cell(cell).objective)
-    assert plan.releases(3) == plan.releases(8)
+    assert releases_of(plan, 3) == releases_of(plan, 8)
 
 
 def test_a_silo_that_restarts_draws_the_same_bins(small_cell: MakeCell) -> None:

@@ -19,6 +19,7 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
+from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.logs import facts, log_as_service
 from fedpriv.engines import deployment, service, supernode_process
@@ -30,7 +31,6 @@ from fedpriv.engines.service import EXECUTOR, LOST, SUPERNODE, Absence, leave_be
 from fedpriv.engines.superlink_process import Only, _config, _serve, _Server
 from fedpriv.protocol.cell_folder import FolderReader, report_waiting
 from fedpriv.protocol.metrics import private_socket
-from fedpriv.rounds.outcome import RunObserver
 
 HEALTH = Path(__file__).resolve().parents[2] / "deploy" / "health.py"
 SLEEP = "import time; time.sleep(60)"

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fedpriv.claims.ledger import as_data, from_data
+from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER, public_generator, simulation_noise
 from fedpriv.engines.table import engine_named
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.participation.orders import Phases
-from fedpriv.rounds.ledger import as_data, from_data
-from fedpriv.rounds.outcome import RunObserver
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.plan.plan import plan_of
+from fedpriv.plan.task import spread, task_of_cell
 from fedpriv.scenario.schema import Cell, FederationSection
 from tests import oracle_single_epoch as oracle
 from tests.engines.test_engines import run
@@ -58,7 +58,7 @@ def test_who_holds_a_record_does_not_matter_without_noise(
             np.concatenate(parts) for parts in zip(*(np.split(numbers, cuts) for numbers in of_round), strict=True)
         ]
 
-    monkeypatch.setattr("fedpriv.rounds.task.iid", in_rounds)
+    monkeypatch.setattr("fedpriv.plan.task.iid", in_rounds)
     models = []
     for batches in ((20,), (5, 5, 5, 5), (2, 3, 5, 10)):
         monkeypatch.setattr(FederationSection, "batch_sizes", lambda _self, _seed, batches=batches: batches)

@@ -7,8 +7,8 @@ import pytest
 
 from fedpriv.core.errors import InputError
 from fedpriv.papers.choquette_choo import non_realizable
-from fedpriv.rounds.plan import plan_of, problem_of
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.plan import plan_of, problem_of
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.schema import Cell
 
 

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from fedpriv.accounting.gaussian import epsilon_of
+from fedpriv.claims.claim import claim_of
+from fedpriv.claims.ledger import as_data, from_data
 from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError
 from fedpriv.data.partition import counted, in_a_row, of_persons, roster
 from fedpriv.loss.objective import Batch, Query, Records
-from fedpriv.rounds.beside import records_of_silos
-from fedpriv.rounds.claim import claim_of
-from fedpriv.rounds.ledger import as_data, from_data
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.plan.evaluation import records_of_silos
+from fedpriv.plan.plan import plan_of
+from fedpriv.plan.task import spread, task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.study.stored import privacy_of

@@ -17,19 +17,12 @@ import numpy as np
 import psutil
 import pytest
 
+from fedpriv.claims.outcome import Finished, RunObserver, digest_of
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.engines import workers as engine
+from fedpriv.engines.checkpoints import NO_CHECKPOINTS, Checkpoints, installed, name_of
 from fedpriv.engines.table import Outcome, engine_row
 from fedpriv.engines.workers import Advanced, Began, Evaluated, Event, Kept, Noted, Workers, on_workers, work
-from fedpriv.rounds.outcome import (
-    NO_CHECKPOINTS,
-    Checkpoints,
-    Finished,
-    RunObserver,
-    digest_of,
-    installed,
-    name_of,
-)
 from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell
 from fedpriv.study.sweep import RunOptions, run_sweep

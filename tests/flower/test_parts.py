@@ -13,7 +13,7 @@ from fedpriv.flower import guard_of
 from fedpriv.flower.arrays import ModelLayout
 from fedpriv.flower.guards import read_terms
 from fedpriv.loss.imported import shapes_of
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.seen import Events
 from tests.conftest import small_tree

@@ -15,9 +15,10 @@ from torch import nn
 
 import fedpriv
 from fedpriv import flower
+from fedpriv.claims.claim import claim_of
+from fedpriv.claims.ledger import releases_of
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.flower import DPFTRL, DPSGD, AcceleratedDPSRGD, DPGoldstein, DPMomentum, DPMu2FL, PrivateStrategy
-from fedpriv.rounds.claim import claim_of
 from tests.flower.apps import (
     CNN,
     PRIVACY,
@@ -136,7 +137,7 @@ def test_without_a_seed_noise_is_fresh_and_the_claim_that_of_integers(row: str, 
     for _ in range(2):
         one = strategy(**SIZES, **PRIVACY, **settings, trust=trust)
         models.append(flat(run_app(one, module).arrays))
-        claim = claim_of(one.plan.releases(ROUNDS))
+        claim = claim_of(releases_of(one.plan, ROUNDS))
         assert claim is not None
         assert claim.exact
         assert claim.guarantee.mu == pytest.approx(PRIVACY["mu"], rel=1e-3)

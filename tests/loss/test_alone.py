@@ -21,7 +21,7 @@ from fedpriv.loss.rows import ColumnMoments, MomentSettings, moments
 from fedpriv.loss.scores import summed_scores
 from fedpriv.loss.views import PerUnit
 from fedpriv.noise.integers.increments import integer_sum
-from fedpriv.rounds.plan import plan_of
+from fedpriv.plan.plan import plan_of
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.silo import Silo
 from tests.conftest import small_tree

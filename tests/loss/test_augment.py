@@ -22,8 +22,8 @@ from fedpriv.loss.objective import Batch, Query, Records, Slots, View
 from fedpriv.loss.softmax import SoftmaxRegression
 from fedpriv.loss.views import LocalTraining
 from fedpriv.noise.integers.increments import integer_sum
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.plan import plan_of
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.schema import Cell
 from tests.engines.test_engines import run
 from tests.loss.builders import first_rows

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from fedpriv.core.replicates import at_once, never_above
+from fedpriv.core.replicates import at_once
 from fedpriv.loss import layered
-from fedpriv.loss.clipping import clipping, formed, upper_norm
+from fedpriv.loss.clipping import clipping, formed, never_above, upper_norm
 from fedpriv.loss.layered import LayeredObjective
 from fedpriv.loss.layers import patches_by_view
 from fedpriv.loss.losses import CrossEntropy

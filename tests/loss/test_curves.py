@@ -20,7 +20,7 @@ from fedpriv.loss.objective import Query, Records
 from fedpriv.loss.roc import Figure, TwoClasses, together
 from fedpriv.loss.scores import auc, logits_of
 from fedpriv.noise.integers.increments import integer_sum
-from fedpriv.rounds.plan import ALLOWANCE
+from fedpriv.plan.plan import ALLOWANCE
 
 NORM = 2**36
 GROUPS = (Grouping("sex", ("f", "m"), 0), Grouping("age", ("young", "old"), 2, (0.0,)))

@@ -13,7 +13,7 @@ from fedpriv.loss.indicators import Axis, Block, Cells, Indicators, StatisticsSe
 from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.loss.views import PerUnit
 from fedpriv.noise.integers.increments import integer_sum
-from fedpriv.rounds.plan import ALLOWANCE
+from fedpriv.plan.plan import ALLOWANCE
 
 NORM = 2**36
 COUNTS = {"axes": [{"column": 0, "words": 3}]}

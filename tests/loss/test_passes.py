@@ -17,7 +17,7 @@ from fedpriv.loss.losses import CrossEntropy
 from fedpriv.loss.objective import Batch, Objective, Query, Records
 from fedpriv.loss.passes import short_passes
 from fedpriv.loss.softmax import SoftmaxRegression
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from tests.conftest import small_tree

@@ -9,7 +9,7 @@ import fedpriv
 from benchmarks import pretrain
 from fedpriv.loss.models import convolutional_net
 from fedpriv.loss.presets import Transformer, adapted
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import load_scenario
 
 ROOT = Path(__file__).parents[2]

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from fedpriv.claims.ledger import releases_of
 from fedpriv.core.errors import InputError
 from fedpriv.loss.models import MODELS, RidgeStatisticsSettings
 from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.loss.ridge import Published, RidgeStatistics
 from fedpriv.noise.integers.increments import integer_sum
-from fedpriv.rounds.plan import ALLOWANCE, apart_of, plan_of
-from fedpriv.rounds.task import task_of_schema
+from fedpriv.plan.plan import ALLOWANCE, apart_of, plan_of
+from fedpriv.plan.task import task_of_schema
 from fedpriv.scenario.load import resolve_cell
 from tests.data.tables import rows, table_tree, write_csv
 
@@ -150,7 +151,7 @@ def test_one_release_is_charged_for_the_distance_that_is_proved_and_no_liar_is_b
     for released in (False, True):
         plan = plan_of(cell, honest, released=released)
         assert plan.apart == pytest.approx(math.sqrt(2.0), rel=1e-5)
-        assert plan.releases(1)[0].mu == pytest.approx(1.0, rel=1e-6)
+        assert releases_of(plan, 1)[0].mu == pytest.approx(1.0, rel=1e-6)
     liar = Liar(honest.features, honest.bound, honest.classes, honest.penalty, honest.dtype)
     assert apart_of(liar, plan.estimator, plan.mechanism, plan.schedule) == 2.0
 

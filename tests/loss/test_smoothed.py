@@ -14,9 +14,9 @@ from fedpriv.loss.estimators import VarianceReducedGradient
 from fedpriv.loss.linear import PhaseRetrieval
 from fedpriv.loss.module import ModuleObjective
 from fedpriv.loss.objective import Batch, Objective, Query, Records
-from fedpriv.loss.running_sums import absorb, empty_sum
 from fedpriv.loss.smoothed import SeededDirections, Smoothed, Window
 from fedpriv.loss.softmax import SoftmaxRegression
+from fedpriv.rounds.floats import absorb, empty_sum
 from tests.loss.builders import first_rows
 from tests.papers.goldstein_golden import ExactlySmoothed
 

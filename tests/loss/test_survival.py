@@ -11,6 +11,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.data.cells import read_table
 from fedpriv.data.encode import encode
@@ -20,9 +21,8 @@ from fedpriv.loss.models import MODELS, SoftmaxSettings
 from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.loss.survival import Hazard, concordance, integrated_brier, survival, told
 from fedpriv.noise.integers.increments import integer_sum
-from fedpriv.rounds.beside import evaluation_plan_of
-from fedpriv.rounds.outcome import RunObserver
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.evaluation import evaluation_plan_of
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.demo import policy_text
 from fedpriv.silo.guard import open_guard

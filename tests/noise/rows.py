@@ -11,14 +11,14 @@ from fedpriv.papers.ftrl import FollowTheRegularizedLeader
 from fedpriv.papers.reshef_levy import AnytimeSGD
 from fedpriv.papers.sgd import ProjectedSGD
 from fedpriv.participation.orders import Schedule
-from fedpriv.rounds.fitted import response_of
+from fedpriv.plan.fitted import response_of
 
 SUMMED, PLAIN = RecursiveGradient(1.0), PlainGradient(1.0, decay=1.0)
 
 ROWS: dict[str, tuple[Optimizer, Estimator]] = {
     "dp-mu2-fl": (AnytimeSGD(1.0, 5.0), SUMMED),
     "online-to-batch": (
-        AnytimeSGD(1.0, 5.0, PowerWeights(2)),
+        AnytimeSGD(1.0, 5.0),
         RecursiveGradient(1.0, weights=PowerWeights(2), growth=1),
     ),
     "accelerated": (NesterovCoupling(1.0, 5.0), SUMMED),

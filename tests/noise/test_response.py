@@ -18,7 +18,7 @@ from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.papers.tran_cutkosky import NormalizedSGD
-from fedpriv.rounds.fitted import response_of
+from fedpriv.plan.fitted import response_of
 from tests.noise.rows import ROWS, response
 
 Numbers = NDArray[np.float64]

@@ -16,10 +16,10 @@ from fedpriv.core.replicates import Scalar
 from fedpriv.loss.estimators import VarianceReducedGradient
 from fedpriv.loss.linear import PhaseRetrieval
 from fedpriv.loss.objective import Objective, Records, Slots
-from fedpriv.loss.running_sums import absorb, empty_sum
 from fedpriv.loss.smoothed import Window
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.papers.kornowski import O2NC, O2NCState
+from fedpriv.rounds.floats import absorb, empty_sum
 from tests.loss.builders import first_rows
 
 ALPHA, ROUNDS, PERIOD, WINDOW = 0.4, 11, 4, 3

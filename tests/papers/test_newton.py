@@ -12,6 +12,7 @@ import torch
 from scipy import optimize
 from torch.autograd.functional import hessian
 
+from fedpriv.claims.ledger import releases_of
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.data.schema import TableSchema
 from fedpriv.loss.estimators import Round
@@ -20,8 +21,8 @@ from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.loss.ridge import Published
 from fedpriv.noise.integers.increments import integer_sum
 from fedpriv.papers.newton import GradientAndHessian, NoisyNewton, matrix
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.plan import plan_of
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell, scenario_of
 from fedpriv.silo.demo import policy_text
 from fedpriv.study.coefficients import coefficients_of
@@ -190,7 +191,7 @@ def test_a_guard_answers_with_both_and_charges_every_round_once(tmp_path: Path) 
     with pytest.raises(RunError, match="budget"):
         guard.answer("again", text, 1, zero)
     plan = plan_of(cell, task_of_cell(cell).objective, released=True)
-    assert plan.releases(3)[0].mu == pytest.approx(1.0, rel=1e-9)
+    assert releases_of(plan, 3)[0].mu == pytest.approx(1.0, rel=1e-9)
 
 
 @pytest.mark.parametrize(

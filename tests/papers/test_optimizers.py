@@ -16,8 +16,8 @@ from fedpriv.noise.trust import TRUSTS
 from fedpriv.papers.adam import CorrectedAdam
 from fedpriv.papers.base import Optimizer, ReleaseNumbers
 from fedpriv.papers.steps import FadingAverage, ScheduledSettings, ScheduledSteps
-from fedpriv.rounds.plan import plan_of, problem_of
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.plan import plan_of, problem_of
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from tests.attacks.guards import guard_for, random_records, scenario, zeros

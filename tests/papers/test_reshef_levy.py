@@ -11,20 +11,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedpriv.claims.ledger import releases_of
+from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import InputError
 from fedpriv.engines.vectorized.engine import run_vectorized
 from fedpriv.loss.estimators import RaisedClips, RecursiveGradient
 from fedpriv.loss.objective import Records
-from fedpriv.loss.running_sums import absorb, empty_sum
 from fedpriv.loss.softmax import SoftmaxRegression
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.workload import Workload
 from fedpriv.papers.base import Problem, project_to_ball
 from fedpriv.papers.reshef_levy import AnytimeSGD, mu2_parameters
 from fedpriv.participation.orders import Schedule
-from fedpriv.rounds.outcome import RunObserver
-from fedpriv.rounds.plan import Plan, plan_of
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.plan import Plan, plan_of
+from fedpriv.plan.task import task_of_cell
+from fedpriv.rounds.floats import absorb, empty_sum
 from fedpriv.scenario.schema import Cell
 from tests.engines.test_engines import run
 
@@ -138,7 +139,7 @@ def test_raised_late_clips_cost_no_noise_and_every_record_what_is_claimed(
         for t in range(1, ROUNDS + 1)
     ]
     np.testing.assert_allclose(moved, MU)
-    (stream,) = balanced.releases(ROUNDS)
+    (stream,) = releases_of(balanced, ROUNDS)
     assert stream.mu == pytest.approx(MU)
 
 
@@ -234,7 +235,7 @@ def test_growing_clips_cost_less(small_cell: Callable[..., Cell], rounds: int, s
     assert growing.noise.std_in_mean / paper.noise.std_in_mean == pytest.approx(share, abs=6e-4)
     assert float(growing.estimator.round(1).clip) < float(growing.estimator.round(rounds).clip)
     assert growing.largest_clip <= paper.largest_clip
-    (stream,) = growing.releases(rounds)
+    (stream,) = releases_of(growing, rounds)
     assert stream.mu == pytest.approx(4.0)
 
 

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from fedpriv.loss.estimators import Estimator, LinearWeights, PlainGradient, PowerWeights, RecursiveGradient
 from fedpriv.loss.objective import Records
-from fedpriv.loss.running_sums import absorb, empty_sum
 from fedpriv.loss.softmax import SoftmaxRegression
 from fedpriv.papers.choquette_choo import NesterovCoupling
 from fedpriv.papers.ftrl import FollowTheRegularizedLeader
 from fedpriv.papers.reshef_levy import AnytimeSGD
 from fedpriv.papers.sgd import ProjectedSGD
+from fedpriv.rounds.floats import absorb, empty_sum
 
 LOOSE = 1e9
 
@@ -158,7 +158,7 @@ def test_online_to_batch_with_power_one_is_the_anytime_server() -> None:
     released = [torch.tensor([float(k), -1.0]) for k in range(5)]
     outputs = []
     for weights in (LinearWeights(), PowerWeights(1)):
-        optimizer = AnytimeSGD(0.1, 2.0, weights)
+        optimizer = AnytimeSGD(0.1, 2.0)
         state = optimizer.start(torch.zeros(2))
         for t, vector in enumerate(released, start=1):
             state = optimizer.update(state, vector, RecursiveGradient(1.0, weights=weights).round(t))

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import fedpriv
+from fedpriv.claims.ledger import as_data, from_data
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import KeyedCoins, simulation_noise
 from fedpriv.noise.tree import BinaryTree
@@ -21,7 +22,6 @@ from fedpriv.noise.workload import Workload
 from fedpriv.participation.drawn import DrawnOrder
 from fedpriv.participation.orders import Schedule, Separated
 from fedpriv.participation.registry import ADDED, PARTICIPATIONS, add_participation, participation_from
-from fedpriv.rounds.ledger import as_data, from_data
 from fedpriv.scenario.load import resolve_cell
 from tests.attacks.guards import guard_for, random_records, scenario
 from tests.conftest import small_tree

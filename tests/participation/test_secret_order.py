@@ -18,7 +18,7 @@ from fedpriv.noise.tree import BinaryTree
 from fedpriv.noise.workload import Workload
 from fedpriv.participation.registry import participation_from
 from fedpriv.participation.secret import Allocation, Poisson, SecretOrder
-from fedpriv.rounds.ledger import RunningSums
+from fedpriv.plan.sums import RunningSums
 
 BATCH = 30
 

@@ -6,8 +6,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedpriv.protocol import messages
-from fedpriv.protocol.arrays import one_array, query_content, tensor_of, vector_in
-from fedpriv.protocol.messages import array_of, bytes_in, number_in
+from fedpriv.protocol.messages import array_of, bytes_in, number_in, one_array, query_content, tensor_of, vector_in
 from fedpriv.rounds.round import is_finite
 
 

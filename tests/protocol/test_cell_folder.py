@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedpriv.claims.outcome import Finished
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.files import write_bytes, write_json, write_vector
 from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.protocol.cell_folder import FolderReader, FolderReporter, run_config_of
-from fedpriv.rounds.outcome import Finished
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import server_app
 

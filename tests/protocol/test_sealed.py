@@ -12,8 +12,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from numpy.typing import NDArray
 
 from fedpriv.clients import app as proxy
-from fedpriv.protocol.arrays import vector_in
-from fedpriv.protocol.messages import PROTOCOL, array_in, array_of, sealed, values_of, with_vector
+from fedpriv.protocol.messages import PROTOCOL, array_in, array_of, sealed, values_of, vector_in, with_vector
 
 VECTORS = [
     np.arange(5.0),

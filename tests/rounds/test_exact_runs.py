@@ -16,14 +16,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedpriv.claims.ledger import releases_of
 from fedpriv.clients.simulated import client_app_of
 from fedpriv.core.random import integers_key
 from fedpriv.data.named import load
 from fedpriv.engines.inprocess import InProcessGrid
-from fedpriv.protocol.arrays import one_array
+from fedpriv.plan.plan import plan_of
+from fedpriv.plan.task import spread, task_of_cell
 from fedpriv.protocol.cell_folder import run_config_of
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.protocol.messages import one_array
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import deployed_strategy
@@ -153,7 +154,7 @@ def test_a_deployment_computes_what_the_simulation_does(tmp_path: Path, of: tupl
     assert strategy.rounds_done == cell.schedule.rounds
     assert np.linalg.norm(outcome.finished.model) > 1e-3
     assert outcome.finished.model.tobytes() == strategy.model.numpy().tobytes()
-    assert outcome.finished.releases == strategy.plan.releases(strategy.rounds_done)
+    assert outcome.finished.releases == releases_of(strategy.plan, strategy.rounds_done)
 
 
 MEASURED: dict[str, dict[str, Any]] = {

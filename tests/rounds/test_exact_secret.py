@@ -11,6 +11,7 @@ import torch
 
 from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.poisson import PoissonGaussian
+from fedpriv.claims.ledger import as_data, from_data, releases_of
 from fedpriv.core.errors import InputError
 from fedpriv.loss.objective import Records
 from fedpriv.loss.softmax import SoftmaxRegression
@@ -19,9 +20,8 @@ from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.participation.secret import Allocation, SecretOrder
-from fedpriv.rounds.ledger import as_data, from_data
-from fedpriv.rounds.plan import Plan, plan_of
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.plan import Plan, plan_of
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.silo import Silo
@@ -60,7 +60,7 @@ def test_the_curve_is_that_of_the_noise_in_units_of_one_records_integers(
     plan = planned(cell_of(sampling, trust, relation))
     owners = 3 if trust == "secure-aggregation" else 1
     (norm,) = plan.exact.norms(1)
-    for stream in plan.releases(10):
+    for stream in releases_of(plan, 10):
         guarantee = stream.guarantee
         assert isinstance(guarantee, AllocatedGaussian | PoissonGaussian)
         really = plan.exact.claim.sigma * owners**0.5 / norm
@@ -154,7 +154,7 @@ def test_correlated_noise_is_amplified_by_the_block_that_a_record_moves(
         moved.append(float(np.linalg.norm(largest)))
     owners = 3 if trust == "secure-aggregation" else 1
     really = plan.exact.claim.sigma * owners**0.5 / max(moved)
-    for stream in plan.releases(rounds):
+    for stream in releases_of(plan, rounds):
         guarantee = from_data(json.loads(json.dumps(as_data(stream)))).guarantee
         assert isinstance(guarantee, AllocatedGaussian | PoissonGaussian)
         assert really * (1.0 - 1e-5) < guarantee.noise_multiplier < really
@@ -164,7 +164,7 @@ def test_correlated_noise_is_amplified_by_the_block_that_a_record_moves(
 @pytest.mark.parametrize("mechanism", [BinaryTree(), BandedSquareRoot(1.0, 4)])
 def test_a_ledger_of_integers_that_claims_amplified_sums_that_last_is_refused(mechanism: Mechanism) -> None:
     """Attack: somebody writes another mechanism, or fewer groups, into the ledger of a run with secret rounds."""
-    (stream,) = planned(grouped("allocation", "trusted", "zero-out", 3, 3)).releases(12)
+    (stream,) = releases_of(planned(grouped("allocation", "trusted", "zero-out", 3, 3)), 12)
     forged = from_data(as_data(replace(stream, mechanism=mechanism)))
     with pytest.raises(InputError, match="secret participation"):
         _ = forged.guarantee

@@ -11,16 +11,16 @@ import torch
 from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import KeyedNormal
-from fedpriv.rounds.arithmetic import Reals
-from fedpriv.rounds.beside import presumed
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.round import DrawAhead, Seeded
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.noise.integers.gaussian import KeyedIntegers
+from fedpriv.plan.evaluation import presumed
+from fedpriv.plan.plan import plan_of
+from fedpriv.plan.task import task_of_cell
+from fedpriv.rounds.floats import DrawAhead, Seeded
 from fedpriv.scenario.schema import Cell
 from tests.attacks.guards import KEPT_STATE
 from tests.engines.test_engines import run
+from tests.plan.test_first_step import cell_of as first_step_cell
 from tests.rounds.test_exact_runs import TRUSTS, cell_of
-from tests.rounds.test_first_step import cell_of as first_step_cell
 
 MakeCell = Callable[..., Cell]
 PHASED = {"name": "phased-sgd", "trust": "curator", "step": 0.01, "radius": 2.0}
@@ -37,7 +37,7 @@ def test_without_noise_integers_are_the_run_in_floating_point(
     last = {"algorithm__output": "last"} if name in ("trees that restart", "leaves") else {}
     exact = cell_of(name, trust, run__dtype="float64", **last)
     plain = exact.model_copy(update={"run": exact.run.model_copy(update={"arithmetic": "float"})})
-    monkeypatch.setattr("fedpriv.noise.integers.plan.drawn", lambda *_: np.int64(0))
+    monkeypatch.setattr(KeyedIntegers, "vector", lambda _, size, *of_noise: np.zeros(size, np.int64))
     monkeypatch.setattr(Seeded, "__call__", lambda *_: None)  # floating point: silos' noise, and the server's
     (one,), _ = run("inprocess", exact)
     (other,), _ = run("inprocess", plain)
@@ -99,7 +99,7 @@ def test_what_cannot_be_made_exact_is_refused_with_the_reason(
     with pytest.raises(InputError, match=reason):
         plan_of(cell, task_of_cell(cell).objective)
     plain = small_cell(**changes)
-    assert isinstance(plan_of(plain, task_of_cell(plain).objective).arithmetic, Reals)
+    assert plan_of(plain, task_of_cell(plain).objective).integers is None
     if plain.privacy.target is not None:
         with pytest.raises(InputError, match=reason):
             plan_of(plain, task_of_cell(plain).objective, released=True)
@@ -115,7 +115,7 @@ def test_masked_words_have_the_width_that_was_asked_for(small_cell: MakeCell, wo
     """The same model to the lattice's precision: what 40 bits cost is truncation."""
     cell = small_cell(algorithm__trust="secure-aggregation", run__arithmetic="integers", run__word=word)
     plan = plan_of(cell, task_of_cell(cell).objective)
-    assert plan.message_length(1) == 7850 * width
+    assert plan.rounds[0].message_length == 7850 * width
     (outcome,), _ = run("inprocess", cell)
     assert outcome.finished.bytes_sent == 8 * 7850 * width
     assert np.linalg.norm(outcome.finished.model) > 1e-3
@@ -123,7 +123,7 @@ def test_masked_words_have_the_width_that_was_asked_for(small_cell: MakeCell, wo
 
 @pytest.mark.parametrize("name", ["tree", "aligned differences, clipped in parts", "trees that restart"])
 def test_a_record_is_as_long_as_its_clip_and_no_longer(name: str) -> None:
-    """Guarantee of `IntegerArithmetic.sums`: one record a batch, far queries, every part, in Python's integers."""
+    """Guarantee of `IntegerSteps.sums`: one record a batch, far queries, every part, in Python's integers."""
     cell = cell_of(name, "trusted", run__dtype="float64")
     silo = SimulatedFederation.of(cell).silo(0)
     exact, state = silo.plan.exact, silo.start()
@@ -178,7 +178,7 @@ def test_a_first_step_and_its_rounds_have_half_of_the_slack_each(
     rounds = presumed(cell)
     alone = rounds.derived(rounds.privacy, rounds.federation, rounds.algorithm)
     found = plan_of(alone, task_of_cell(alone).objective)
-    monkeypatch.setattr("fedpriv.rounds.arithmetic.MOST_SLACK", 1.5 * found.exact.claim.slack)
+    monkeypatch.setattr("fedpriv.plan.calibration.MOST_SLACK", 1.5 * found.exact.claim.slack)
     plan_of(alone, task_of_cell(alone).objective)
     with pytest.raises(InputError, match="are too many"):
         plan_of(rounds, task_of_cell(rounds).objective)

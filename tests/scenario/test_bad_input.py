@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fedpriv.core.errors import InputError
-from fedpriv.rounds.task import check_records
+from fedpriv.plan.task import check_records
 from fedpriv.scenario.load import load_scenario, resolve_cell, scenario_of
 from tests.conftest import small_tree
 

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 import fedpriv
+from fedpriv.claims.entries import read_ledger
+from fedpriv.claims.ledger import releases_of
 from fedpriv.participation.orders import Schedule
-from fedpriv.rounds.entries import read_ledger
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.plan import plan_of
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from tests.conftest import small_tree
 
@@ -38,7 +39,7 @@ def test_passes_are_counted_by_rounds() -> None:
 def test_the_worst_record_is_one_that_is_read_once_more() -> None:
     """By brute force: of the nodes of a tree, those that hold any of a record's rounds 1, 4, 7."""
     plan = plan_of(cell := resolve_cell(tree(), "test"), task_of_cell(cell).objective)
-    (stream,) = plan.releases(7)
+    (stream,) = releases_of(plan, 7)
     nodes = [(t - (t & -t) + 1, t) for t in range(1, 8)]
     squares = [
         sum(sum(0.6 ** (end - i) for i in range(first, end + 1) if i % 3 == record) ** 2 for first, end in nodes)

@@ -10,10 +10,10 @@ from torch import Tensor
 from fedpriv.clients.app import app as client_app
 from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.engines.inprocess import InProcessGrid
-from fedpriv.protocol.arrays import one_array
+from fedpriv.plan.plan import Plan, plan_of
+from fedpriv.plan.task import task_of_cell
 from fedpriv.protocol.cell_folder import run_config_of
-from fedpriv.rounds.plan import Plan, plan_of
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.protocol.messages import one_array
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import deployed_strategy
 from fedpriv.server.journal import Entries, ServerJournal

@@ -11,10 +11,20 @@ from flwr.clientapp import ClientApp
 
 from fedpriv.core.errors import RunError
 from fedpriv.engines.inprocess import InProcessGrid
-from fedpriv.protocol.arrays import one_array, query_content, release_content, vector_in
 from fedpriv.protocol.cell_folder import run_config_of
 from fedpriv.protocol.commits import commits_in
-from fedpriv.protocol.messages import COMMIT, SEEN, also_in, number_in, roster_content, with_also
+from fedpriv.protocol.messages import (
+    COMMIT,
+    SEEN,
+    also_in,
+    number_in,
+    one_array,
+    query_content,
+    release_content,
+    roster_content,
+    vector_in,
+    with_also,
+)
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.server import grid as patient_grid

@@ -11,15 +11,14 @@ import torch
 from flwr.app import Message
 
 import fedpriv.server.app
+from fedpriv.claims.outcome import RunObserver
 from fedpriv.clients.app import app as client_app
 from fedpriv.core.errors import RunError
 from fedpriv.core.files import OWN, write_bytes
 from fedpriv.core.random import SERVER, simulation_noise
 from fedpriv.engines.inprocess import InProcessGrid
-from fedpriv.protocol.arrays import one_array, release_content, vector_in
 from fedpriv.protocol.cell_folder import run_config_of
-from fedpriv.protocol.messages import TRAIN
-from fedpriv.rounds.outcome import RunObserver
+from fedpriv.protocol.messages import TRAIN, one_array, release_content, vector_in
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import deploy_cell, simulated_strategy

@@ -15,6 +15,7 @@ import torch
 from flwr.app import Message
 from torch import Tensor
 
+from fedpriv.claims.outcome import Finished, RunObserver
 from fedpriv.clients.app import app as client_app
 from fedpriv.clients.simulated import client_app_of
 from fedpriv.core.errors import RunError
@@ -22,11 +23,9 @@ from fedpriv.data.partition import counted
 from fedpriv.engines.deployment import write_silos
 from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.loss.objective import Records
-from fedpriv.protocol.arrays import release_content, vector_in
+from fedpriv.plan.task import public_task_of_cell
 from fedpriv.protocol.cell_folder import run_config_of
-from fedpriv.protocol.messages import EVALUATE
-from fedpriv.rounds.outcome import Finished, RunObserver
-from fedpriv.rounds.task import public_task_of_cell
+from fedpriv.protocol.messages import EVALUATE, release_content, vector_in
 from fedpriv.scenario.load import resolve_cell, scenario_of
 from fedpriv.scenario.schema import Cell
 from fedpriv.server import grid as patient_grid

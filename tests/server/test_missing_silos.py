@@ -9,13 +9,14 @@ import pytest
 import torch
 from flwr.app import Message
 
+from fedpriv.claims.ledger import releases_of
 from fedpriv.clients.app import app
 from fedpriv.core.errors import RunError
 from fedpriv.core.files import OWN, write_bytes
 from fedpriv.core.random import integers_key
 from fedpriv.engines.inprocess import InProcessGrid
-from fedpriv.protocol.arrays import one_array
 from fedpriv.protocol.cell_folder import run_config_of
+from fedpriv.protocol.messages import one_array
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import deployed_strategy
@@ -94,7 +95,7 @@ def test_it_computes_what_the_simulation_of_these_absences_does(
     strategy = serve(cell, tmp_path / "j", grid)
     assert strategy.missed == {1: list(AWAY)} == simulated.finished.missed
     assert np.array_equal(strategy.model.numpy(), simulated.finished.model)
-    assert strategy.plan.releases(8) == plan_with(cell_of(trust, name)).releases(8)
+    assert releases_of(strategy.plan, 8) == releases_of(plan_with(cell_of(trust, name)), 8)
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])

@@ -13,13 +13,12 @@ from flwr.clientapp import ClientApp
 from fedpriv.clients.app import app as honest
 from fedpriv.core.errors import RunError
 from fedpriv.engines.inprocess import InProcessGrid
-from fedpriv.protocol.arrays import one_array, release_content
+from fedpriv.plan.plan import plan_of
+from fedpriv.plan.task import task_of_cell
 from fedpriv.protocol.cell_folder import run_config_of
-from fedpriv.rounds import round as rounds
-from fedpriv.rounds.outcome import Counts
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.round import FloatArithmetic
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.protocol.messages import Counts, one_array, release_content
+from fedpriv.rounds import floats as rounds
+from fedpriv.rounds.floats import FloatSteps
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import simulated_strategy
 from fedpriv.server.strategy import ReleaseStrategy
@@ -183,5 +182,5 @@ def test_pieces_of_the_mean_are_bit_for_bit_those_of_the_whole(
     assert len(plan.weights) > 1
     for piece in (64, len(initial) - 1, rounds._PIECE):
         monkeypatch.setattr(rounds, "_PIECE", piece)
-        mean = FloatArithmetic(plan).added(messages, 1)
+        mean = FloatSteps(plan).added(messages, 1)
         assert torch.equal(mean, weights @ torch.stack(messages))

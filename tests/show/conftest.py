@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from fedpriv.claims.claim import claim_of, evaluation_data, figures_of
+from fedpriv.claims.ledger import ReleaseStream, as_data
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.participation.orders import Schedule
-from fedpriv.rounds.claim import claim_of, evaluation_data, figures_of
-from fedpriv.rounds.ledger import ReleaseStream, as_data
 from fedpriv.scenario.published import Published
 from fedpriv.study.results import Results
 

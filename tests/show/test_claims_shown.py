@@ -12,12 +12,13 @@ from typer.testing import CliRunner
 
 from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.api.results import results_of
+from fedpriv.claims.claim import words_of_several
+from fedpriv.claims.ledger import releases_of
 from fedpriv.cli.app import app
 from fedpriv.core.errors import RunError
 from fedpriv.core.figures import upper_figure
-from fedpriv.rounds.claim import words_of_several
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.plan import plan_of
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell, scenario_of
 from fedpriv.show.plots import titled
 from fedpriv.show.statement import Statement, statements
@@ -32,7 +33,7 @@ from tests.show.conftest import results_with
 
 def said_of(**changes: Any) -> tuple[list[str], Statement]:
     cell = resolve_cell(small_tree(**changes), "test")
-    releases = plan_of(cell, task_of_cell(cell).objective).releases(cell.schedule.rounds)
+    releases = releases_of(plan_of(cell, task_of_cell(cell).objective), cell.schedule.rounds)
     results = Results("n", "", "vectorized", True, {}, [0], None, [privacy_of(cell, releases)], {}, None)
     (said,) = statements(results)
     return privacy_lines(results), said
@@ -59,11 +60,14 @@ def test_a_papers_constants_say_what_is_charged_and_what_is_true() -> None:
     (told,) = [each for each in said.assumptions if each.startswith("Charged is")]
     cell = resolve_cell(small_tree(algorithm={**tree, "calibration": "exact"}, privacy=privacy), "test")
     plan = plan_of(cell, task_of_cell(cell).objective)
-    (paper, *_) = plan_of(
-        resolve_cell(small_tree(algorithm={**tree, "calibration": "paper"}, privacy=privacy), "test"),
-        task_of_cell(cell).objective,
-    ).releases(8)
-    by_counting = plan.releases(8)[0].mu * plan.releases(8)[0].std / paper.std
+    (paper, *_) = releases_of(
+        plan_of(
+            resolve_cell(small_tree(algorithm={**tree, "calibration": "paper"}, privacy=privacy), "test"),
+            task_of_cell(cell).objective,
+        ),
+        8,
+    )
+    by_counting = releases_of(plan, 8)[0].mu * releases_of(plan, 8)[0].std / paper.std
     assert f"by exact counting μ is at most {upper_figure(by_counting)}, ε = " in told
 
 
@@ -114,7 +118,7 @@ def test_one_cell_in_floating_point_takes_the_word_from_all_integers() -> None:
     cell = resolve_cell(small_tree(), "test")
     objective = task_of_cell(cell).objective
     records = [
-        privacy_of(cell, plan_of(cell, objective, released=released).releases(8)) for released in (True, False)
+        privacy_of(cell, releases_of(plan_of(cell, objective, released=released), 8)) for released in (True, False)
     ]
     for told, floats in ((records, True), (records[:1], False)):
         (said,) = statements(Results("n", "", "deployment", True, {}, [0], None, told, {}, None))

@@ -13,13 +13,13 @@ import fedpriv
 from fedpriv.accounting.budget import LifetimeBudget
 from fedpriv.accounting.curves import Curve, Floats, as_floats
 from fedpriv.accounting.guarantees import Curved, Guarantee, weakest
+from fedpriv.claims.claim import claim_of, figures_of
+from fedpriv.claims.entries import events_of, read_ledger
+from fedpriv.claims.ledger import from_data
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError
 from fedpriv.participation.orders import Schedule, Sums
 from fedpriv.participation.registry import ADDED
-from fedpriv.rounds.claim import claim_of, figures_of
-from fedpriv.rounds.entries import events_of, read_ledger
-from fedpriv.rounds.ledger import from_data
 from fedpriv.show.page import write_report
 from fedpriv.show.summary import privacy_lines
 from fedpriv.show.table import render

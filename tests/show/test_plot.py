@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from fedpriv.claims.entries import entry_of
 from fedpriv.core.errors import InputError
-from fedpriv.rounds.entries import entry_of
 from fedpriv.show.charts import Chart, Mark, Panel, Series, charts_of
 from fedpriv.show.looks import nth_look
 from fedpriv.show.plots import mpl, plot_run, svgs_of, titled

@@ -19,6 +19,7 @@ from fedpriv.accounting.gaussian import delta_of, epsilon_of
 from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.api.results import CellResults, Privacy
+from fedpriv.claims.claim import PrivacyClaim, Style, epsilons_of_several, evaluation_words
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import (
     best_guess,
@@ -31,7 +32,6 @@ from fedpriv.core.figures import (
     upper_percent,
     upper_range,
 )
-from fedpriv.rounds.claim import PrivacyClaim, Style, epsilons_of_several, evaluation_words
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.show.charts import charts_of
 from fedpriv.show.statement import statements
@@ -159,7 +159,7 @@ def test_no_other_place_formats_leakage_or_noise() -> None:
     """One home: a figure that is formatted beside it rounds to the nearest, and half of the time down."""
     pattern = re.compile(r"\{[^{}\"]*(?:mu|epsilon|delta|slack|zcdp|std|multiplier)[^{}\"]*:\.?\d*[gf]\}")
     echoes = {
-        *("rounds/arithmetic.py", "scenario/sections.py", "accounting/poisson.py", "accounting/guarantees.py"),
+        *("plan/calibration.py", "scenario/sections.py", "accounting/poisson.py", "accounting/guarantees.py"),
         *("papers/tran_cutkosky.py", "integers/claim.py", "silo/prices.py", "data/public.py"),
     }  # what a person gave, in the message that refuses it, and test data
     places = [

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import fedpriv
+from fedpriv.claims.outcome import Finished
 from fedpriv.core.errors import InputError
-from fedpriv.rounds.outcome import Finished
 from fedpriv.scenario.load import Scenario, scenario_of
 from fedpriv.scenario.schema import Cell
 from fedpriv.show.summary import how_measured

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from benchmarks.risk_slope import exponents
+from fedpriv.claims.ledger import ReleaseStream
+from fedpriv.claims.outcome import Finished
 from fedpriv.core.errors import InputError
 from fedpriv.papers.choquette_choo import AcceleratedSettings
-from fedpriv.rounds.ledger import ReleaseStream
-from fedpriv.rounds.outcome import Finished
-from fedpriv.rounds.plan import excess_risk_bound, plan_of
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.plan import excess_risk_bound, plan_of
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import Scenario, load_scenario, scenario_of
 from fedpriv.show.growth import fit, needed
 from fedpriv.show.table import render

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from fedpriv.accounting.guarantees import GaussianDP
+from fedpriv.claims.claim import EXACT, claim_of
+from fedpriv.claims.ledger import as_data, from_data, releases_of
+from fedpriv.claims.outcome import finished_after
 from fedpriv.noise.registry import MECHANISMS
-from fedpriv.rounds.claim import EXACT, claim_of
-from fedpriv.rounds.ledger import as_data, from_data
-from fedpriv.rounds.outcome import finished_after
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.plan import plan_of
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.show import statement
@@ -33,7 +33,7 @@ def cell_of(trust: str = "untrusted", **changes: Any) -> Cell:
 
 
 def said(cell: Cell, kind: str) -> statement.Statement:
-    releases = plan_of(cell, task_of_cell(cell).objective).releases(cell.schedule.rounds)
+    releases = releases_of(plan_of(cell, task_of_cell(cell).objective), cell.schedule.rounds)
     record = privacy_of(cell, releases, "release" if kind == "release" else "simulation")
     (found,) = statements(Results("n", "", "deployment", True, {}, [0], None, [record], {}, None))
     return found
@@ -63,7 +63,7 @@ def test_a_release_says_who_drew_the_noise(trust: str, who: str) -> None:
 def test_several_releases_of_the_same_records_say_what_they_cost_together() -> None:
     """Three runs of μ = 4 on a silo's records are 6.93: "μ = 4" alone overstates what is protected."""
     cell = cell_of("trusted")
-    releases = plan_of(cell, task_of_cell(cell).objective).releases(8)
+    releases = releases_of(plan_of(cell, task_of_cell(cell).objective), 8)
     for kind, count in (("release", 3), ("release", 1), ("simulation", 3)):
         record = privacy_of(cell, releases, "release" if kind == "release" else "simulation")
         (found,) = statements(Results("n", "", "deployment", True, {}, [0], None, [record] * count, {}, None))
@@ -75,7 +75,7 @@ def test_releases_under_two_trust_settings_add_up() -> None:
     """They are two statements about one record."""
     cells = [cell_of("trusted"), cell_of("untrusted")]
     records = [
-        privacy_of(cell, plan_of(cell, task_of_cell(cell).objective).releases(8), "release") for cell in cells
+        privacy_of(cell, releases_of(plan_of(cell, task_of_cell(cell).objective), 8), "release") for cell in cells
     ]
     found = statements(Results("n", "", "deployment", True, {}, [0], None, records, {}, None))
     assert [("these 2 runs" in each.noise, "μ = 5.657" in each.noise) for each in found] == [(True, True)] * 2
@@ -107,7 +107,7 @@ def test_what_the_figures_take_for_granted_about_the_loss(cell: Cell, words: str
 def test_figures_and_relation_are_those_of_the_releases(relation: str) -> None:
     """Half of the noise under the other relation: what was asked for must not be what is stated."""
     cell = cell_of(privacy={"relation": relation, "rho": 2.0})
-    releases = plan_of(cell, task_of_cell(cell).objective).releases(8)
+    releases = releases_of(plan_of(cell, task_of_cell(cell).objective), 8)
     other = "zero-out" if relation == "replace-one" else "replace-one"
     changed = [dataclasses.replace(stream, std=stream.std / 2, relation=other) for stream in releases]
     stated = privacy_of(cell, changed)
@@ -125,7 +125,7 @@ def test_rho_is_written_where_the_paper_calls_mu_so() -> None:
         (cell_of(), 4.0),
         (cell_of(algorithm=sgd, privacy={"relation": "zero-out", "mu": 4.0}), None),
     ):
-        stated = privacy_of(cell, plan_of(cell, task_of_cell(cell).objective).releases(8))
+        stated = privacy_of(cell, releases_of(plan_of(cell, task_of_cell(cell).objective), 8))
         assert stated["mu"] == pytest.approx(4.0)
         assert stated["rho"] == (rho and pytest.approx(rho))
 
@@ -156,7 +156,7 @@ def test_an_exact_release_says_up_to_what_it_holds(trust: str) -> None:
     """Claim, results and statement; floating point claims nothing but real numbers."""
     cell = cell_of(trust)
     for released, words in ((True, EXACT), (False, "in real arithmetic")):
-        streams = plan_of(cell, task_of_cell(cell).objective, released=released).releases(8)
+        streams = releases_of(plan_of(cell, task_of_cell(cell).objective, released=released), 8)
         record = privacy_of(cell, streams)
         assert record["holds"] == words
         (found,) = statements(Results("n", "", "deployment", True, {}, [0], None, [record], {}, None))

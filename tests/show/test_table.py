@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from fedpriv.claims.claim import EXACT
+from fedpriv.claims.ledger import ReleaseStream, as_data
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.participation.secret import Poisson
-from fedpriv.rounds.claim import EXACT
-from fedpriv.rounds.ledger import ReleaseStream, as_data
 from fedpriv.show.summary import METRICS, compare, incomplete, missing, short_names, summarize, value_text
 from fedpriv.show.table import render
 from fedpriv.study.results import Results

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fedpriv.accounting.gaussian import epsilon_of
-from fedpriv.rounds.claim import protection_word
+from fedpriv.claims.claim import protection_word
 from fedpriv.show.verdict import RUNS, holders, repeated, verdict
 from fedpriv.study.results import Results
 from tests.show.conftest import results_of

@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 import torch
 
+from fedpriv.claims.ledger import releases_of
+from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.data.schema import TableSchema
 from fedpriv.engines.table import engine_named
 from fedpriv.loss.curves import CurveScores
 from fedpriv.loss.scores import SummedScores
-from fedpriv.rounds.beside import EvaluationPlan, evaluation_plan_of
-from fedpriv.rounds.outcome import RunObserver
-from fedpriv.rounds.plan import apart_of
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.evaluation import EvaluationPlan, evaluation_plan_of
+from fedpriv.plan.plan import apart_of
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.demo import policy_text
@@ -73,7 +74,7 @@ def test_one_evaluation_is_charged_for_the_distance_that_is_proved(tmp_path: Pat
     once, often = planned(cell_of(tmp_path)), planned(cell_of(tmp_path, evaluations=4))
     assert once.plan.apart == pytest.approx(math.sqrt(8.0 / 3.0), rel=1e-5)
     assert often.plan.apart == 2.0
-    (stream, *_) = once.plan.releases(1)
+    (stream, *_) = releases_of(once.plan, 1)
     assert stream.mu == pytest.approx(1.0, rel=1e-9)
     noise = [float(each.plan.noise.std_of(0)) for each in (once, often)]
     assert noise[1] / noise[0] == pytest.approx(2.0 * 2.0 / once.plan.apart, rel=1e-6)
@@ -158,7 +159,7 @@ def test_hostile_tables_are_refused_and_nothing_is_charged(tmp_path: Path, curve
 
 def sums(asked: EvaluationPlan, guard: Guard, cell: Cell, model: torch.Tensor) -> torch.Tensor:
     silo = Silo.of(0, asked.plan, guard.shard.seen(cell), b"k" * 32)
-    return silo.arithmetic.sums(silo.start(), asked.plan.estimator.round(1), model, silo._read(1)).values
+    return silo.steps.sums(silo.start(), asked.plan.rounds[0], model, silo._read(asked.plan.rounds[0])).values
 
 
 @pytest.mark.every(3)

@@ -24,11 +24,10 @@ from fedpriv.clients.app import app as client_app
 from fedpriv.clients.app import ask
 from fedpriv.core.errors import RunError
 from fedpriv.engines.inprocess import InProcessGrid
-from fedpriv.protocol.arrays import one_array
+from fedpriv.plan.plan import plan_of
+from fedpriv.plan.task import task_of_cell
 from fedpriv.protocol.cell_folder import run_config_of
-from fedpriv.protocol.messages import Refusal
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.protocol.messages import Refusal, one_array
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.server.app import simulated_strategy
 from fedpriv.silo import daemon

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from fedpriv.accounting.gaussian import compose
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.rounds.beside import EvaluationPlan, evaluation_plan_of
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.evaluation import EvaluationPlan, evaluation_plan_of
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.guards import begin_ledgers, end_run, open_guards, status_lines
 from fedpriv.silo.ledger import LedgerError, SiloLedger
@@ -193,7 +193,7 @@ def test_neighbours_integer_sums_differ_by_no_more_than_is_accounted_for(tmp_pat
         model = torch.from_numpy(generator.choice([-scale, scale], 7850))
         model[labels[3] * 785 : (labels[3] + 1) * 785] = scale  # the exchanged record is right, and sure of it
         sums = [
-            silo.arithmetic.sums(silo.start(), asked.plan.estimator.round(1), model, silo._read(1)).values
+            silo.steps.sums(silo.start(), asked.plan.rounds[0], model, silo._read(asked.plan.rounds[0])).values
             for silo in (silo_of(asked, each, cell) for each in (shard, other))
         ]
         difference = (sums[0] - sums[1]).numpy()

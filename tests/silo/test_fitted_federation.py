@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from fedpriv.claims.ledger import stream_of
 from fedpriv.core.errors import RunError
 from fedpriv.loss.estimators import Round
-from fedpriv.rounds.fitted import fitted
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.fitted import fitted
+from fedpriv.plan.plan import plan_of
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.guard import Guard
@@ -66,7 +67,7 @@ def test_guards_and_simulations_answer_with_the_noise_that_the_server_fitted(tmp
             (charge,) = SiloLedger(read_policy(folder / f"silo-{number}.toml").ledger).charges()
             assert charge.mu == pytest.approx(MU, rel=1e-6)
             assert charge.mu <= MU
-        stream = plan.stream_of(0, ROUNDS)
+        stream = stream_of(plan, 0, ROUNDS)
         assert stream.mechanism.name == name
         with pytest.raises(RunError, match="budget"):
             silos[0].answer("another", sent, 1, ZERO)
@@ -81,10 +82,10 @@ def test_only_ratios_of_sizes_matter_to_a_guard(tmp_path: Path, factor: float) -
     hostile["algorithm"]["noise_sizes"] = [size * factor for size in sizes]
     asked = resolve_cell(hostile, "test")
     plan = plan_of(asked, task_of_cell(asked).objective, released=True)
-    noise = float(plan.noise.std_of(0)) * plan.mechanism.variance(plan.stream_of(0, ROUNDS).workload) ** 0.5
+    noise = float(plan.noise.std_of(0)) * plan.mechanism.variance(stream_of(plan, 0, ROUNDS).workload) ** 0.5
     honest = plan_of(cell, task_of_cell(cell).objective, released=True)
     expected = (
-        float(honest.noise.std_of(0)) * honest.mechanism.variance(honest.stream_of(0, ROUNDS).workload) ** 0.5
+        float(honest.noise.std_of(0)) * honest.mechanism.variance(stream_of(honest, 0, ROUNDS).workload) ** 0.5
     )
     assert noise == pytest.approx(expected, rel=1e-6)
     guard = guard_of(write_silo(tmp_path, clip=100.0))

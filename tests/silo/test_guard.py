@@ -10,7 +10,7 @@ import torch
 
 from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import RunError
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.fingerprint import begin_ledger

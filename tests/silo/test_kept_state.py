@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from fedpriv.claims.ledger import stream_of
 from fedpriv.core.errors import RunError
 from fedpriv.core.random import KeyedNormal
 from fedpriv.loss.objective import Records
 from fedpriv.noise.integers.fixed_point import Ints
-from fedpriv.noise.integers.gaussian import START, round_noise
+from fedpriv.noise.integers.gaussian import START, KeyedIntegers, round_noise
 from fedpriv.silo.admission import Charge
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.ledger import SiloLedger
@@ -128,13 +129,13 @@ def test_a_deployed_mechanisms_noise_is_the_one_that_was_charged_for(
     guard = guard_for(tmp_path, *random_records())
     released = [guard_of(tmp_path / "silo-0.toml").answer("run", cell, t, zeros()) for t in range(1, 8)]
     silo = silo_of(guard, cell)
-    stream = silo.plan.stream_of(0, 8)
+    stream = stream_of(silo.plan, 0, 8)
     from fedpriv.noise.workload import Workload
 
     workload = Workload(silo.plan.schedule, stream.decay, np.array(stream.clips), stream.period)  # type: ignore[arg-type]
     wanted = stream.std**2 * silo.plan.mechanism.variance(workload)
     state = silo.start()
-    monkeypatch.setattr("fedpriv.noise.integers.plan.drawn", lambda *_: np.int64(0))
+    monkeypatch.setattr(KeyedIntegers, "vector", lambda _, size, *of_noise: np.zeros(size, np.int64))
     for t, found in enumerate(released, start=1):
         exact, state = silo.answer(state, t, zeros())
         noise = (found - exact.vector).numpy()
@@ -154,7 +155,7 @@ def test_what_leaves_is_a_function_of_the_noisy_integers(
     def fixed(_: Any, __: Any, state: Any, t: int, sums: Ints, *rest: Any) -> tuple[Ints, Any]:
         return noisy[t, sums.size // 7850].reshape(sums.shape), state
 
-    monkeypatch.setattr("fedpriv.rounds.round.private_sums", fixed)
+    monkeypatch.setattr("fedpriv.rounds.integers.private_sums", fixed)
     monkeypatch.setattr("fedpriv.silo.guard.system_key", lambda: bytes(32))
     monkeypatch.setattr(Masker, "mask", lambda _, __, ___, t, size, chain: np.full(size, t, np.uint64))
     replies = []

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import KeyedNormal, seed_key
-from fedpriv.rounds.arithmetic import Grid, Words, grid_for
+from fedpriv.plan.calibration import Grid, Words, grid_for
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.masks import Masker
 from fedpriv.silo.policy import read_policy

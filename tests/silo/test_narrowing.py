@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from fedpriv.cli import app
 from fedpriv.clients.app import ask
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.protocol.messages import Refusal, send_frame
+from fedpriv.protocol.frames import send_frame
+from fedpriv.protocol.messages import Refusal
 from fedpriv.silo import daemon
 from fedpriv.silo.daemon import Desk
 from fedpriv.silo.narrowing import ask_to_reload, narrowing

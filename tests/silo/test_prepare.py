@@ -10,7 +10,7 @@ import torch
 
 from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import Scenario, scenario_of
 from fedpriv.silo.demo import prepare_silos
 from fedpriv.silo.guard import open_guard

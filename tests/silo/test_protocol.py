@@ -15,18 +15,18 @@ from flwr.clientapp import ClientApp
 from scipy import stats
 from torch import Tensor
 
+from fedpriv.claims.claim import claim_of
+from fedpriv.claims.ledger import releases_of, stream_of
 from fedpriv.clients.app import app as honest
 from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.loss.objective import Objective
 from fedpriv.noise.trust import Noise
-from fedpriv.protocol.arrays import one_array, vector_in
+from fedpriv.plan.plan import Plan, plan_of
+from fedpriv.plan.task import task_of_cell
 from fedpriv.protocol.cell_folder import run_config_of
-from fedpriv.protocol.messages import KEY, keys_in, number_in
-from fedpriv.rounds.claim import claim_of
-from fedpriv.rounds.plan import Plan, plan_of
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.protocol.messages import KEY, keys_in, number_in, one_array, vector_in
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import simulated_strategy
@@ -97,7 +97,7 @@ def test_the_server_sees_uniform_words_whose_sum_is_the_sum_of_the_rounded_relea
     app, sent, queries = overheard
     cell = masked_cell(federation=UNEQUAL)
     run_over(app, cell)
-    grid, weights = plan_with(cell).arithmetic.grid, plan_with(cell).weights
+    grid, weights = plan_with(cell).grid, plan_with(cell).weights
     assert grid is not None
     assert len(set(weights)) > 1
     silos = [SimulatedFederation.of(cell).silo(number) for number in range(3)]
@@ -152,7 +152,7 @@ def test_the_sum_has_the_trusted_servers_noise(federation: dict[str, Any]) -> No
     sigma = plan_with(trusted).noise.std_in_mean
     plan, silos = plan_with(cell), cell.federation.silos
     assert plan.noise.std_in_mean == pytest.approx(sigma, rel=1e-12)
-    assert plan.arithmetic.grid is not None
+    assert plan.grid is not None
     query, noise = objective_of(cell).initial(), []
     of = [SimulatedFederation.of(cell).silo(number) for number in range(silos)]
     exact = [SimulatedFederation.of(trusted).silo(number) for number in range(silos)]
@@ -165,7 +165,7 @@ def test_the_sum_has_the_trusted_servers_noise(federation: dict[str, Any]) -> No
             words.append(of[number].message(release.vector, t, keys).numpy())
             clear, plain[number] = exact[number].answer(plain[number], t, query)
             truth += plan.weights[number] * clear.vector
-        noise.append(plan.arithmetic.grid.decode_sum(words) - truth.numpy())
+        noise.append(plan.grid.decode_sum(words) - truth.numpy())
     drawn = np.array(noise) / sigma
     assert stats.kstest(drawn.ravel(), "norm").pvalue > 1e-4
     assert stats.kstest(drawn.ravel() * math.sqrt(silos / (silos - 1)), "norm").pvalue < 1e-12
@@ -175,13 +175,13 @@ def test_the_sum_has_the_trusted_servers_noise(federation: dict[str, Any]) -> No
 def test_what_is_charged_is_the_noise_of_the_sum() -> None:
     """Halving every share doubles the claim; leaving one of three out makes it √(3/2) of itself."""
     plan = plan_with(masked_cell(federation=UNEQUAL))
-    (stream,) = plan.releases(8)
+    (stream,) = releases_of(plan, 8)
     assert stream.owner == "sum of silos 0-2"
     assert stream.mu == pytest.approx(4.0, rel=1e-12)
     sources = plan.noise.sources
     halved = Noise(tuple(source._replace(std=0.5 * float(source.std)) for source in sources))
     for noise, mu in ((halved, 8.0), (Noise(sources[:2]), 4.0 * math.sqrt(1.5))):
-        claim = claim_of(dataclasses.replace(plan, noise=noise).releases(8))
+        claim = claim_of(releases_of(dataclasses.replace(plan, noise=noise), 8))
         assert claim is not None
         assert claim.guarantee.mu == pytest.approx(mu, rel=1e-12)  # type: ignore[union-attr]
 
@@ -189,9 +189,9 @@ def test_what_is_charged_is_the_noise_of_the_sum() -> None:
 def test_each_silos_own_stream_is_worth_its_share_alone() -> None:
     """Guarantee: against everybody else together μ √M is left, whatever the silos' sizes."""
     plan = plan_with(masked_cell(federation__silos=4))
-    assert plan.stream_of(0, 8).mu == pytest.approx(8.0)
+    assert stream_of(plan, 0, 8).mu == pytest.approx(8.0)
     unequal = plan_with(masked_cell(federation=UNEQUAL))
-    assert [unequal.stream_of(silo, 8).mu for silo in range(3)] == pytest.approx([4.0 * math.sqrt(3.0)] * 3)
+    assert [stream_of(unequal, silo, 8).mu for silo in range(3)] == pytest.approx([4.0 * math.sqrt(3.0)] * 3)
 
 
 @pytest.mark.parametrize("missing", ["key", "round 3"])
@@ -234,7 +234,7 @@ def test_a_reply_that_is_lost_is_never_summed_around() -> None:
 
 def test_a_message_that_is_not_masked_words_is_refused() -> None:
     def answer(message: Message, context: Context) -> Message:
-        from fedpriv.protocol.arrays import release_content
+        from fedpriv.protocol.messages import release_content
 
         if message.metadata.message_type == KEY or context.node_config["partition-id"] != 1:
             return honest(message, context)
@@ -273,7 +273,7 @@ def test_a_sum_without_room_is_refused() -> None:
 
 
 def test_ledgers_of_masked_runs_are_read_back(tmp_path: Path) -> None:
-    from fedpriv.rounds.ledger import as_data, from_data
+    from fedpriv.claims.ledger import as_data, from_data
 
-    (stream,) = plan_with(masked_cell()).releases(8)
+    (stream,) = releases_of(plan_with(masked_cell()), 8)
     assert from_data(json.loads(json.dumps(as_data(stream)))) == stream

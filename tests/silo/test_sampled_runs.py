@@ -15,11 +15,12 @@ from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.budget import ApproximateGDP, LifetimeBudget
 from fedpriv.accounting.gaussian import delta_of, mu_of
 from fedpriv.accounting.poisson import PoissonGaussian
+from fedpriv.claims.ledger import stream_of
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.figures import upper_figure
 from fedpriv.participation.secret import Allocation
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.plan import plan_of
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.admission import Charge, refusal, spent, together
 from fedpriv.silo.demo import allowance_of
@@ -72,7 +73,7 @@ def test_a_sampled_run_is_charged_what_its_curve_certifies(tmp_path: Path, sampl
         assert torch.isfinite(guard.answer("run", scenario(sampling), t, QUERY)).all()
     (charge,) = SiloLedger(read_policy(path).ledger).charges()
     plan = guard._admission.admit(guard._admission.canonical(scenario(sampling))).plan
-    guarantee = plan.stream_of(0, ROUNDS).guarantee
+    guarantee = stream_of(plan, 0, ROUNDS).guarantee
     assert isinstance(guarantee, AllocatedGaussian | PoissonGaussian)
     assert 0.98 < guarantee.epsilon_of(1e-5) <= 1.0
     exact = guarantee.charge(SLACK)
@@ -92,7 +93,7 @@ def test_a_replaced_record_is_charged_no_less_than_its_two_runs_differ(tmp_path:
     guard.answer("run", asked, 1, QUERY)
     (charge,) = SiloLedger(read_policy(path).ledger).charges()
     plan = guard._admission.admit(guard._admission.canonical(asked)).plan
-    guarantee = plan.stream_of(0, ROUNDS).guarantee
+    guarantee = stream_of(plan, 0, ROUNDS).guarantee
     assert isinstance(guarantee, AllocatedGaussian)
     assert guarantee.relation == "replace-one"
     z = (
@@ -212,7 +213,7 @@ def test_rounds_that_draw_very_many_records_are_in_the_slack() -> None:
     """What they can give away comes off what the curve may use: the price rises, its slack is the policy's."""
     cell = resolve_cell(tree(), "test")
     guard_plan = plan_of(cell, dataclasses.replace(_objective(cell)))
-    cost = cost_of(guard_plan, guard_plan.stream_of(0, ROUNDS).guarantee, 0)
+    cost = cost_of(guard_plan, stream_of(guard_plan, 0, ROUNDS).guarantee, 0)
     assert isinstance(guard_plan.schedule, Allocation)
     capacity = guard_plan.schedule.capacity(2)
     assert 8 <= capacity.rows < 20

@@ -18,8 +18,8 @@ from fedpriv.core.random import KeyedNormal
 from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.noise.integers.gaussian import linked, linked_missed
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.plan.plan import plan_of
+from fedpriv.plan.task import spread, task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.silo import Silo
@@ -74,7 +74,7 @@ def test_silos_of_one_process_hold_a_bounded_amount_of_noise(
         0
     )
     unbounded = noise_of_releases(cell, SimulatedFederation.of(cell).silo(0), exact)
-    monkeypatch.setattr("fedpriv.rounds.round._VALUES_AHEAD", 2 * 3 * 7850)
+    monkeypatch.setattr("fedpriv.rounds.floats._VALUES_AHEAD", 2 * 3 * 7850)
     drawn: list[int] = []
     vectors = KeyedNormal.vectors
 
@@ -215,10 +215,10 @@ def test_guarantee_weights_of_a_rounds_records_add_up_to_one(small_cell: MakeCel
         privacy={"relation": "zero-out", "mu": 1.0},
     )
     silo = SimulatedFederation.of(cell).silo(1)
-    records = [len(silo._read(t).weights) for t in range(1, 12)]
+    records = [len(silo._read(silo.plan.rounds[t - 1]).weights) for t in range(1, 12)]
     assert max(records) == 2 * anchor_batches
     for t in range(1, 12):
-        assert float(silo._read(t).weights.sum()) == pytest.approx(1.0, rel=1e-12)
+        assert float(silo._read(silo.plan.rounds[t - 1]).weights.sum()) == pytest.approx(1.0, rel=1e-12)
 
 
 def silo_of(cell: Cell) -> Silo:
@@ -258,7 +258,7 @@ def test_the_next_increment_is_taken_from_the_query_that_was_answered_last() -> 
     estimator, asked = silo.plan.estimator, queries(silo)
     released = releases(silo, [1, 2, 5])
     weights = {t: float(estimator.round(t).coefficients[0]) for t in (2, 5)}
-    batch = silo._read(5).records
+    batch = silo._read(silo.plan.rounds[4]).records
     assert batch is not None
     weights_of_records = torch.full((len(batch.labels),), 1.0 / len(batch.labels), dtype=torch.float64)
     now, before = (

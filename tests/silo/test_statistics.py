@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from fedpriv.claims.ledger import releases_of
 from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.data.schema import TableSchema
 from fedpriv.noise.integers.increments import integers
-from fedpriv.rounds.plan import ALLOWANCE, plan_of
-from fedpriv.rounds.task import task_of_schema
+from fedpriv.plan.plan import ALLOWANCE, plan_of
+from fedpriv.plan.task import task_of_schema
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.statistics import read_plan
 from fedpriv.silo.demo import policy_text
@@ -280,13 +281,13 @@ def test_the_guard_derives_the_distance_and_charges_by_it(tmp_path: Path) -> Non
     """Guarantee: `apart` follows from the plan's tables; the noise is no less than it says."""
     counts = plan(tmp_path, tables=TABLES[1:2]).planned(released=True)
     assert counts.apart == pytest.approx(math.sqrt(2.0) * (1.0 + ALLOWANCE), rel=1e-12)
-    (first, second) = counts.releases(1)
+    (first, second) = releases_of(counts, 1)
     for stream, size in ((first, 36), (second, 24)):
         assert stream.mu == pytest.approx(0.5, rel=1e-6)
         assert stream.mu <= 0.5
         assert stream.std * size >= math.sqrt(2.0) / 0.5
     zeroed = plan(tmp_path, tables=TABLES[1:2], relation="zero-out").planned(released=True)
-    assert zeroed.releases(1)[0].std * 36 == pytest.approx(2.0, rel=1e-6)
+    assert releases_of(zeroed, 1)[0].std * 36 == pytest.approx(2.0, rel=1e-6)
 
 
 def test_a_word_whose_clip_is_too_coarse_for_the_distance_is_refused(tmp_path: Path) -> None:

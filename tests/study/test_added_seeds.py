@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import fedpriv
+from fedpriv.claims.outcome import Finished
 from fedpriv.core.figures import upper_figure
-from fedpriv.rounds.outcome import Finished
 from fedpriv.scenario.load import Scenario, scenario_of
 from fedpriv.show.statement import statements
 from fedpriv.study.results import RunFolder, read_history, read_results

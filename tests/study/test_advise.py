@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedpriv as package
+from fedpriv.claims.claim import claim_of
+from fedpriv.claims.ledger import releases_of
 from fedpriv.core.errors import InputError
-from fedpriv.rounds.claim import claim_of
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.task import DTYPES
+from fedpriv.plan.plan import plan_of
+from fedpriv.plan.task import DTYPES
 from fedpriv.scenario.load import resolve_cell, scenario_of
 from fedpriv.study.advise import CLIP, RULES, Advice, Facts, advice_of, advise
 from tests.cli.command import fedpriv, refusal
@@ -42,7 +43,7 @@ def priced(advice: Advice) -> float:
     objective = cell.model.row.objective(
         (advice.facts.features,), advice.facts.classes, DTYPES[cell.run.dtype], cell.model.settings
     )
-    claim = claim_of(plan_of(cell, objective).releases(cell.schedule.rounds))
+    claim = claim_of(releases_of(plan_of(cell, objective), cell.schedule.rounds))
     assert claim is not None
     return float(claim.guarantee.figures(cell.privacy.delta)["epsilon"])
 

@@ -97,7 +97,7 @@ def all_refused(folder: Path, path: Path, flips: int) -> None:
 
 def smaller(tree: dict[str, Any]) -> None:
     """Twice the noise in the releases and half of the promise in the scenario, with all that follows from them."""
-    from fedpriv.rounds.entries import entry_of
+    from fedpriv.claims.entries import entry_of
 
     record = tree["body"]["record"]
     record["releases"][0]["std"] *= 2.0

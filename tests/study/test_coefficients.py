@@ -7,8 +7,8 @@ import torch
 
 from fedpriv.core.errors import InputError
 from fedpriv.loss.ridge import Coefficient, Published, RidgeStatistics
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.task import task_of_schema
+from fedpriv.plan.plan import plan_of
+from fedpriv.plan.task import task_of_schema
 from fedpriv.scenario.load import resolve_cell, scenario_of
 from fedpriv.study import coefficients
 from fedpriv.study.results import read_results

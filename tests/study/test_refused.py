@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from fedpriv.accounting.selection import NegativeBinomial
+from fedpriv.claims.ledger import releases_of
+from fedpriv.claims.outcome import finished_after
 from fedpriv.core.errors import InputError
-from fedpriv.rounds.outcome import finished_after
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.plan.plan import plan_of
+from fedpriv.plan.task import spread, task_of_cell
 from fedpriv.scenario.load import load_scenario, resolve_cell
 from fedpriv.study import tune as search
 from fedpriv.study.tune import check_promise, tuned_privately
@@ -284,7 +285,7 @@ def test_a_trial_that_released_more_than_is_charged_is_refused(times: float, ref
     """A trial whose noise is half of what was calibrated is 2 mu-GDP, and its choice is charged for mu."""
     cell = resolve_cell(small_tree(), "test")
     plan = plan_of(cell, task_of_cell(cell).objective)
-    released = [dataclasses.replace(stream, std=times * stream.std) for stream in plan.releases(8)]
+    released = [dataclasses.replace(stream, std=times * stream.std) for stream in releases_of(plan, 8)]
     tried = dataclasses.replace(finished_after(plan, 8, np.zeros(7850), {}, None, 0.0), releases=tuple(released))
     with pytest.raises(InputError, match="--private") if refused_ else nullcontext():
         check_promise(tried, 4.0)

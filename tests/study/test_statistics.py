@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import InputError
 from fedpriv.data.schema import TableSchema
 from fedpriv.engines.table import engine_named
 from fedpriv.loss.indicators import PRESENT, Cells, extent_of, square_root, summing
-from fedpriv.rounds.outcome import RunObserver
 from fedpriv.scenario.statistics import Asked, read_plan
 from fedpriv.study.statistics import TRUSTS, Statistics, TableResult, monotone, result_of
 from tests.data.tables import SCHEMA, rows, write_csv

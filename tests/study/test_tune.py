@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from fedpriv.accounting.selection import NegativeBinomial, Poisson, Selection
+from fedpriv.claims.outcome import Finished
 from fedpriv.cli.options import TuneRequest
 from fedpriv.cli.tune import with_file
 from fedpriv.core.errors import InputError
-from fedpriv.rounds.outcome import Finished
-from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.plan.task import spread, task_of_cell
 from fedpriv.scenario.load import load_scenario, resolve_cell
 from fedpriv.show.statement import statements
 from fedpriv.show.summary import choice_of_settings
@@ -344,7 +344,7 @@ def test_a_tuned_scenario_is_not_tuned_again(fedpriv: Command) -> None:
 
 
 def _Quiet(*, quiet: bool) -> Any:  # noqa: N802 - in place of a class
-    from fedpriv.rounds.outcome import RunObserver
+    from fedpriv.claims.outcome import RunObserver
 
     return RunObserver()
 

@@ -16,9 +16,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedpriv.claims.ledger import released_by
+from fedpriv.claims.outcome import RunObserver, digest_of, evaluation_rounds, finished_after, measured
 from fedpriv.core.errors import RunError
 from fedpriv.core.random import SERVER
 from fedpriv.core.replicates import one_thread
+from fedpriv.engines.checkpoints import (
+    NO_CHECKPOINTS,
+    Checkpoint,
+    Checkpoints,
+    Metrics,
+    name_of,
+    packed,
+    unpacked,
+)
 from fedpriv.engines.table import Outcome, kept_pages
 from fedpriv.engines.vectorized.batches import OrderedBatches, SampledBatches
 from fedpriv.engines.vectorized.noise import NoiseFeed, aggregate
@@ -33,28 +44,14 @@ from fedpriv.engines.vectorized.silos import (
     plans_of,
 )
 from fedpriv.loss.objective import Records
-from fedpriv.loss.running_sums import RunningSum, empty_sum
 from fedpriv.noise.mechanism import MechanismState
 from fedpriv.participation.dependence import Dependence, declared_dependence
 from fedpriv.participation.orders import PublicOrder
-from fedpriv.rounds.beside import SimulatedEvaluation, released_by
-from fedpriv.rounds.outcome import (
-    NO_CHECKPOINTS,
-    Checkpoint,
-    Checkpoints,
-    Metrics,
-    RunObserver,
-    digest_of,
-    evaluation_rounds,
-    finished_after,
-    measured,
-    name_of,
-    packed,
-    unpacked,
-)
-from fedpriv.rounds.plan import Plan
-from fedpriv.rounds.round import FloatArithmetic, Fresh, Read, absences_of, counting
-from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.plan.plan import Plan, absences_of
+from fedpriv.plan.task import counting, spread, task_of_cell
+from fedpriv.rounds.evaluation import SimulatedEvaluation
+from fedpriv.rounds.floats import FloatSteps, Fresh, RunningSum, empty_sum
+from fedpriv.rounds.round import Read
 from fedpriv.scenario.schema import Cell
 
 _EVERY = 2.0  # seconds
@@ -163,7 +160,7 @@ class _Group:
                 noises, group.seeds, rounds, size, self._dtype, draws, self._device, in_units=True
             )
         self._absences = [absences_of(cell) for cell in cells]
-        self._apart = plan.estimator.round(1).local is not None
+        self._apart = plan.rounds[0].step.local is not None
         self._by_silos = [SimulatedEvaluation.of(cell) for cell in cells]
         self._away = Away(self._absences, len(plan.batch_sizes), self._device)
         self._keyed = bool(declared_dependence(plan.objective) & ~(Dependence.RECORD | Dependence.BATCH))
@@ -225,13 +222,13 @@ class _Group:
         privacy rests on how far queries move: one number a round says that they did not move too far.
         """
         state, total, hidden, clipped, drawn = states
-        optimizer, estimator, silos = self._plan.optimizer, self._plan.estimator, self._silos(first)
+        optimizer, silos = self._plan.optimizer, self._silos(first)
         weighed, of_weighed = None, drawn
         for t, read in enumerate(self._batches(first), start=first):
-            current, query = estimator.round(t), optimizer.query(state)
-            mean = silos.released(t, current, query, read, total, hidden)
+            planned, query = self._plan.rounds[t - 1], optimizer.query(state)
+            mean = silos.released(t, planned, query, read, total, hidden)
             total, hidden = mean.total, mean.hidden
-            state = optimizer.update(state, mean.noisy, current)
+            state = optimizer.update(state, mean.noisy, planned.step)
             clipped = clipped + mean.clipped
             if weighed is not read.weights:  # in a public order most rounds have the same
                 weighed, of_weighed = read.weights, read.weights.count_nonzero(-1)
@@ -243,7 +240,7 @@ class _Group:
         if self._apart:
             return LocalSilos(self._group, first_round)
         fresh, amplitude = self._fresh(first_round), None if self._feed is None else self._feed.amplitude
-        step, missing = FloatArithmetic(self._plan, lambda owner, t: Fresh(next(fresh), amplitude)), None
+        step, missing = FloatSteps(self._plan, lambda owner, t: Fresh(next(fresh), amplitude)), None
         if self._away and self._plan.noise.sources and not self._plan.trust.draws(SERVER):
             missing = itertools.islice(missing_noise(self._group, self._away), first_round - 1, None)
         return AveragedSilos(step, missing)
@@ -263,7 +260,7 @@ class _Group:
         """The fresh vectors of the rounds from `first` on."""
         if self._feed is not None:
             return self._feed.rounds_from(first)
-        counts = (self._plan.mechanism.draws(t) or 1 for t in range(first, self._plan.schedule.rounds + 1))
+        counts = (planned.vectors or 1 for planned in self._plan.rounds[first - 1 :])
         return (torch.zeros(count, 1, dtype=self._dtype, device=self._device) for count in counts)
 
     def _batches(self, first: int) -> Iterator[Read]:

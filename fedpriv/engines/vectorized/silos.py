@@ -19,14 +19,13 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER, KeyedNormal, simulation_noise
 from fedpriv.core.replicates import signature, stack
 from fedpriv.engines.vectorized.noise import NoiseFeed
-from fedpriv.loss.estimators import Round
 from fedpriv.loss.objective import Records
-from fedpriv.loss.running_sums import RunningSum, point_of, remembered
 from fedpriv.noise.mechanism import MechanismState
 from fedpriv.noise.trust import Noise, NoiseSource
-from fedpriv.rounds.plan import Plan, plan_of
-from fedpriv.rounds.round import Absences, FloatArithmetic, Read, State, check_moved
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.plan import Absences, Plan, PlannedRound, plan_of
+from fedpriv.plan.task import task_of_cell
+from fedpriv.rounds.floats import FloatSteps, RunningSum
+from fedpriv.rounds.round import Read, State, check_moved, point_of, remembered
 from fedpriv.scenario.schema import Cell
 
 
@@ -62,7 +61,7 @@ class Silos(Protocol):
     """All silos of a group, round after round; `total` and `hidden` are what the round before kept."""
 
     def released(
-        self, t: int, current: Round, query: Tensor, read: Read, total: RunningSum, hidden: MechanismState
+        self, t: int, planned: PlannedRound, query: Tensor, read: Read, total: RunningSum, hidden: MechanismState
     ) -> Mean: ...
 
 
@@ -72,15 +71,15 @@ class AveragedSilos:
     `missing` gives what absent silos change of the mean of their noise.
     """
 
-    def __init__(self, step: FloatArithmetic, missing: Iterator[Tensor] | None) -> None:
+    def __init__(self, step: FloatSteps, missing: Iterator[Tensor] | None) -> None:
         self._step, self._missing = step, missing
 
     def released(
-        self, t: int, current: Round, query: Tensor, read: Read, total: RunningSum, hidden: MechanismState
+        self, t: int, planned: PlannedRound, query: Tensor, read: Read, total: RunningSum, hidden: MechanismState
     ) -> Mean:
         check_moved(self._step.plan.mechanism, total.past, t, query, f"round {t}")
         state = State(t - 1, total.past, (total.total,), hidden)
-        summed = self._step.sums(state, current, query, read)
+        summed = self._step.sums(state, planned, query, read)
         noisy, state = self._step.noisy(state, t, summed.values, SERVER, query)
         if self._missing is not None:
             noisy = noisy + next(self._missing)
@@ -96,12 +95,12 @@ class LocalSilos:
 
     def __init__(self, group: Replicates, first: int) -> None:
         """From round `first` on."""
-        self._step, self._weights = FloatArithmetic(group.plan), group.plan.weights
+        self._step, self._weights = FloatSteps(group.plan), group.plan.weights
         self._axis = -1 if group.plan.unit.records == 1 else -2  # of the rows, in front of a unit's records
         self._fresh = _noise_of_each(group, first) if group.plan.noise.sources else None
 
     def released(
-        self, t: int, current: Round, query: Tensor, read: Read, total: RunningSum, hidden: MechanismState
+        self, t: int, planned: PlannedRound, query: Tensor, read: Read, total: RunningSum, hidden: MechanismState
     ) -> Mean:
         mean, start = torch.zeros_like(query), 0
         clipped = query.new_zeros(query.shape[:-1], dtype=torch.int64)
@@ -109,11 +108,11 @@ class LocalSilos:
         walked: list[Tensor] = []
         for silo, rows in read.silos:
             share, past = self._weights[silo], tuple(of_all[silo] for of_all in total.past)
-            point, own = point_of(current, query, past), self._of_one(read, silo, start, rows)
-            summed = self._step.sums(State(sums=(torch.zeros_like(query),)), current, point, own)
+            point, own = point_of(planned.step, query, past), self._of_one(read, silo, start, rows)
+            summed = self._step.sums(State(sums=(torch.zeros_like(query),)), planned, point, own)
             assert summed.clipped is not None
             released = summed.values / share if fresh is None else summed.values / share + fresh[silo]
-            walked += remembered(current, past, (), released)
+            walked += remembered(planned.step, past, (), released)
             mean, clipped, start = mean + share * released, clipped + summed.clipped, start + rows
         return Mean(mean, clipped, RunningSum((torch.stack(walked),), total.total), hidden)
 
@@ -128,7 +127,7 @@ class LocalSilos:
 
 def _check(cell: Cell, plan: Plan) -> None:
     """InputError for a run that this engine cannot compute."""
-    if plan.estimator.round(1).local is not None and cell.run.noise == "aggregate":
+    if plan.rounds[0].step.local is not None and cell.run.noise == "aggregate":
         raise InputError(
             f'run.noise = "aggregate": silos of {cell.algorithm.name} step by themselves, each with noise of its '
             'own; use "per-silo"'
@@ -195,7 +194,7 @@ def missing_noise(group: Replicates, away: Away) -> Iterator[Tensor]:
             fresh = [_fresh(source, own, silo, t) for source, own in zip(sources, group.plans, strict=True)]
             row, states[silo] = plan.mechanism.noise(state, t, torch.stack(fresh).to(group.device))
             here = there[:, silo, None]
-            counts = here * row + (1.0 - here) * plan.estimator.round(t).decay * counted[silo]
+            counts = here * row + (1.0 - here) * plan.rounds[t - 1].step.decay * counted[silo]
             total += counts - row
             counted[silo] = counts
         yield total

@@ -1,20 +1,13 @@
-"""Lattice, norms and noise of a run, fitted to each other before round 1, and one round of it.
-
-A round goes from integer sums to y_t = (C s)_t + z_t, and from y to what leaves.  B y = A s + B z, since A = B C:
-the mechanism that makes correlated noise from z makes the noisy running sum from y. It never sees s, so that
-everything that leaves is a function of y.
-"""
+"""Lattice, norms and noise of a run, fitted to each other before round 1."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple
 
 from fedpriv.accounting.gaussian import APART, Relation
-from fedpriv.core.errors import InputError, RunError
+from fedpriv.core.errors import InputError
 from fedpriv.noise.integers.claim import (
     MOST_SIGMA,
     Claim,
@@ -24,22 +17,18 @@ from fedpriv.noise.integers.claim import (
     sqrt_above,
     whole_variance,
 )
-from fedpriv.noise.integers.fixed_point import LIMIT, Ints
-from fedpriv.noise.integers.gaussian import KeyedIntegers
+from fedpriv.noise.integers.fixed_point import LIMIT
 from fedpriv.noise.integers.strategies import (
     MOST_KAPPA,
     Factored,
     Group,
-    IntegerStrategy,
-    IntState,
     Lattice,
     Load,
     lattice_for,
 )
-from fedpriv.noise.mechanism import Mechanism, MechanismState
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 
 WORDS = {64: 24, 48: 24, 40: 15}
@@ -65,6 +54,23 @@ class ExactRun:
     word: int = 64
     apart: float = APART
     """The largest distance of two records' integers, in clips."""
+
+
+class IntegerRound(NamedTuple):
+    """Public numbers of one round on the lattice."""
+
+    norms: tuple[int, ...]
+    """K of every vector."""
+    factor: float
+    """Units of the lattice per unit of an increment."""
+    shape: tuple[int, ...]
+    """Shape of the sums and of y_t, (d,) or (vectors, d)."""
+    scales: tuple[float, ...]
+    """Noise of every vector in multiples of σ."""
+    sigmas: tuple[tuple[float, ...], ...]
+    """Noise of every vector in units, one row for all parties, or a row for each silo with a budget of its own."""
+    unit: float
+    """Unit of the lattice."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,19 @@ class ExactPlan:
     def norms(self, t: int) -> tuple[int, ...]:
         """K of every vector of round t."""
         return tuple(self.lattice.norm(clip) for clip in self.run.factored.part_clips(t))
+
+    def planned_round(self, t: int, batches: int) -> IntegerRound:
+        """Return the numbers of round t, whose sum is divided by so many batches."""
+        factored = self.run.factored
+        count, scales = factored.strategy.draws(t), factored.strategy.scales(t)
+        return IntegerRound(
+            self.norms(t),
+            self.lattice.factor(batches) * factored.stretch(t),
+            (self.run.dimension,) if count is None else (count, self.run.dimension),
+            scales,
+            tuple(tuple(map(claim.sigma_of, scales)) for claim in self.claims or (self.claim,)),
+            self.lattice.unit,
+        )
 
 
 def claimed(
@@ -187,62 +206,3 @@ def _distance(
 def _excess(value: int, limit: int) -> int:
     """0 below `limit`, a power of 2; else 1 or more bits, never more than it takes to get there."""
     return max(1, value.bit_length() - limit.bit_length()) if value >= limit else 0
-
-
-def private_sums(
-    strategy: IntegerStrategy,
-    claim: Claim,
-    state: IntState,
-    t: int,
-    sums: Ints,
-    noise_of: Callable[[Ints], KeyedIntegers],
-) -> tuple[Ints, IntState]:
-    """y_t, shaped like `sums` ((d,) or (draws, d)), and the strategy's next state, as secret as the records.
-
-    `noise_of` gives the round's source of noise for (C s)_t: see `round_noise`.
-
-    Guarantee: the y of all rounds together keep `claim`, whatever the sums were computed from.
-    """
-    exact, state = strategy.step(state, t, sums)
-    noisy = drawn(strategy, claim, t, exact.shape[-1], noise_of(exact))
-    noisy += exact  # which may be a part of the state
-    return noisy, state
-
-
-def drawn(strategy: IntegerStrategy, claim: Claim, t: int, size: int, source: KeyedIntegers) -> Ints:
-    """z_t of one owner, (size,) or (draws, size): node k of the round's stream for the k-th vector."""
-    vectors = [source.vector(size, claim.sigma_of(scale), node) for node, scale in enumerate(strategy.scales(t))]
-    return vectors[0] if strategy.draws(t) is None else np.stack(vectors)
-
-
-def leaving(
-    mechanism: Mechanism, scales: Sequence[float], state: MechanismState, t: int, noisy: Ints, factor: float
-) -> tuple["Tensor", MechanismState]:
-    """`factor` · (B y)_t, float64 (d,), and B's next state: what leaves in round t, or what a server goes on with.
-
-    The mechanism multiplies its fresh vectors by their scales, so y is divided by them; `factor` is the unit over
-    the public denominator.
-
-    Guarantee: a function of y and public values.
-    """
-    import torch
-
-    fresh = noisy / (scales[0] if noisy.ndim == 1 else np.array(scales)[:, None])
-    row, state = mechanism.noise(state, t, torch.from_numpy(fresh))
-    return torch.mul(row, factor, out=None if state else row), state  # a row that no state has is ours
-
-
-def added(sums: Sequence[Ints], bounds: Sequence[int]) -> Ints:
-    """The sum of the silos' exact sums, at a server that is trusted with them; RunError for one out of its bounds.
-
-    `bounds[i]` is B_i K_t: no honest silo's sum is beyond it in any coordinate, and 64 bits hold what they add up
-    to.
-    """
-    total = np.zeros_like(sums[0])
-    for silo, (values, bound) in enumerate(zip(sums, bounds, strict=True)):
-        if values.shape != total.shape or values.dtype != np.int64:
-            raise RunError(f"silo {silo}: sums of shape {values.shape} and type {values.dtype} came")
-        if not (-bound <= int(values.min(initial=0)) and int(values.max(initial=0)) <= bound):
-            raise RunError(f"silo {silo}: a sum is beyond what its records can add up to")
-        total += values
-    return total

@@ -8,17 +8,17 @@ import pytest
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.noise.buffered import IntegerBuffered, buffered
 from fedpriv.noise.diagonal import IndependentGaussian
-from fedpriv.noise.integers.claim import claim_of
 from fedpriv.noise.integers.fixed_point import packed, sum_of
 from fedpriv.noise.integers.gaussian import START, KeyedIntegers, linked, round_noise
 from fedpriv.noise.integers.increments import integers
-from fedpriv.noise.integers.plan import ExactPlan, ExactRun, added, fitted, leaving, private_sums
+from fedpriv.noise.integers.plan import ExactPlan, ExactRun, fitted
 from fedpriv.noise.integers.strategies import Factored
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.toeplitz import BandedSquareRoot, RoundedBanded
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.noise.workload import Workload
 from fedpriv.participation.orders import Schedule
+from fedpriv.rounds.integers import added, leaving, private_sums
 from tests.noise.integers.members import SIMPLE, aligned, buffered_certified, simple, workload_of
 
 
@@ -140,7 +140,7 @@ def released(plan: ExactPlan, increments: list[np.ndarray], key: bytes | None) -
             noisy, state = form.strategy.step(state, t, sums)
         else:
             source = lambda exact, t=t, chain=chain: round_noise(key, 2, t, chain, exact)  # noqa: E731
-            noisy, state = private_sums(form.strategy, plan.claim, state, t, sums, source)
+            noisy, state = private_sums(form.strategy, plan.planned_round(t, 1).sigmas[0], state, t, sums, source)
         row, hidden = leaving(
             form.mechanism, form.strategy.scales(t), hidden, t, noisy, plan.lattice.unit / run.records[0]
         )
@@ -182,10 +182,9 @@ def test_what_leaves_is_a_function_of_the_noisy_integers() -> None:
         def vector(self, size: int, sigma: float, node: int = 0) -> np.ndarray:
             return self.z
 
-    claim = claim_of(2.0**36, 1.0, form.strategy.groups(2, 1), 3, [1, 1])
     found = []
     for s in (np.array([5, 0, 1]), np.array([-(2**39), 3, 2])):
-        noisy, _ = private_sums(form.strategy, claim, (), 1, s, lambda exact: Fixed(y - exact))  # type: ignore[arg-type, return-value]
+        noisy, _ = private_sums(form.strategy, (1.0,), (), 1, s, lambda exact: Fixed(y - exact))  # type: ignore[arg-type, return-value]
         row, _ = leaving(form.mechanism, (1.0,), (), 1, noisy, 2.0**-36)
         found.append(row.numpy().tobytes())
     assert found[0] == found[1]

@@ -10,12 +10,12 @@ import pytest
 
 from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.guarantees import GaussianDP
+from fedpriv.claims.claim import PrivacyClaim, bounds_of_several, claim_of, epsilons_of_several, words_of_several
+from fedpriv.claims.ledger import ReleaseStream, as_data, from_data
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.trust import RECORD, TRUSTED, UNITS, UNTRUSTED, Unit, unit_from, unit_named
 from fedpriv.participation.orders import Schedule
-from fedpriv.rounds.claim import PrivacyClaim, bounds_of_several, claim_of, epsilons_of_several, words_of_several
-from fedpriv.rounds.ledger import ReleaseStream, as_data, from_data
 from fedpriv.show.statement import statements
 from fedpriv.silo.guard import open_guard
 from fedpriv.silo.guards import begin_ledgers

@@ -9,12 +9,12 @@ import pytest
 
 import fedpriv
 from fedpriv.accounting.gaussian import APART, factor_of, moved_by
+from fedpriv.claims.entries import entry_of
+from fedpriv.claims.ledger import as_data, from_data, releases_of
 from fedpriv.core.errors import InputError
 from fedpriv.loss.indicators import Indicators
-from fedpriv.rounds.entries import entry_of
-from fedpriv.rounds.ledger import as_data, from_data
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.task import task_of_schema
+from fedpriv.plan.plan import plan_of
+from fedpriv.plan.task import task_of_schema
 from fedpriv.scenario.load import resolve_cell
 from tests.conftest import small_tree
 from tests.silo.test_statistics import plan, scenario
@@ -36,7 +36,7 @@ def test_any_other_run_on_the_same_tables_is_charged_for_twice_the_clip(tmp_path
     assert cell.data.table_schema is not None
     found = plan_of(cell, task_of_schema(cell, cell.data.table_schema).objective)
     assert found.apart == APART == 2.0
-    assert all("apart" not in as_data(stream) for stream in found.releases(found.schedule.rounds))
+    assert all("apart" not in as_data(stream) for stream in releases_of(found, found.schedule.rounds))
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def test_no_other_class_is_believed(tmp_path: Path) -> None:
 
 
 def test_a_ledger_keeps_the_distance_and_gives_the_same_claim(tmp_path: Path) -> None:
-    for stream in plan(tmp_path).planned(released=True).releases(1):
+    for stream in releases_of(plan(tmp_path).planned(released=True), 1):
         data = json.loads(json.dumps(as_data(stream)))
         assert data["apart"] == stream.apart < APART
         assert from_data(data).mu == stream.mu
@@ -67,13 +67,13 @@ def test_a_ledger_keeps_the_distance_and_gives_the_same_claim(tmp_path: Path) ->
 
 @pytest.mark.parametrize("apart", [0.5, 0.0, -1.0, 2.5, float("nan"), float("inf")])
 def test_a_ledger_with_a_distance_that_cannot_be_is_refused(tmp_path: Path, apart: float) -> None:
-    data = as_data(plan(tmp_path).planned().releases(1)[0])
+    data = as_data(releases_of(plan(tmp_path).planned(), 1)[0])
     with pytest.raises(InputError, match="clips apart"):
         from_data({**data, "apart": apart})
 
 
 def test_a_ledger_of_many_rounds_has_no_smaller_distance(tmp_path: Path) -> None:
-    data = as_data(plan(tmp_path).planned().releases(1)[0])
+    data = as_data(releases_of(plan(tmp_path).planned(), 1)[0])
     with pytest.raises(InputError, match="clips apart"):
         from_data({**data, "clips": [[1.0, 2]]})
 
@@ -84,7 +84,7 @@ def test_a_ledger_has_no_smaller_distance_where_rounds_are_secret(tmp_path: Path
 
     Poisson, one round, rate .1, noise .5 of the clip: ε 1.79 was claimed at δ = 1e-5, and the truth is δ = 5.9e-3.
     """
-    stream = plan(tmp_path).planned().releases(1)[0]
+    stream = releases_of(plan(tmp_path).planned(), 1)[0]
     data = {**as_data(stream), "participation": {"name": sampling, "rounds": 1, "rounds_per_epoch": 10}}
     if sampling != "poisson":
         data["participation"]["rounds_per_epoch"] = 1
@@ -125,7 +125,7 @@ def test_the_distance_is_of_exchanged_records_only() -> None:
 
 def test_a_distance_with_an_allowance_is_no_exact_claim(tmp_path: Path) -> None:
     """Guarantee: "exactly" is said of a μ that a pair of records attains; an allowance of 2^-20 is in this one."""
-    for stream in plan(tmp_path).planned().releases(1):
+    for stream in releases_of(plan(tmp_path).planned(), 1):
         assert stream.apart < APART
         assert not stream.attained
         assert from_data({**as_data(stream), "apart": APART}).attained

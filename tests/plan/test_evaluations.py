@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from fedpriv.accounting.gaussian import compose
+from fedpriv.claims.entries import read_ledger
 from fedpriv.cli.app import app
 from fedpriv.loss.views import PerUnit
-from fedpriv.rounds.entries import read_ledger
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.plan import plan_of
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell, scenario_of
 from fedpriv.show.page import page_of
 from fedpriv.show.summary import privacy_lines

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fedpriv.loss.estimators import RecursiveGradient, SplitGradient
 from fedpriv.loss.objective import Records
-from fedpriv.loss.running_sums import absorb, empty_sum
 from fedpriv.loss.softmax import SoftmaxRegression
+from fedpriv.rounds.floats import absorb, empty_sum
 
 FEATURES, CLASSES = 4, 3
 OBJECTIVE = SoftmaxRegression(FEATURES, CLASSES, feature_norm=2.0, dtype=torch.float64)

@@ -9,9 +9,9 @@ import pytest
 from fedpriv.core.errors import InputError
 from fedpriv.loss.estimators import Round, Split
 from fedpriv.noise.trust import Noise, NoiseSource
-from fedpriv.rounds.arithmetic import check_clips, check_noise, check_sums
-from fedpriv.rounds.plan import Plan, plan_of
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.calibration import check_clips, check_noise, check_sums
+from fedpriv.plan.plan import Plan, plan_of
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.schema import Cell
 
 MakeCell = Callable[..., Cell]

@@ -13,6 +13,9 @@ import torch
 
 import fedpriv
 from fedpriv.accounting.guarantees import GaussianDP
+from fedpriv.claims.claim import STEP_ELSEWHERE, claim_of, mu_of_tests
+from fedpriv.claims.entries import read_ledger
+from fedpriv.claims.ledger import FIRST_STEP, from_data, released_by
 from fedpriv.cli.privacy import ledger
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.data.encode import SMALLEST, Scaling, moments_of, scaling_from
@@ -20,22 +23,16 @@ from fedpriv.data.partition import counted
 from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.loss.rows import ColumnMoments
 from fedpriv.noise.integers.increments import integer_sum
-from fedpriv.rounds.arithmetic import Wholes
-from fedpriv.rounds.beside import (
+from fedpriv.plan.evaluation import (
     evaluation_cell,
     evaluation_plan_of,
     first_step_of,
     presumed,
     records_of_silos,
-    released_by,
     scaled,
-    scaled_scenario,
 )
-from fedpriv.rounds.claim import STEP_ELSEWHERE, claim_of, mu_of_tests
-from fedpriv.rounds.entries import read_ledger
-from fedpriv.rounds.ledger import FIRST_STEP, from_data
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.plan import plan_of
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell, scenario_of
 from fedpriv.scenario.schema import Cell
 from fedpriv.scenario.sections import Budget
@@ -43,6 +40,7 @@ from fedpriv.show.statement import statements
 from fedpriv.silo.demo import prepare_silos
 from fedpriv.silo.policy import read_policy
 from fedpriv.silo.shard import Shard
+from fedpriv.study.first_steps import scaled_scenario
 from fedpriv.study.results import read_results
 from tests.data.tables import rows, table_tree, write_csv
 from tests.silo.guarded import guard_of
@@ -138,7 +136,7 @@ def test_first_step_is_share_of_mu_gdp_for_each_record_by_brute_force(
             in_release, std = float(moved.max()) / sum(plan.batch_sizes), plan.noise.std_in_mean
         assert in_release / std <= allowed * (1.0 + 1e-9)
         assert in_release / std >= allowed * 0.98  # the grid has no pair that is quite as far apart as any
-    if isinstance(plan.arithmetic, Wholes):
+    if plan.integers is not None:
         lattice = plan.exact.lattice
         of_one = [
             integer_sum(

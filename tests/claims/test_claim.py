@@ -9,8 +9,8 @@ from fedpriv.accounting import gaussian as gdp
 from fedpriv.accounting import renyi as zcdp
 from fedpriv.accounting.gaussian import RELATIONS, relation_named
 from fedpriv.accounting.guarantees import GaussianDP
+from fedpriv.claims.claim import PrivacyClaim
 from fedpriv.core.errors import InputError
-from fedpriv.rounds.claim import PrivacyClaim
 
 
 def test_a_claim_says_for_whom_and_by_which_route() -> None:

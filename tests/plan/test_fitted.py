@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import fedpriv
+from fedpriv.claims.entries import read_ledger
+from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.rounds import fitted as module
-from fedpriv.rounds.entries import read_ledger
-from fedpriv.rounds.fitted import Fitted, fitted, fitted_scenario
-from fedpriv.rounds.outcome import RunObserver
+from fedpriv.plan import fitted as module
+from fedpriv.plan.fitted import Fitted, fitted, fitted_scenario
 from fedpriv.scenario.load import Scenario, resolve_cell, scenario_of
 from fedpriv.silo.guard import Guard
 from tests.conftest import small_tree

@@ -24,10 +24,7 @@ import numpy as np
 
 from fedpriv.accounting.gaussian import APART, epsilon_of, moved_by
 from fedpriv.accounting.guarantees import Event, Guarantee, gaussian_event, repeated_event
-from fedpriv.core.errors import InputError, printable
-from fedpriv.core.files import whole_lines
-from fedpriv.participation.registry import CHOSEN
-from fedpriv.rounds.claim import (
+from fedpriv.claims.claim import (
     ELSEWHERE,
     PrivacyClaim,
     claim_of,
@@ -36,7 +33,10 @@ from fedpriv.rounds.claim import (
     figures_of,
     mu_of_tests,
 )
-from fedpriv.rounds.ledger import FIRST_STEP, ROUNDS, ReleaseStream, from_data
+from fedpriv.claims.ledger import FIRST_STEP, ROUNDS, ReleaseStream, from_data
+from fedpriv.core.errors import InputError, printable
+from fedpriv.core.files import whole_lines
+from fedpriv.participation.registry import CHOSEN
 
 if TYPE_CHECKING:  # these import torch, for which a reader of a ledger need not wait
     from fedpriv.scenario.schema import Cell
@@ -165,8 +165,8 @@ class LedgerEntry:
 
     def _differences_from_cell(self, cell: "Cell") -> Iterator[str]:
         """Describe differences in participation, weights, clips (if no shape decides them) and diameter."""
-        from fedpriv.rounds.plan import weights_of
-        from fedpriv.rounds.recomputed import clips_of, distance_of
+        from fedpriv.claims.recomputed import clips_of, distance_of
+        from fedpriv.plan.plan import weights_of
 
         unit, sizes = cell.privacy.protected, cell.batch_sizes
         participation, in_mean = cell.schedule.as_data(), unit.in_mean(weights_of(cell), sizes)

@@ -12,17 +12,17 @@ import torch
 from typer.testing import CliRunner
 
 from fedpriv.accounting.gaussian import mu_of
+from fedpriv.claims.claim import claim_of, of_each_silo
+from fedpriv.claims.entries import read_ledger
+from fedpriv.claims.ledger import as_data, from_data, releases_of, stream_of
+from fedpriv.claims.outcome import RunObserver
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import SERVER, integers_key
 from fedpriv.engines.table import engine_named
-from fedpriv.rounds.claim import claim_of, of_each_silo
-from fedpriv.rounds.entries import read_ledger
-from fedpriv.rounds.ledger import as_data, from_data
-from fedpriv.rounds.outcome import RunObserver
-from fedpriv.rounds.plan import Plan, plan_of
-from fedpriv.rounds.round import IntegerArithmetic
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.plan import Plan, plan_of
+from fedpriv.plan.task import task_of_cell
+from fedpriv.rounds.integers import IntegerSteps
 from fedpriv.scenario.load import resolve_cell, scenario_of
 from fedpriv.scenario.schema import Cell
 from fedpriv.scenario.statistics import read_plan
@@ -62,14 +62,14 @@ def planned(cell: Cell, released: bool = False) -> Plan:
 def test_each_silos_own_stream_promises_its_own_share_of_the_target(row: str, released: bool) -> None:
     """Guarantee: by the accountant, from the noise that the plan gives each silo; shares of ε are ε, not μ."""
     plan = planned(cell_of(**ROWS[row]), released)
-    for streams in ([plan.stream_of(silo, 8) for silo in range(3)], plan.releases(8)):
+    for streams in ([stream_of(plan, silo, 8) for silo in range(3)], releases_of(plan, 8)):
         assert len(streams) == 3
         for stream, share in zip(streams, SHARES, strict=True):
             assert stream.guarantee is not None
             found = from_data(json.loads(json.dumps(as_data(stream)))).guarantee
             assert found is not None
             assert 0.995 * share * 2.0 < found.epsilon_of(1e-5) <= share * 2.0
-    claim = claim_of(plan.releases(8))
+    claim = claim_of(releases_of(plan, 8))
     assert claim is not None
     assert claim.guarantee.epsilon_of(1e-5) > 1.99  # of the silo that is protected least
 
@@ -78,14 +78,14 @@ def test_the_noise_that_a_silo_draws_is_that_of_its_own_budget() -> None:
     """Guarantee: of integers; 5 standard errors of a standard deviation of 7,850 × 4 values."""
     cell = cell_of(algorithm={"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1})
     plan = planned(cell, released=True)
-    steps = IntegerArithmetic(plan, integers_key(1))
+    steps = IntegerSteps(plan, integers_key(1))
     for silo in range(3):
         state, drawn = steps.start(silo), []
         for t in range(1, 5):
             noisy, state = steps.noisy(state, t, steps.nothing(state, t), silo, ZERO)
             drawn.append(noisy.numpy().astype(np.float64))
         values = np.concatenate(drawn)
-        claimed = plan.stream_of(silo, 8).integers
+        claimed = stream_of(plan, silo, 8).integers
         assert claimed is not None
         assert abs(values.std() / claimed.sigma - 1.0) < 5.0 / math.sqrt(2.0 * values.size)
     sigmas = [plan.exact.claim_of(silo).sigma for silo in range(3)]
@@ -111,7 +111,7 @@ def test_equal_shares_of_equal_silos_are_the_run_without_shares() -> None:
     alike, without = planned(cell_of(privacy={**plain, "shares": [1, 1, 1]})), planned(cell_of(privacy=plain))
     assert alike.noise == without.noise
     assert alike.weights == without.weights
-    assert alike.releases(8) == without.releases(8)
+    assert releases_of(alike, 8) == releases_of(without, 8)
 
 
 @pytest.mark.parametrize("arithmetic", ["float", "integers"])
@@ -150,7 +150,7 @@ def test_prepared_policies_have_each_silos_own_budget(tmp_path: Path) -> None:
 
 def test_what_is_printed_of_each_silo_is_read_off_the_releases() -> None:
     """Guarantee: a ledger in which a silo added less noise is told with the larger ε."""
-    streams = planned(cell_of()).releases(8)
+    streams = releases_of(planned(cell_of()), 8)
     said = of_each_silo(streams, 1e-5)
     assert "silo 0 ε = 0.2, silo 1 ε = 1, silo 2 ε = 2" in said
     less = from_data({**as_data(streams[0]), "std": streams[0].std / 4.0})

@@ -12,14 +12,14 @@ from dp_accounting.rdp import RdpAccountant
 
 from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.accounting.renyi import epsilon_of as renyi
+from fedpriv.claims.entries import LedgerEntry, dp_event, events_of
+from fedpriv.claims.ledger import ReleaseStream
 from fedpriv.core.errors import InputError
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.participation.orders import Participation, Schedule
 from fedpriv.participation.secret import Allocation, Poisson
-from fedpriv.rounds.entries import LedgerEntry, dp_event, events_of
-from fedpriv.rounds.ledger import ReleaseStream
 
 DELTA = 1e-5
 

@@ -1,29 +1,21 @@
-"""The numbers of a run, fixed before round 1: `Reals`, in floating point, or `Wholes`, integers on a lattice.
+"""Calibration of a run before round 1: noise, lattice and grid for its privacy target.
 
-| | `Reals` | `Wholes` |
-|---|---|---|
-| of | simulations, and runs without noise | releases, and simulations with `run.arithmetic = "integers"` |
-| a message under masks | words on a `Grid`, modulo 2^64 | bytes of integers, which nothing is rounded after |
-| noise | `float_noise_of` | `noise_of` an `exact_plan_of` |
-
-`Plan.arithmetic` is one of them; the steps of a round in either are in rounds/round.py.  A guarantee in real
-numbers needs clips, noise and sums that floating point holds: the checks at the beginning refuse others.  A
-simulation in floating point protects nobody, and its `Grid` is there so that masked messages can be added at all.
+Releases are integers on a lattice (`exact_plan_of`).  Simulations in floating point have noise of
+`float_noise_of`, which protects nobody, and a `Grid` on which masked messages can be added.  A guarantee in real
+numbers needs clips, noise and sums that floating point holds: the checks at the beginning refuse others.
 """
 
 import math
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, NoReturn
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from fedpriv.accounting.gaussian import APART
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.core.random import SERVER, KeyedNormal
+from fedpriv.core.random import SERVER
 from fedpriv.loss.estimators import Estimator, Round, rounds_of
 from fedpriv.loss.objective import Objective
 from fedpriv.noise.integers.plan import ExactPlan, ExactRun, fitted
@@ -32,7 +24,7 @@ from fedpriv.noise.registry import integer_form
 from fedpriv.noise.trust import Noise, NoiseSource, Trust
 from fedpriv.noise.workload import Workload
 from fedpriv.participation.orders import Participation
-from fedpriv.rounds.ledger import Integers, RunningSums
+from fedpriv.plan.sums import RunningSums
 from fedpriv.scenario.schema import Cell
 
 SMALLEST_CLIP, LARGEST_CLIP = 2.0**-40, 2.0**40
@@ -165,80 +157,6 @@ def noise_of(exact: ExactPlan, trust: Trust, batch_sizes: tuple[int, ...], weigh
         )
     )
 
-
-@dataclass(frozen=True)
-class Wholes:
-    """Integers: what is released is a function of a discrete Gaussian's sums."""
-
-    exact: ExactPlan
-    """Lattice, sums and noise."""
-    grid: ClassVar[None] = None
-    sums_dtype: ClassVar[torch.dtype] = torch.int64
-    """Of a silo's exact sums, and of the noisy integers that a server keeps."""
-    masked_dtype: ClassVar[torch.dtype] = torch.uint8
-    adds_rounds: ClassVar[bool] = True
-    """Whether an owner of noise is sent the sums of one round, which it adds to those before."""
-
-    @property
-    def masked_length(self) -> int:
-        """How many numbers of `masked_dtype` a value takes."""
-        return self.exact.run.word // 8
-
-    def kept(self, t: int) -> int:
-        """How many values of round t a coordinate of the model has."""
-        return self.exact.run.factored.strategy.draws(t) or 1
-
-    def decay(self, estimator: Estimator) -> float:
-        """Of the running sums: the integers' own, which is nearly the estimator's."""
-        return self.exact.run.factored.workload.decay
-
-    def told(self, std: float, owners: int, owner: int) -> Integers | None:
-        """What a ledger keeps of noise of so many owners, of whom `owner` is one; None without noise."""
-        sigma = self.exact.claim_of(owner).sigma
-        return Integers(self.exact.lattice.exponent, sigma, self.exact.run.dimension, owners) if std else None
-
-    def check_released(self) -> None:
-        """ValueError for numbers whose noise protects nobody."""
-
-    def source(self, key: bytes, simulated: KeyedNormal) -> tuple[KeyedNormal, bytes]:
-        """A silo's coins and masks, and the key of its noise: all of them of `key`."""
-        return KeyedNormal(key, np.float64), key
-
-
-@dataclass(frozen=True)
-class Reals:
-    """Floating point; members as those of `Wholes`."""
-
-    grid: "Grid | None" = None
-    """Where masked messages are added; None: there are none."""
-    sums_dtype: ClassVar[torch.dtype] = torch.float64
-    masked_dtype: ClassVar[torch.dtype] = torch.uint64
-    adds_rounds: ClassVar[bool] = False
-    masked_length: ClassVar[int] = 1
-
-    @property
-    def exact(self) -> NoReturn:
-        raise ValueError("floating point has no lattice of integers: plan_of(released=True)")
-
-    def kept(self, t: int) -> int:
-        return 1
-
-    def decay(self, estimator: Estimator) -> float:
-        return estimator.decay
-
-    def told(self, std: float, owners: int, owner: int) -> None:
-        return None
-
-    def check_released(self) -> NoReturn:
-        raise ValueError("noise that is really released needs a plan made for it: plan_of(released=True)")
-
-    def source(self, key: bytes, simulated: KeyedNormal) -> tuple[KeyedNormal, bytes]:
-        """Everything is the simulation's, and there is no key."""
-        return simulated, b""
-
-
-REALS = Reals()
-"""Without masks."""
 
 Words = NDArray[np.uint64]
 

@@ -14,8 +14,7 @@ twice.  The server gets the mean over silos, as it gets a mean of gradients.
 The records on which each silo of a simulation or of a demonstration trains and evaluates are assigned here, too.
 """
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,8 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.random import SERVER, KeyedNormal, derive_key, integers_key, seed_key
-from fedpriv.data.encode import Scaling, scaling_from
+from fedpriv.core.random import SERVER
+from fedpriv.data.encode import Scaling
 from fedpriv.data.partition import alike, iid, roster
 from fedpriv.loss.curves import CurveScores, groupings_of
 from fedpriv.loss.objective import Objective, Records
@@ -33,12 +32,8 @@ from fedpriv.loss.roc import TwoClasses, together
 from fedpriv.loss.rows import CLIP, COLUMN_MOMENTS
 from fedpriv.loss.scores import LOWER_IS_BETTER, MEAN, WORST, SummedScores, summed_scores
 from fedpriv.noise.trust import TRUSTED, UNTRUSTED, USER
-from fedpriv.rounds.ledger import FIRST_STEP, ReleaseStream
-from fedpriv.rounds.outcome import Finished
-from fedpriv.rounds.plan import Plan, check_scaled, plan_of
-from fedpriv.rounds.round import counting
-from fedpriv.rounds.task import Task, labels_of_rows, spread, task_of_cell, task_of_schema
-from fedpriv.scenario.load import Scenario
+from fedpriv.plan.plan import Plan, check_scaled, plan_of
+from fedpriv.plan.task import Task, labels_of_rows, spread, task_of_cell
 from fedpriv.scenario.schema import AlgorithmSection, Cell, ModelSection
 from fedpriv.scenario.sections import FederationSection, PrivacySection, RunSection
 
@@ -103,57 +98,6 @@ def presumed(cell: Cell) -> Cell:
         return cell
     count = len(schema.numbers)
     return scaled(cell, Scaling(schema.numbers, (0.0,) * count, (1.0,) * count))
-
-
-@dataclass(frozen=True)
-class FirstSteps:
-    """What the first steps of a scenario gave, by the cell with their numbers."""
-
-    taken: Mapping[str, Finished]
-
-    def with_rounds(self, cell: Cell, finished: Finished) -> Finished:
-        """A cell's outcome, with what its first step released in its ledger.
-
-        Guarantee: the claim that follows from the ledger is of both together.
-        """
-        if (first := self.taken.get(_name(cell))) is None:
-            return finished
-        before = tuple(replace(stream, step=FIRST_STEP) for stream in first.releases)
-        return replace(
-            finished,
-            releases=(*before, *finished.releases),
-            bytes_sent=finished.bytes_sent + first.bytes_sent,
-            wall_seconds=finished.wall_seconds + first.wall_seconds,
-        )
-
-
-def scaled_scenario(
-    scenario: Scenario, take: Callable[[Cell], Finished], *, released: bool = False
-) -> tuple[Scenario, FirstSteps]:
-    """The scenario with numbers in every cell; `take` runs a first step, once for cells that ask for the same.
-
-    InputError, before the first one is taken, for rounds that cannot be planned; `released` as for `plan_of`.
-    """
-    for point in scenario.points:
-        if point.cell.data.unscaled and (schema := point.cell.data.table_schema) is not None:
-            cell = presumed(point.cell)  # a plan takes what is public about the table, and no record
-            plan_of(cell, task_of_schema(cell, schema).objective, released=released)
-    asked, points, taken = dict[str, Finished](), [], dict[str, Finished]()
-    for point in scenario.points:
-        cell, schema = point.cell, point.cell.data.table_schema
-        if schema is not None and (first := first_step_of(cell)) is not None:
-            if _name(first) not in asked:
-                asked[_name(first)] = take(first)
-            finished = asked[_name(first)]
-            moments = np.asarray(finished.model) / schema.counted_share(tests=False)
-            cell = scaled(cell, scaling_from(schema.numbers, moments))
-            taken[_name(cell)] = finished
-        points.append(replace(point, cell=cell))
-    return replace(scenario, points=points), FirstSteps(taken)
-
-
-def _name(cell: Cell) -> str:
-    return json.dumps(cell.canonical(), sort_keys=True)
 
 
 def spread_test(cell: Cell) -> list[Tensor]:
@@ -339,57 +283,8 @@ def evaluation_plan_of(cell: Cell, objective: Objective, *, released: bool = Fal
     return EvaluationPlan(plan, scores, _names(cell) if cell.run.per_silo else (), counted)
 
 
-def released_by(asked: EvaluationPlan | None) -> tuple[ReleaseStream, ...]:
-    """What a run that is over has released of test records: the ledger of its evaluations."""
-    return () if asked is None else asked.plan.releases(asked.plan.schedule.rounds)
-
-
 def _names(cell: Cell) -> tuple[str, ...]:
     schema = cell.data.table_schema
     if cell.data.partition == "site" and schema is not None:
         return schema.sites
     return tuple(f"silo_{silo}" for silo in range(cell.federation.silos))
-
-
-def evaluation_noise(cell: Cell) -> KeyedNormal:
-    """A simulation's: a stream of its own from the scenario's seed, and no secret."""
-    return KeyedNormal(seed_key(cell.seed, "evaluation"), cell.run.dtype)
-
-
-def evaluation_integers_key(cell: Cell) -> bytes:
-    """As `evaluation_noise`, for evaluations whose releases are integers."""
-    return derive_key(integers_key(cell.seed), "evaluation")
-
-
-@dataclass(frozen=True)
-class SimulatedEvaluation:
-    """The evaluations of all silos of a simulation; in floating point `metrics` computes them at once."""
-
-    asked: EvaluationPlan
-    shares: list[Records]
-    noise: KeyedNormal
-
-    @staticmethod
-    def of(cell: Cell) -> "SimulatedEvaluation | None":
-        """None where silos do not evaluate."""
-        asked = evaluation_plan_of(cell, task_of_cell(cell).objective)
-        return None if asked is None else SimulatedEvaluation(asked, held_out_shares(cell), evaluation_noise(cell))
-
-    def metrics(self, place: int, model: Tensor) -> dict[str, float]:
-        """Of evaluation number `place`, from 1, of `model` (d,)."""
-        means = torch.stack(
-            [self._noisy(self._mean(model, own), silo, place) for silo, own in enumerate(self.shares)]
-        )
-        if self.asked.apart:
-            return self.asked.metrics(means)
-        weights = torch.tensor(self.asked.plan.weights, dtype=means.dtype)
-        return self.asked.metrics(self._noisy(weights @ means, SERVER, place).unsqueeze(0))
-
-    def _mean(self, model: Tensor, own: Records) -> Tensor:
-        """Over all places, whether they count or not: a public denominator."""
-        records, there = counting(own)
-        return self.asked.scores.contributions(model, records).masked_fill(~there.unsqueeze(-1), 0.0).mean(0)
-
-    def _noisy(self, mean: Tensor, owner: int, place: int) -> Tensor:
-        std = float(self.asked.plan.noise.std_of(owner))
-        return mean + std * torch.from_numpy(self.noise.vector(len(mean), owner, place)).double() if std else mean

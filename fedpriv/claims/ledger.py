@@ -10,41 +10,30 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedpriv.accounting.chain import MOST_ROUNDS as LONGEST_CHAIN
-from fedpriv.accounting.chain import Overlaps, overlaps_of
-from fedpriv.accounting.gaussian import APART, Relation, moved_by, relation_named
+from fedpriv.accounting.gaussian import APART, Relation, relation_named
 from fedpriv.accounting.guarantees import Guarantee
 from fedpriv.core.errors import InputError
+from fedpriv.core.random import SERVER
 from fedpriv.noise.integers.claim import Claim
 from fedpriv.noise.integers.plan import claimed
 from fedpriv.noise.integers.strategies import Lattice
-from fedpriv.noise.mechanism import Inner, Mechanism, Sensitivity
+from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.registry import integer_form, mechanism_from
-from fedpriv.noise.sensitivity import MOST_ROUNDS
-from fedpriv.noise.trust import RECORD, Unit, unit_from
-from fedpriv.noise.workload import Floats, Workload
+from fedpriv.noise.trust import RECORD, NoiseSource, Unit, unit_from
+from fedpriv.noise.workload import Workload
 from fedpriv.participation.orders import Participation
 from fedpriv.participation.registry import participation_from
+from fedpriv.plan.calibration import batch_clips
+from fedpriv.plan.evaluation import EvaluationPlan
+from fedpriv.plan.plan import Plan
+from fedpriv.plan.sums import Integers, RunningSums
 
 ROUNDS, FIRST_STEP = "rounds", "first step"
 """The steps of a run: what each releases of a record counts together."""
-
-
-class Integers(NamedTuple):
-    """The arithmetic of a release that is exact: sums are integers, noise is a discrete Gaussian."""
-
-    exponent: int
-    """The lattice's unit is 2 to this power."""
-    sigma: float
-    """Of a fresh vector of one owner and scale 1, in units."""
-    dimension: int
-    owners: int
-    """How many add noise of `sigma` each."""
 
 
 @dataclass(frozen=True)
@@ -167,101 +156,6 @@ _ROUNDING = 1e-14
 """Relative, of a norm of a column."""
 
 
-@dataclass(frozen=True)
-class RunningSums:
-    """Released running sums as accounting asks about them; see `participation.base.Sums`."""
-
-    mechanism: Mechanism
-    workload: Workload
-    relation: Relation
-    per_record: float = 1.0
-    apart: float = APART
-    exact: bool = False
-    """Whether they are released as integers."""
-
-    @cached_property
-    def certified(self) -> Sensitivity:
-        return self.mechanism.certified(self.workload)
-
-    def sensitivity(self) -> float:
-        return self.certified.value
-
-    def clip_apart(self, groups: int) -> float:
-        """κ = max_t clip_t ‖C_t‖: the norm bound of what one record adds to C s for one of its rounds.
-
-        Guarantee: where this returns, columns of C that lie `groups` or more apart have no row in common.  What a
-        round of a record moves of C s + z is then a block that no other of its rounds reaches, and its increment
-        is fixed when the block begins: blocks are accounted for as rounds with independent noise, under either
-        relation.  InputError for anything else, with the reason.
-        """
-        decay, blocks = self.workload.decay, self.mechanism.blocks(self.workload)
-        refused = "secret participation (federation.sampling) cannot be accounted for"
-        if blocks is None and self.mechanism.fades:
-            raise InputError(
-                f"{refused} with {self.mechanism.name} noise, which fades and never ends, by Poisson sampling or "
-                'on integers; take sampling = "allocation" in floating point, or mechanism = "banded"'
-            )
-        if blocks is None:
-            raise InputError(
-                f"{refused} with {self.mechanism.name} noise on running sums of decay = {decay:g}: a record's "
-                "influence is unbounded there; take an algorithm that releases each round by itself, such as "
-                'dp-sgd, or mechanism = "banded" with federation.groups of at least its bands'
-            )
-        if blocks.bands > groups:
-            raise InputError(
-                f"{refused} with {blocks.bands} bands of correlated noise and federation.groups = {groups}: what "
-                f"a record moves in two of its rounds would overlap; set groups to {blocks.bands} or more, or "
-                "take fewer bands"
-            )
-        return float(np.max(self.workload.clips * blocks.norms) * (1.0 + _ROUNDING))
-
-    def overlap(self, groups: int) -> tuple[float, float]:
-        """κ, and the largest ⟨C_s, C_t⟩ clip_s clip_t / κ² of two rounds of one record: 0 for disjoint blocks.
-
-        Guarantee: both are those of `accounting.overlap`, rounded up; asked of noise that fades, C ≥ 0, in real
-        numbers. InputError for anything else, with the reason.
-        """
-        if not self.mechanism.fades or self.exact or self.mechanism.assumption is not None:
-            return self.clip_apart(groups), 0.0
-        clips, columns = self.workload.clips, self.mechanism.columns(self.workload)
-        held = [np.arange(first, len(clips), groups) for first in range(min(groups, len(clips)))]
-        if len(held[0]) > MOST_ROUNDS:
-            raise InputError(
-                f"secret participation with {self.mechanism.name} noise: a record may take part in {len(held[0])} "
-                f"rounds, and overlaps are looked at up to {MOST_ROUNDS:,}; set federation.groups higher"
-            )
-        largest = float(np.max(clips**2 * columns.squared_norms)) * (1.0 + _ROUNDING)
-        shared = max(float(np.max(np.triu(_products(clips, columns.inner, each), 1))) for each in held)
-        return math.sqrt(largest) * (1.0 + _ROUNDING), shared * (1.0 + 1e-12) / largest
-
-    def fading(self, groups: int, bins: int) -> Overlaps | None:
-        """How overlaps fade, over κ²; None for disjoint blocks, and where an epoch has too many rounds.
-
-        Guarantee: chains above all that two rounds of one record overlap by, whatever its group, asked of what
-        `overlap` is asked of.
-        """
-        if self.overlap(groups)[1] == 0.0 or bins > LONGEST_CHAIN:
-            return None
-        distance, columns = self.overlap(groups)[0], self.mechanism.columns(self.workload)
-        rounds, clips = len(self.workload.clips), self.workload.clips / distance * (1.0 + _ROUNDING)
-        epochs = -(-rounds // (groups * bins))
-        products, longest = np.zeros((epochs * bins,) * 2), np.zeros(epochs * bins)
-        for first in range(min(groups, rounds)):
-            held = np.arange(first, rounds, groups)
-            here = slice(0, len(held))
-            products[here, here] = np.maximum(products[here, here], columns.inner(held))
-            longest[here] = np.maximum(longest[here], clips[held])
-        return overlaps_of(products, longest, bins)
-
-    def moved(self, distance: float) -> float:
-        return moved_by(self.relation, self.per_record, distance, self.apart)
-
-
-def _products(clips: Floats, inner: Inner, held: NDArray[np.int64]) -> Floats:
-    """Of the columns of these rounds, times their clips; (n, n)."""
-    return inner(held) * np.outer(clips[held], clips[held])
-
-
 def as_data(stream: ReleaseStream) -> dict[str, Any]:
     """Plain data, with equal clips of consecutive rounds written as [clip, rounds]."""
     return {
@@ -322,3 +216,69 @@ def _apart_of(data: Mapping[str, Any], schedule: Participation) -> float:
             f"are {APART:g}"
         )
     return float(apart)
+
+
+def releases_of(plan: Plan, rounds: int) -> tuple[ReleaseStream, ...]:
+    """Return what the parties of a plan have released after its first `rounds` rounds.
+
+    Clips, weights and noise are read off the parts that compute, and not off the target that they were calibrated
+    for.  Silos that are alike are one stream.  A plan without noise has one stream, with standard deviation 0.
+    Masked messages are one stream: their sums, with the noise of all sources together.
+    """
+    unit, sources = plan.unit, plan.noise.sources
+    in_mean = unit.in_mean(plan.weights, plan.batch_sizes)
+    if not sources:
+        return (_stream(plan, "everyone", SERVER, unit.in_silo(min(plan.batch_sizes)), 0.0, rounds),)
+    if plan.masked:
+        title = f"sum of {_title([source.owner for source in sources])}"
+        return (_stream(plan, title, SERVER, in_mean, plan.noise.std_in_mean, rounds, len(sources)),)
+
+    def weight_of(source: NoiseSource) -> float:
+        return in_mean if source.owner == SERVER else unit.in_silo(plan.batch_sizes[source.owner])
+
+    alike = itertools.groupby(sources, key=lambda source: (weight_of(source), source.std))
+    groups = [(key, [source.owner for source in group]) for key, group in alike]
+    return tuple(
+        _stream(plan, _title(parties), parties[0], weight, float(std), rounds) for (weight, std), parties in groups
+    )
+
+
+def stream_of(plan: Plan, silo: int, rounds: int) -> ReleaseStream:
+    """Return what one silo itself releases, with standard deviation 0 if it adds no noise."""
+    weight = plan.unit.in_silo(plan.batch_sizes[silo])
+    return _stream(plan, f"silo {silo}", silo, weight, float(plan.noise.std_of(silo)), rounds)
+
+
+def _stream(
+    plan: Plan, title: str, party: int, per_record: float, std: float, rounds: int, parties: int = 1
+) -> ReleaseStream:
+    """`parties` is how many added the noise, and `party` one of them."""
+    accounted, exact = plan.schedule.first(rounds), plan.integers
+    integers = None
+    if exact is not None and std:
+        integers = Integers(exact.lattice.exponent, exact.claim_of(party).sigma, exact.run.dimension, parties)
+    return ReleaseStream(
+        title,
+        plan.mechanism,
+        accounted,
+        plan.estimator.decay if exact is None else exact.run.factored.workload.decay,
+        batch_clips(plan.estimator, plan.schedule)[: accounted.rounds],
+        per_record,
+        plan.relation,
+        std,
+        plan.estimator.period,
+        plan.unit,
+        integers,
+        apart=plan.apart,
+    )
+
+
+def _title(parties: list[int]) -> str:
+    if parties == [SERVER]:
+        return "server"
+    return f"silo {parties[0]}" if len(parties) == 1 else f"silos {parties[0]}-{parties[-1]}"
+
+
+def released_by(evaluation: EvaluationPlan | None) -> tuple[ReleaseStream, ...]:
+    """Return the releases of test records in a run that is over."""
+    return () if evaluation is None else releases_of(evaluation.plan, evaluation.plan.schedule.rounds)

@@ -32,7 +32,7 @@ from fedpriv.core.figures import (
 from fedpriv.noise.trust import RECORD, Unit, trust_named
 
 if TYPE_CHECKING:
-    from fedpriv.rounds.ledger import ReleaseStream
+    from fedpriv.claims.ledger import ReleaseStream
 
 EXACT = "up to 2^-60 in total variation (δ grows by (1 + e^ε) · 2^-60), if AES-256 is a pseudorandom permutation"
 """What an exact release's guarantee takes for granted; its slack is checked when the run is planned."""
@@ -125,7 +125,7 @@ def of_each_silo(streams: Sequence["ReleaseStream"], delta: float) -> str:
 
 def of_each_silo_of(cells: Sequence[Mapping[str, Any]]) -> str:
     """The same of the cell of results.json that protects least."""
-    from fedpriv.rounds.ledger import from_data
+    from fedpriv.claims.ledger import from_data
 
     least = max(cells, key=lambda cell: cell["epsilon"] or 0.0)
     return of_each_silo(list(map(from_data, least["releases"])), least["delta"])
@@ -284,7 +284,7 @@ def claim_of_data(releases: Sequence[Mapping[str, Any]]) -> PrivacyClaim[Guarant
 
 @lru_cache(maxsize=1024)
 def _claim_of_text(text: str) -> PrivacyClaim[Guarantee] | None:
-    from fedpriv.rounds.ledger import from_data
+    from fedpriv.claims.ledger import from_data
 
     return claim_of(list(map(from_data, json.loads(text))))
 
@@ -366,7 +366,7 @@ def evaluation_data(
     streams: Sequence["ReleaseStream"], trust: str, mu_of_training: float | None
 ) -> dict[str, Any] | None:
     """What results.json says of a run's evaluations; None where the server evaluated on a public test set."""
-    from fedpriv.rounds.ledger import as_data
+    from fedpriv.claims.ledger import as_data
 
     if not streams:
         return None
@@ -386,7 +386,7 @@ def evaluation_data(
 
 def evaluation_words(told: Mapping[str, Any], delta: float) -> str:
     """The same as a person reads it; figures are recomputed from the releases."""
-    from fedpriv.rounds.ledger import from_data
+    from fedpriv.claims.ledger import from_data
 
     streams = list(map(from_data, told["releases"]))
     mu, count = mu_of_tests(streams), streams[0].schedule.rounds
@@ -424,9 +424,9 @@ def with_other_step(streams: Sequence["ReleaseStream"], beside: float) -> tuple[
     Guarantee: a run that uses what a first step gave is charged for one: for the step that it took, if that is
     in the ledger, and else for a Gaussian release elsewhere of the whole μ that was set aside for it.
     """
+    from fedpriv.claims.ledger import FIRST_STEP, ReleaseStream
     from fedpriv.noise.diagonal import IndependentGaussian
     from fedpriv.participation.orders import Schedule
-    from fedpriv.rounds.ledger import FIRST_STEP, ReleaseStream
 
     noisy = [stream for stream in streams if stream.std]
     if not beside or not noisy or any(stream.step == FIRST_STEP for stream in streams):

@@ -40,7 +40,7 @@ from fedpriv.loss.objective import Objective, Records
 from fedpriv.loss.passes import short_passes
 from fedpriv.loss.rows import ModuleSettings
 from fedpriv.loss.scores import Scored, check_scores
-from fedpriv.loss.views import absent
+from fedpriv.loss.views import absent, is_absent
 from fedpriv.noise.trust import RECORD, USER, Unit
 from fedpriv.papers.base import Settings
 from fedpriv.papers.table import algorithm_named
@@ -409,3 +409,12 @@ def _shares(data: DataSection, labels: NDArray[np.int64], sizes: list[int], seed
         assert data.shards is not None
         return shards(labels, sizes, seed, data.shards)
     return iid(labels, sizes, seed)
+
+
+def counting(records: Records) -> tuple[Records, Tensor]:
+    """Rows of single records with labels for all of them, and which of them are there, both (..., B).
+
+    Guarantee: with weight 0 where it is not there, a row adds nothing to a sum, whatever the loss is.
+    """
+    missing = is_absent(records.labels)
+    return Records(records.features, records.labels.masked_fill(missing, 0)), ~missing

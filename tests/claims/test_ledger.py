@@ -12,6 +12,10 @@ from typer.testing import CliRunner
 
 from fedpriv.accounting.gaussian import compose
 from fedpriv.accounting.guarantees import GaussianDP
+from fedpriv.claims.claim import claim_of
+from fedpriv.claims.entries import read_ledger
+from fedpriv.claims.ledger import FIRST_STEP, ReleaseStream, as_data, from_data, releases_of
+from fedpriv.claims.outcome import Finished, RunObserver
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.engines.table import engine_named
@@ -20,12 +24,8 @@ from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.noise.trust import Noise, Trust, unit_named
 from fedpriv.participation.orders import Schedule
-from fedpriv.rounds.claim import claim_of
-from fedpriv.rounds.entries import read_ledger
-from fedpriv.rounds.ledger import FIRST_STEP, ReleaseStream, as_data, from_data
-from fedpriv.rounds.outcome import Finished, RunObserver
-from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.task import task_of_cell
+from fedpriv.plan.plan import plan_of
+from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import scenario_of
 from fedpriv.scenario.schema import Cell
 from fedpriv.study.results import RunFolder
@@ -117,7 +117,7 @@ def test_fewer_rounds_cost_less(small_cell: MakeCell) -> None:
     """A run that was cut after 2 of 8 rounds is charged √2/√8 of its plan."""
     cell = small_cell(privacy__rho=4.0)
     plan = plan_of(cell, task_of_cell(cell).objective)
-    assert claim_of(plan.releases(2)).guarantee.mu == pytest.approx(2.0)  # type: ignore[union-attr]
+    assert claim_of(releases_of(plan, 2)).guarantee.mu == pytest.approx(2.0)  # type: ignore[union-attr]
 
 
 def test_a_doctored_claim_is_seen(tmp_path: Path, small_cell: MakeCell) -> None:

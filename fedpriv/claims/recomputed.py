@@ -15,16 +15,16 @@ from typing import Any
 
 import torch
 
+from fedpriv.claims.claim import ELSEWHERE, with_other_step
+from fedpriv.claims.ledger import FIRST_STEP, ReleaseStream, as_data, released_by, releases_of
 from fedpriv.core.errors import InputError, printable
 from fedpriv.core.figures import counted
 from fedpriv.data.layout import Input, Layout
 from fedpriv.loss.objective import Objective
-from fedpriv.rounds.arithmetic import batch_clips
-from fedpriv.rounds.beside import evaluation_plan_of, first_step_of, released_by
-from fedpriv.rounds.claim import ELSEWHERE, with_other_step
-from fedpriv.rounds.ledger import FIRST_STEP, ReleaseStream, as_data
-from fedpriv.rounds.plan import Plan, plan_of, problem_of, sums_of
-from fedpriv.rounds.task import ModelInputs, task_of_schema
+from fedpriv.plan.calibration import batch_clips
+from fedpriv.plan.evaluation import evaluation_plan_of, first_step_of
+from fedpriv.plan.plan import Plan, plan_of, problem_of, sums_of
+from fedpriv.plan.task import ModelInputs, task_of_schema
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 
@@ -81,7 +81,7 @@ class RunPlans:
 
 
 def _streams(plan: Plan) -> tuple[ReleaseStream, ...]:
-    return plan.releases(plan.schedule.rounds)
+    return releases_of(plan, plan.schedule.rounds)
 
 
 def recompute(

@@ -5,42 +5,38 @@ says what its owners release (`Plan.releases`), how long its messages are, and, 
 `excess_risk_bound`, what can be said of the run beforehand.
 """
 
-import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import get_args
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, get_args
 
 import numpy as np
 import torch
 
 from fedpriv.accounting.gaussian import APART, Relation, epsilon_of
 from fedpriv.core.errors import InputError
-from fedpriv.core.random import SERVER
+from fedpriv.core.random import SERVER, public_generator
+from fedpriv.core.replicates import Scalar
 from fedpriv.loss.augment import check_seen_whole
 from fedpriv.loss.curves import CurveScores
 from fedpriv.loss.estimators import Estimator, RaisedClips, Round, rounds_of
 from fedpriv.loss.indicators import Indicators
-from fedpriv.loss.objective import Objective
+from fedpriv.loss.objective import Deterministic, Objective
 from fedpriv.loss.ridge import RidgeStatistics
 from fedpriv.loss.rows import ColumnMoments
 from fedpriv.loss.views import PerUnit
 from fedpriv.noise.diagonal import IndependentGaussian
-from fedpriv.noise.integers.plan import ExactPlan
+from fedpriv.noise.integers.plan import ExactPlan, IntegerRound
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.registry import check_known
-from fedpriv.noise.trust import RECORD, Noise, NoiseSource, Trust, Unit
+from fedpriv.noise.trust import RECORD, Noise, Trust, Unit
 from fedpriv.noise.workload import Workload
 from fedpriv.papers.base import Bound, Optimizer, Problem, ReleaseNumbers
 from fedpriv.participation.dependence import check_dependence
-from fedpriv.participation.orders import Participation
+from fedpriv.participation.orders import Participation, PublicOrder
 from fedpriv.participation.secret import SecretOrder
-from fedpriv.rounds.arithmetic import (
-    REALS,
-    Reals,
-    Wholes,
-    batch_clips,
+from fedpriv.plan.calibration import (
+    Grid,
     check_clips,
     check_noise,
     check_sums,
@@ -51,7 +47,6 @@ from fedpriv.rounds.arithmetic import (
     noise_of,
     workload_of,
 )
-from fedpriv.rounds.ledger import ReleaseStream
 from fedpriv.scenario.schema import Cell
 
 
@@ -90,9 +85,33 @@ def problem_of(cell: Cell, objective: Objective) -> Problem:
     )
 
 
+class PlannedRound(NamedTuple):
+    """Public numbers of one round, alike for silo, server and accountant."""
+
+    step: Round
+    """Coefficients, clips and decay of the estimator."""
+    next_decay: Scalar
+    """Decay of the running sum in the next round, or 0 after the last."""
+    reads: range | None
+    """Batches of the silo's order that are read, or None if it is secret who takes part."""
+    batches: int
+    """Expected number of batches, or 1 in a round that reads none: increments are divided by it."""
+    vectors: int | None
+    """Number of fresh noise vectors, or None for a single one that is not stacked."""
+    message_length: int
+    """Numbers of `Plan.message_dtype` in a silo's message."""
+    stored_length: int
+    """Numbers of `Plan.stored_dtype` that a server stores."""
+    integers: IntegerRound | None
+    """Norms, shape and noise on the lattice, or None in floating point."""
+
+
 @dataclass(frozen=True)
 class Plan:
-    """The parts of one run, calibrated."""
+    """Calibrated parts of one run, and the table of its rounds.
+
+    Fields behind `model_length` follow from those before them, in a plan that is made by `replace` too.
+    """
 
     schedule: Participation
     batch_sizes: tuple[int, ...]
@@ -105,114 +124,97 @@ class Plan:
     optimizer: Optimizer
     relation: Relation
     objective: Objective
-    """What silos take increments of; evaluations are of the model's own loss."""
+    """Loss that silos take increments of; evaluations are of the model's own loss."""
     trust: Trust
-    arithmetic: Reals | Wholes = REALS
-    """The numbers of its sums, noise and messages."""
+    dtype: torch.dtype
+    """Type of queries and models."""
+    integers: ExactPlan | None = None
+    """Lattice, sums and noise of releases that are integers, or None in floating point."""
+    grid: Grid | None = None
+    """Grid on which masked messages in floating point are added, or None without masks."""
     unit: Unit = RECORD
-    """A row of a batch: what is clipped, and what batches and weights count."""
-    model_length: int | None = None
-    """How many numbers the model has that an evaluation is of."""
+    """Row of a batch: what is clipped, and what batches and weights count."""
     apart: float = APART
-    """The largest distance of two increments, in clips: see `apart_of`."""
+    """Largest distance of two increments, in clips (`apart_of`)."""
+    model_length: int | None = None
+    """Length of the model that an evaluation is of, or None in training."""
 
-    @cached_property
-    def rounds(self) -> tuple[Round, ...]:
-        """Rounds 1, 2, … of the estimator, made once."""
-        return rounds_of(self.estimator, self.schedule.rounds)
+    query_length: int = field(init=False)
+    """Length of a query: that of a release, or of the model that is evaluated."""
+    masked: bool = field(init=False)
+    """Whether the server gets the silos' messages in their sum alone."""
+    keyed: bool = field(init=False)
+    """Whether the objective differs from round to round, or from row to row (`Objective.at`)."""
+    integers_at_server: bool = field(init=False)
+    """Whether the server adds up integers, and not released vectors."""
+    adds_to_earlier: bool = field(init=False)
+    """Whether a silo's message has this round's sums alone, which the server adds to earlier ones."""
+    message_dtype: torch.dtype = field(init=False)
+    """Type of a silo's message: bytes or words if masked, sums if the server adds the noise."""
+    stored_dtype: torch.dtype = field(init=False)
+    """Type of what a server stores of a round: noisy integers, or its release."""
+    rounds: tuple[PlannedRound, ...] = field(init=False, repr=False, compare=False)
+    """Rounds 1, 2, …"""
 
-    @cached_property
-    def query_length(self) -> int:
-        """How many numbers a query has: as many as a release, unless a model is asked about, not trained."""
-        return self.objective.dimension if self.model_length is None else self.model_length
+    def __post_init__(self) -> None:
+        exact, trust = self.integers is not None, self.trust
+        masked, at_server = trust.masked and bool(self.noise.sources), exact and trust.releases(SERVER)
+        if masked:
+            message_dtype = torch.uint8 if exact else torch.uint64
+        elif float(self.noise.std_of(SERVER)):
+            message_dtype = torch.int64 if exact else torch.float64
+        else:
+            message_dtype = self.dtype
+        length = self.objective.dimension if self.model_length is None else self.model_length
+        derived = {
+            "query_length": length,
+            "masked": masked,
+            "keyed": getattr(type(self.objective), "at", None) is not Deterministic.at,
+            "integers_at_server": at_server,
+            "adds_to_earlier": exact and trust.draws(SERVER),
+            "message_dtype": message_dtype,
+            "stored_dtype": torch.int64 if at_server else self.dtype,
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "rounds", tuple(self._planned_rounds()))
 
-    @cached_property
-    def masked(self) -> bool:
-        """Whether the server gets the silos' messages in their sum alone."""
-        return self.trust.masked and bool(self.noise.sources)
+    def _planned_rounds(self) -> Iterator[PlannedRound]:
+        schedule, exact, length = self.schedule, self.integers, self.objective.dimension
+        steps = [self.estimator.round(t) for t in range(1, schedule.rounds + 1)]
+        decays = [*(step.decay for step in steps[1:]), 0.0]
+        for step, next_decay in zip(steps, decays, strict=True):
+            t, batches = step.t, max(1, schedule.expected_batches(step.t))
+            on_lattice = None if exact is None else exact.planned_round(t, batches)
+            stored = length * (len(on_lattice.norms) if on_lattice is not None and self.integers_at_server else 1)
+            width = exact.run.word // 8 if exact is not None and self.masked else 1
+            yield PlannedRound(
+                step,
+                next_decay,
+                schedule.batches(t) if isinstance(schedule, PublicOrder) else None,
+                batches,
+                self.mechanism.draws(t),
+                stored * width,
+                stored,
+                on_lattice,
+            )
 
     @property
     def exact(self) -> ExactPlan:
-        """Lattice, sums and noise of integers; ValueError for a plan in floating point."""
-        return self.arithmetic.exact
-
-    @cached_property
-    def message_dtype(self) -> torch.dtype:
-        """Of a silo's message, which is one row of numbers: words where masked, sums where noise is to come."""
-        if self.masked:
-            return self.arithmetic.masked_dtype
-        if not float(self.noise.std_of(SERVER)):
-            return self._dtype
-        return self.arithmetic.sums_dtype
-
-    @cached_property
-    def _dtype(self) -> torch.dtype:
-        """The model's; asked for with every message, while making x_1 can take as long as a round."""
-        return self.objective.initial().dtype
-
-    @cached_property
-    def at_server(self) -> Reals | Wholes:
-        """The numbers of what a server adds up: real vectors where running sums leave the silos."""
-        return self.arithmetic if self.trust.releases(SERVER) else REALS
-
-    @cached_property
-    def of_one_round(self) -> bool:
-        """Whether a silo's message has its sums of this round alone, which the server adds to those before."""
-        return self.arithmetic.adds_rounds and self.trust.draws(SERVER)
-
-    def message_length(self, t: int) -> int:
-        """How many numbers of `message_dtype` a silo's message of round t has."""
-        return self.kept_length(t) * (self.arithmetic.masked_length if self.masked else 1)
-
-    def bytes_sent(self, rounds: int) -> int:
-        """By one silo in the first rounds, headers apart."""
-        return sum(map(self.message_length, range(1, rounds + 1))) * self.message_dtype.itemsize
-
-    @cached_property
-    def kept_dtype(self) -> torch.dtype:
-        """Of what a server keeps of a round: noisy integers, or what it released."""
-        return self.at_server.sums_dtype if self.at_server.adds_rounds else self._dtype
-
-    def kept_length(self, t: int) -> int:
-        """How many numbers of `kept_dtype` that are in round t."""
-        return self.objective.dimension * self.at_server.kept(t)
+        """Lattice, sums and noise of integers.  ValueError for a plan in floating point."""
+        if self.integers is None:
+            raise ValueError("floating point has no lattice of integers: plan_of(released=True)")
+        return self.integers
 
     @property
     def largest_clip(self) -> float:
-        """Of any round and part, as records meet it: not divided by the batches of a round."""
-        return max(max(current.clips) for current in rounds_of(self.estimator, self.schedule.rounds))
+        """Largest clip of any round and part, as records meet it: not divided by the batches of a round."""
+        return max(max(planned.step.clips) for planned in self.rounds)
 
-    def releases(self, rounds: int) -> tuple[ReleaseStream, ...]:
-        """What the noise owners of this plan have released after `rounds` rounds, for the ledger.
-
-        Read off the parts that compute, not off the target they were calibrated for.  Silos that are alike are
-        one entry; a plan without noise has one entry, with standard deviation 0.  Masked messages are one entry:
-        their sums, with the noise that all sources together put there.
-        """
-        if not self.noise.sources:
-            return (self._stream("everyone", SERVER, self.unit.in_silo(min(self.batch_sizes)), 0.0, rounds),)
-        if self.masked:
-            owners = _owners([source.owner for source in self.noise.sources])
-            std = self.noise.std_in_mean
-            number = len(self.noise.sources)
-            return (self._stream(f"sum of {owners}", SERVER, self._per_record_in_mean, std, rounds, number),)
-        alike = itertools.groupby(self.noise.sources, key=lambda source: (self._per_record(source), source.std))
-        owners_of = [(key, [source.owner for source in sources]) for key, sources in alike]
-        return tuple(
-            self._stream(_owners(numbers), numbers[0], per_record, float(std), rounds)
-            for (per_record, std), numbers in owners_of
-        )
-
-    def gradient_evaluations(self, rounds: int, missed: Mapping[int, Sequence[int]] | None = None) -> int:
-        """Gradients (or values) of single records that all silos take in the first rounds, expected if sampled.
-
-        `missed` has the rounds in which a silo did not answer.
-        """
-        of_round = self._evaluations(rounds)
-        without = sum(
-            self.batch_sizes[silo] * sum(of_round[t - 1] for t in away) for silo, away in (missed or {}).items()
-        )
-        return sum(self.batch_sizes) * sum(of_round) - without
+    def check_released(self) -> None:
+        """ValueError for a plan whose noise protects nobody."""
+        if self.noise.sources and self.integers is None:
+            raise ValueError("noise that is really released needs a plan made for it: plan_of(released=True)")
 
     def most_held(self, silo: int) -> int:
         """Records that a round is made to hold; if secret, as nearly none exceeds: `prices` charges for others."""
@@ -220,67 +222,17 @@ class Plan:
             return self.schedule.capacity(self.batch_sizes[silo]).rows
         return self.batch_sizes[silo] * self._most_batches
 
-    @cached_property
+    @property
     def beside(self) -> int:
         """Values that exist at a time beside increments, of one replicate in the round that has the most."""
         rows = sum(map(self.most_held, range(len(self.batch_sizes))))
-        asked = {current.gradients for current in rounds_of(self.estimator, self.schedule.rounds)}
+        asked = {planned.step.gradients for planned in self.rounds}
         return max(self.objective.beside(points, rows) for points in asked)
 
-    @cached_property
+    @property
     def _most_batches(self) -> int:
         """Batches that a silo reads in the round in which it reads the most."""
         return max(map(self.schedule.most_batches, range(1, self.schedule.rounds + 1)))
-
-    def _evaluations(self, rounds: int) -> list[int]:
-        """Of one record of every batch, round by round."""
-        read = map(self.schedule.expected_batches, range(1, rounds + 1))
-        asked = (current.gradients for current in rounds_of(self.estimator, rounds))
-        return [count * self.objective.evaluations(points) for count, points in zip(read, asked, strict=True)]
-
-    def stream_of(self, silo: int, rounds: int) -> ReleaseStream:
-        """What one silo itself releases; standard deviation 0 where it adds no noise."""
-        std = float(self.noise.std_of(silo))
-        return self._stream(f"silo {silo}", silo, self.unit.in_silo(self.batch_sizes[silo]), std, rounds)
-
-    def _stream(
-        self, title: str, owner: int, per_record: float, std: float, rounds: int, owners: int = 1
-    ) -> ReleaseStream:
-        """`owners` is of how many the noise is that was added, and `owner` one of them."""
-        accounted = self.schedule.first(rounds)
-        clips = batch_clips(self.estimator, self.schedule)[: accounted.rounds]
-        return ReleaseStream(
-            title,
-            self.mechanism,
-            accounted,
-            self.arithmetic.decay(self.estimator),
-            clips,
-            per_record,
-            self.relation,
-            std,
-            self.estimator.period,
-            self.unit,
-            self.arithmetic.told(std, owners, owner),
-            apart=self.apart,
-        )
-
-    def _per_record(self, source: NoiseSource) -> float:
-        """The weight of one record's increment in what this owner releases."""
-        return (
-            self._per_record_in_mean
-            if source.owner == SERVER
-            else self.unit.in_silo(self.batch_sizes[source.owner])
-        )
-
-    @property
-    def _per_record_in_mean(self) -> float:
-        return self.unit.in_mean(self.weights, self.batch_sizes)
-
-
-def _owners(numbers: list[int]) -> str:
-    if numbers == [SERVER]:
-        return "server"
-    return f"silo {numbers[0]}" if len(numbers) == 1 else f"silos {numbers[0]}-{numbers[-1]}"
 
 
 def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan:
@@ -308,15 +260,11 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
     looked_at = _by_units(seen, unit)
     if private:
         check_dependence(looked_at, schedule.allowed, f'federation.sampling = "{schedule.name}"')
-    arithmetic: Reals | Wholes = REALS
+    exact, grid = None, None
     apart = apart_of(looked_at, estimator, mechanism, schedule)
     if _exactly(cell, released):
         exact = exact_plan_of(cell, looked_at, estimator, mechanism, workload, apart)
-        arithmetic, mechanism, noise = (
-            Wholes(exact),
-            exact.run.factored.mechanism,
-            noise_of(exact, trust, batch_sizes, weights),
-        )
+        mechanism, noise = exact.run.factored.mechanism, noise_of(exact, trust, batch_sizes, weights)
         check_noise(noise)
     else:
         noise = float_noise_of(cell, schedule, workload, mechanism, weights, apart)
@@ -324,7 +272,7 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
         if noise.sources:
             check_sums(noise, largest_sum(schedule, estimator), mechanism.fresh_std or 1.0)
             if trust.masked:
-                arithmetic = Reals(lattice_of(cell, schedule, estimator, noise))
+                grid = lattice_of(cell, schedule, estimator, noise)
     optimizer = row.optimizer(settings, problem, noise.std_in_mean)
     return Plan(
         schedule,
@@ -337,9 +285,11 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
         relation,
         looked_at,
         trust,
-        arithmetic,
+        looked_at.initial().dtype,
+        exact,
+        grid,
         unit,
-        apart=apart,
+        apart,
     )
 
 
@@ -435,7 +385,7 @@ def excess_risk_bound(cell: Cell, plan: Plan) -> Bound | None:
     """
     problem = problem_of(cell, plan.objective)
     schedule = plan.schedule
-    if schedule.secret or not schedule.single_pass or isinstance(plan.arithmetic, Wholes) or cell.privacy.shares:
+    if schedule.secret or not schedule.single_pass or plan.integers is not None or cell.privacy.shares:
         return None
     radius = float(getattr(cell.algorithm.settings, "radius", math.inf))
     if not (radius <= problem.convex_within and math.isfinite(radius) and math.isfinite(problem.smoothness)):
@@ -446,3 +396,31 @@ def excess_risk_bound(cell: Cell, plan: Plan) -> Bound | None:
     stds = plan.noise.std_in_mean * np.sqrt(plan.mechanism.variance(workload))
     released = ReleaseNumbers(problem.batch, problem.dimension, clips, stds)
     return cell.algorithm.row.excess_risk(cell.algorithm.settings, problem, released)
+
+
+@dataclass(frozen=True)
+class Absences:
+    """Silo -> the rounds, in order, in which it is away; silos that never are have none."""
+
+    rounds: Mapping[int, tuple[int, ...]]
+
+    def __bool__(self) -> bool:
+        return bool(self.rounds)
+
+    def away(self, t: int) -> frozenset[int]:
+        """The silos that do not answer in round t."""
+        return frozenset(silo for silo, rounds in self.rounds.items() if t in rounds)
+
+
+NOBODY = Absences({})
+
+
+def absences_of(cell: Cell) -> Absences:
+    """Draw the absences of a scenario, a function of its seed; the same for every engine."""
+    federation, rounds = cell.federation, cell.schedule.rounds
+    away: dict[int, set[int]] = {int(silo): set(given) for silo, given in federation.away.items()}
+    if federation.drop_out:
+        coins = public_generator(cell.seed, "drop-outs").random((rounds, federation.silos))
+        for t, silo in zip(*(coins < federation.drop_out).nonzero(), strict=True):
+            away.setdefault(int(silo), set()).add(int(t) + 1)
+    return Absences({silo: tuple(sorted(given)) for silo, given in sorted(away.items()) if given})

@@ -28,7 +28,7 @@ from fedpriv.noise.trust import Noise, Trust, trust_named
 from fedpriv.noise.workload import Workload
 from fedpriv.participation.orders import Participation, ParticipationKeys, Schedule, Separated
 from fedpriv.participation.registry import sampled, sampling_of
-from fedpriv.rounds.ledger import RunningSums
+from fedpriv.plan.sums import RunningSums
 
 
 @dataclass(frozen=True)

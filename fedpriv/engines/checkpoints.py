@@ -1,0 +1,182 @@
+"""Checkpoints, from which a simulation that was killed goes on.
+
+A checkpoint is bytes: a header in JSON and the tensors as they are, without code.  Its header names its cells and
+the versions that computed it, because only the same versions would have computed the same numbers.  States are
+trees of tensors, numbers, tuples, named tuples and dataclasses.
+"""
+
+import dataclasses
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+FORMAT = 2
+
+
+_NUMBERS = (bool, int, float, str, type(None))
+
+
+_DAMAGED = (ValueError, KeyError, TypeError, IndexError, EOFError, OSError, zipfile.BadZipFile)
+
+Metrics = Mapping[str, float]
+
+
+class Checkpoints:
+    """Where checkpoints are kept, by name; this one keeps none."""
+
+    def latest(self, name: str) -> bytes | None:
+        """What was kept last under this name; None where there is nothing to go on from."""
+        return None
+
+    def keep(self, name: str, content: bytes) -> None:
+        """Put `content` in the place of what was kept under this name."""
+
+    def drop(self, name: str) -> None:
+        """The cells are finished, and what came of them is written."""
+
+
+NO_CHECKPOINTS = Checkpoints()
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Cells that are computed together, after round `t`."""
+
+    t: int
+    seconds: float
+    """For which they ran, all attempts together."""
+    evaluations: Sequence[tuple[int, Sequence[Metrics]]]
+    """The rounds in which they were evaluated, with the metrics of every cell."""
+    states: Any
+    """What round t + 1 starts from."""
+
+
+class Header(NamedTuple):
+    """What a checkpoint is of."""
+
+    versions: Mapping[str, str]
+    cells: tuple[str, ...]
+    """The digest of every cell."""
+
+    def refusal(self) -> str | None:
+        """Why these versions cannot go on from it; None if they can."""
+        here = installed()
+        differing = [name for name in here if self.versions.get(name) != here[name]]
+        return ", ".join(f"{name} was {self.versions.get(name)} and is {here[name]}" for name in differing) or None
+
+
+def installed() -> dict[str, str]:
+    """The versions that results depend on."""
+    return {name: metadata.version(name) for name in ("fedpriv", "torch", "numpy", "cryptography")}
+
+
+def name_of(cells: Sequence[str]) -> str:
+    """Under which a checkpoint of cells with these digests is kept; their order counts."""
+    return hashlib.sha256(" ".join(cells).encode()).hexdigest()[:16]
+
+
+def packed(checkpoint: Checkpoint, cells: Sequence[str]) -> bytes:
+    """TypeError for a state that has something else than what this module knows."""
+    arrays: list[NDArray[Any]] = []
+    header = {
+        "format": FORMAT,
+        "versions": installed(),
+        "cells": list(cells),
+        "t": checkpoint.t,
+        "seconds": checkpoint.seconds,
+        "evaluations": checkpoint.evaluations,
+        "states": _taken_apart(checkpoint.states, arrays),
+    }
+    content = io.BytesIO()
+    np.savez(
+        content,
+        allow_pickle=False,
+        header=np.frombuffer(json.dumps(header).encode(), np.uint8),
+        **{f"array{place}": array for place, array in enumerate(arrays)},
+    )
+    return content.getvalue()
+
+
+def header_of(content: bytes) -> Header:
+    """ValueError for what is no checkpoint of this format, or a damaged one."""
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as file:
+            header = _header(file)
+        return Header(dict(header["versions"]), tuple(header["cells"]))
+    except _DAMAGED as error:
+        raise _damage(error) from None
+
+
+def unpacked(content: bytes, like: Any, device: torch.device) -> Checkpoint:
+    """The inverse of `packed`; `like` are states of the same types, such as those before round 1.
+
+    ValueError as in `header_of`.
+    """
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as file:
+            header = _header(file)
+            states = _put_together(header["states"], file, like, device)
+        evaluations = [(t, metrics) for t, metrics in header["evaluations"]]
+        return Checkpoint(header["t"], header["seconds"], evaluations, states)
+    except _DAMAGED as error:
+        raise _damage(error) from None
+
+
+def _header(file: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    header: dict[str, Any] = json.loads(file["header"].tobytes())
+    if header["format"] != FORMAT:
+        raise ValueError(f"format {header['format']}, this version of fedpriv reads format {FORMAT}")
+    return header
+
+
+def _damage(error: Exception) -> ValueError:
+    return ValueError(f"not a whole checkpoint ({type(error).__name__}: {error})")
+
+
+def _taken_apart(state: Any, arrays: list[NDArray[Any]]) -> Any:
+    """The state as JSON, its tensors as places in `arrays`.
+
+    A tensor that repeats itself along an axis stays one that does: arithmetic may round others otherwise.
+    """
+    if isinstance(state, Tensor):
+        least = state
+        for axis, stride in enumerate(state.stride()):
+            least = least.narrow(axis, 0, min(1, state.shape[axis])) if stride == 0 else least
+        arrays.append(least.detach().cpu().contiguous().numpy())
+        return {"array": len(arrays) - 1, "shape": list(state.shape)}
+    if isinstance(state, tuple):
+        return [_taken_apart(part, arrays) for part in state]
+    if dataclasses.is_dataclass(state) and not isinstance(state, type):
+        return [_taken_apart(getattr(state, field.name), arrays) for field in dataclasses.fields(state)]
+    if isinstance(state, _NUMBERS):
+        return {"value": state}
+    raise TypeError(f"a state with a {type(state).__name__} cannot be kept")
+
+
+def _put_together(tree: Any, arrays: Mapping[str, NDArray[Any]], like: Any, device: torch.device) -> Any:
+    if isinstance(tree, dict):
+        if "value" in tree:
+            return tree["value"]
+        return torch.from_numpy(arrays[f"array{tree['array']}"]).clone().to(device).expand(tree["shape"])
+    if dataclasses.is_dataclass(like) and not isinstance(like, type):
+        names = [field.name for field in dataclasses.fields(like)]
+        parts = [
+            _put_together(part, arrays, getattr(like, name), device)
+            for name, part in zip(names, tree, strict=True)
+        ]
+        return type(like)(**dict(zip(names, parts, strict=True)))
+    if isinstance(like, tuple) and hasattr(like, "_fields"):
+        return type(like)(
+            *(_put_together(part, arrays, each, device) for part, each in zip(tree, like, strict=True))
+        )
+    return tuple(_put_together(part, arrays, None, device) for part in tree)
