@@ -1,7 +1,7 @@
 """What was released, as data: accounting interprets these records and nothing else.
 
 A `ReleaseStream` says what one owner of noise (a silo, several alike, or the server) published over a run; the
-guarantee of the run is recomputed from the streams alone (`rounds.claim`).
+guarantee of the run is recomputed from the streams alone (`claims.claim`).
 """
 
 import itertools

@@ -21,7 +21,7 @@ from fedpriv.core.replicates import SHARED, Scalar
 
 
 class Split(NamedTuple):
-    """How increments are taken apart at the queries that epochs start with; see running_sums.py."""
+    """How increments are taken apart at the queries that epochs start with; see rounds/floats.py."""
 
     rounds_per_epoch: int
     mixing: Scalar
@@ -30,7 +30,7 @@ class Split(NamedTuple):
 
 
 class Local(NamedTuple):
-    """A round in which silos go on from where their own releases brought them; see running_sums.py."""
+    """A round in which silos go on from where their own releases brought them; see rounds/round.py."""
 
     step: Scalar
     first: bool
@@ -285,7 +285,7 @@ class VarianceReducedGradient:
 @dataclass(frozen=True)
 class SplitGradient:
     """Momentum of gradients that are taken apart at the start of every epoch of `rounds_per_epoch` rounds; see
-    running_sums.py.
+    rounds/floats.py.
 
     `mixing` is γ, `coefficient` α with decay = 1 - α.
 

@@ -1,7 +1,7 @@
 """From a scenario's cell to everything that is fixed and public before round 1.
 
 Silo, server, accountant and every engine build the same plan from the same cell; no number is sent around.  A plan
-says what its owners release (`Plan.releases`), how long its messages are, and, by `survives_gaps` and
+says how long its messages are and, by `survives_gaps` and
 `excess_risk_bound`, what can be said of the run beforehand.
 """
 
