@@ -124,7 +124,7 @@ ROUNDING = 1 + 1e-9
 _LONGEST_NAME = 128
 _MOST_MISSED = 2**25
 """Values of noise of left-out rounds: some ten seconds of a processor."""
-_NO_MECHANISM = "is none of fedpriv's, and allow.mechanisms does not name it"
+_NO_MECHANISM = "is none of fedpriv's, and those alone add noise in a guard"
 LONGEST_SCENARIO = 2**16
 """Bytes of a scenario as JSON."""
 _MOST_SILOS = 100_000  # a plan holds a weight for each, and a server may claim any number
@@ -254,7 +254,7 @@ class Admission:
                 )
         noise = tree.get("algorithm")
         asked = noise.get("mechanism") if isinstance(noise, dict) else None
-        if isinstance(asked, str) and asked not in (*SHIPPED_MECHANISMS, AUTO, *allow.mechanisms):
+        if isinstance(asked, str) and asked not in (*SHIPPED_MECHANISMS, AUTO):
             return f"algorithm.mechanism = {asked[:100]!r} {_NO_MECHANISM}"
         federation = tree.get("federation")
         order = federation.get("sampling") if isinstance(federation, dict) else None
@@ -355,7 +355,7 @@ class Admission:
     def _cost(self, cell: Cell, plan: Plan) -> Cost:
         """What it costs; RunError if the policy is exceeded."""
         allow, number = self.policy.allow, self.policy.silo
-        if plan.mechanism.name not in (*SHIPPED_MECHANISMS, *allow.mechanisms):
+        if plan.mechanism.name not in SHIPPED_MECHANISMS:
             raise self.refusal(f"the noise of {cell.algorithm.name!r}, {plan.mechanism.name!r}, {_NO_MECHANISM}")
         if (reason := presuming(plan)) is not None:
             raise self.refusal(reason)
