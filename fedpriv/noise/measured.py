@@ -5,6 +5,7 @@ that C cost.  This is a check of the class, since code can do anything to other 
 """
 
 from functools import lru_cache
+from typing import Any, cast
 
 import numpy as np
 
@@ -36,7 +37,7 @@ def check_noise(mechanism: Mechanism, workload: Workload) -> None:
             f"{name}: what a mechanism of one's own costs is measured, for at most {MOST_ROUNDS} rounds; here are "
             f"{workload.rounds}"
         )
-    rows, most = _rows_of_b(mechanism, workload.rounds)
+    rows, most = _rows_of_b(cast(Any, mechanism), workload.rounds)
     fresh = np.diag(rows)
     if np.any(np.triu(rows, 1)) or not np.all(fresh > 0.0):
         raise InputError(f"{name}: row t of B z adds a multiple above 0 of z_t, and no later vector")

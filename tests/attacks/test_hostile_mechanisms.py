@@ -5,6 +5,7 @@ What a class says of itself is compared with what it streams; on integers, in gu
 
 import dataclasses
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ import fedpriv
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.noise.diagonal import IntegerPrefix, IntegerScheduled
 from fedpriv.noise.integers.fixed_point import ONE
-from fedpriv.noise.integers.strategies import IntegerStrategy
+from fedpriv.noise.integers.strategies import Factored, IntegerStrategy
 from fedpriv.noise.measured import check_noise
 from fedpriv.noise.mechanism import Blocks, Columns, Sensitivity
-from fedpriv.noise.registry import ADDED, add_mechanism
+from fedpriv.noise.registry import ADDED, add_mechanism, integer_form
 from fedpriv.noise.sensitivity import of_columns
 from fedpriv.noise.toeplitz import IntegerBanded
 from fedpriv.noise.tree import IntegerTree
@@ -94,6 +95,13 @@ def test_a_class_that_is_wrong_about_its_noise_is_refused_before_round_1(
     )
     with pytest.raises(InputError, match=words):
         fedpriv.run(tree, out=tmp_path)
+
+
+def test_what_a_class_of_others_says_of_integers_is_not_believed() -> None:
+    """A guard that believed it would add 10^9 times too little noise."""
+    mine = wrong(integer=lambda self, asked: Factored(IntegerBanded(()), self, asked, spread=Fraction(1, 10**9)))
+    with pytest.raises(InputError, match="mechanism 'echo' is none of fedpriv's, and those alone run on integers"):
+        integer_form(mine, workload_of(8, 1.0))
 
 
 def measured_sensitivity(strategy: IntegerStrategy, workload: Workload) -> float:

@@ -191,7 +191,7 @@ class DeviceSums:
             purpose = "noise of a device", str(self._stream.owners), str(t), str(node)
             key = seed_key(self._stream.seed, *purpose)
             generator = self._generator.manual_seed(int.from_bytes(key[:8], "big") >> 1)
-            for weights in self._weights.split(max(1, _DEVICE_VALUES // self._size)):
+            for weights in torch.split(self._weights, max(1, _DEVICE_VALUES // self._size)):
                 row += weights @ self._normals(len(weights), self._size, generator=generator)
         return sums
 
