@@ -28,9 +28,9 @@ from fedpriv.scenario.data import PARTITION_KEYS
 from fedpriv.scenario.load import Point, Scenario, scenario_of
 from fedpriv.scenario.published import Tuned, parsed_assignment
 from fedpriv.scenario.schema import Cell
+from fedpriv.study.grids import HeldOut, Place, Row, Setting, better, places, trial
 from fedpriv.study.results import read_results
 from fedpriv.study.sweep import RunOptions, run_sweep
-from fedpriv.study.tuning_file import HeldOut, Place, Row, Setting, better, places, trial
 
 SETTING = "tune.setting"
 """The axis of the trials' results: a setting's number among those of its row."""
