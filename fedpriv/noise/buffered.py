@@ -31,7 +31,6 @@ from fedpriv.noise import sensitivity as nonincreasing
 from fedpriv.noise import series
 from fedpriv.noise.integers.fixed_point import ONE, Ints, coefficient, rounded, scaled, scaled_bound
 from fedpriv.noise.integers.strategies import (
-    Factored,
     Group,
     IntegerStrategy,
     IntState,
@@ -41,7 +40,7 @@ from fedpriv.noise.integers.strategies import (
     accumulated,
     participations_of,
 )
-from fedpriv.noise.mechanism import Columns, MechanismState, Sensitivity, column_scale
+from fedpriv.noise.mechanism import Columns, Factored, MechanismState, Sensitivity, column_scale
 from fedpriv.noise.toeplitz import Toeplitz
 from fedpriv.noise.workload import Floats, Workload, powers
 

@@ -17,9 +17,8 @@ from fedpriv.core.extensions import changed, load_extensions
 from fedpriv.noise.buffered import BufferedOptions, BufferedToeplitz, LambdaCgd
 from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian, ScheduledGaussian, ScheduledOptions
 from fedpriv.noise.differences import AlignedDifferences
-from fedpriv.noise.integers.strategies import Factored
 from fedpriv.noise.measured import check_noise
-from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.mechanism import Factored, Mechanism
 from fedpriv.noise.phased import PhaseEnds
 from fedpriv.noise.sliding import SlidingDifferences
 from fedpriv.noise.toeplitz import (

@@ -37,10 +37,11 @@ from fedpriv.core.replicates import SHARED
 from fedpriv.noise import sensitivity as nonincreasing
 from fedpriv.noise import series
 from fedpriv.noise.integers.fixed_point import ONE, Ints, coefficient, scaled, scaled_bound
-from fedpriv.noise.integers.strategies import Factored, Group, IntegerStrategy, IntState, Load, Reach
+from fedpriv.noise.integers.strategies import Group, IntegerStrategy, IntState, Load, Reach
 from fedpriv.noise.mechanism import (
     Blocks,
     Columns,
+    Factored,
     Mechanism,
     MechanismState,
     Sensitivity,

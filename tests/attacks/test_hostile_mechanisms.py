@@ -17,9 +17,9 @@ import fedpriv
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.noise.diagonal import IntegerPrefix, IntegerScheduled
 from fedpriv.noise.integers.fixed_point import ONE
-from fedpriv.noise.integers.strategies import Factored, IntegerStrategy
+from fedpriv.noise.integers.strategies import IntegerStrategy
 from fedpriv.noise.measured import check_noise
-from fedpriv.noise.mechanism import Blocks, Columns, Sensitivity
+from fedpriv.noise.mechanism import Blocks, Columns, Factored, Sensitivity
 from fedpriv.noise.registry import ADDED, add_mechanism, integer_form
 from fedpriv.noise.sensitivity import of_columns
 from fedpriv.noise.toeplitz import IntegerBanded

@@ -28,7 +28,6 @@ from fedpriv.noise.integers.fixed_point import LIMIT, Ints
 from fedpriv.noise.integers.gaussian import KeyedIntegers
 from fedpriv.noise.integers.strategies import (
     MOST_KAPPA,
-    Factored,
     Group,
     IntegerStrategy,
     IntState,
@@ -36,7 +35,7 @@ from fedpriv.noise.integers.strategies import (
     Load,
     lattice_for,
 )
-from fedpriv.noise.mechanism import Mechanism, MechanismState
+from fedpriv.noise.mechanism import Factored, Mechanism, MechanismState
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,8 +11,8 @@ from fedpriv.noise.buffered import BufferedToeplitz, IntegerBuffered, LambdaCgd,
 from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian, ScheduledGaussian
 from fedpriv.noise.differences import AlignedDifferences
 from fedpriv.noise.integers.fixed_point import ONE, Ints, coefficient
-from fedpriv.noise.integers.strategies import Factored, IntegerStrategy, Lattice, pack, unpack
-from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.integers.strategies import IntegerStrategy, Lattice, pack, unpack
+from fedpriv.noise.mechanism import Factored, Mechanism
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.noise.workload import Workload
