@@ -36,7 +36,7 @@ from fedpriv.scenario.data import DataSection
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.study.advise import Advice, Facts, advice_of
-from fedpriv.study.tuning_file import chosen_settings, grid_around, held_out_of, trial
+from fedpriv.study.grids import chosen_settings, grid_around, held_out_of, trial
 from fedpriv.study.worth import linear_objective, pooled, references
 
 EPSILONS = (0.1, 0.3, 1.0, 3.0, 8.0)

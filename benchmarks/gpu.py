@@ -34,7 +34,7 @@ from benchmarks.clock import Clock
 from benchmarks.peers import python_of
 from fedpriv.core.random import simulation_noise
 from fedpriv.engines.table import engine_named
-from fedpriv.engines.vectorized.device_noise import DeviceNormal
+from fedpriv.engines.vectorized.noise import DeviceSums, NoiseSum
 from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import scenario_of
 from fedpriv.scenario.schema import Cell
@@ -151,10 +151,11 @@ def normals_per_second(device: str, count: int, owners: int) -> float:
     """Of vectors of 2^17 numbers, of so many owners, summed: as a round of that many silos asks for them."""
     size = 2**17 if count > 2**17 else 2**10
     rounds = max(1, count // (size * owners))
-    source, weights = DeviceNormal(0, torch.float32, torch.device(device)), torch.ones(owners, device=device)
-    source.weighted_sums(size, range(owners), weights, [1])
+    stream = NoiseSum(0, tuple(range(owners)), (1.0,) * owners)
+    sums = DeviceSums(stream, size, torch.float32, torch.device(device))
+    sums([1], 0)
     started = _waited(device)
-    source.weighted_sums(size, range(owners), weights, range(2, 2 + rounds))
+    sums(range(2, 2 + rounds), 0)
     return rounds * size * owners / (_waited(device) - started)
 
 

@@ -15,8 +15,6 @@ With --disordered everything is computed under products and sums that add in an 
 
 import argparse
 import difflib
-import hashlib
-import json
 import multiprocessing
 import os
 import re
@@ -31,32 +29,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-_LEFT_OUT = frozenset({"wall_seconds", "seconds", "versions", "rerun", "date"})
 _SURROUNDINGS = {"COLUMNS": "160", "NO_COLOR": "1", "TERM": "dumb", "FEDPRIV_ALLOW_ROOT": "1"}
 _DATE = (2000, 1, 1, 0, 0, 0)  # of entries in the zip file: equal recordings are equal files
-
-
-def recorded(folder: Path) -> str:
-    """What a run wrote, as text: results and history without what differs from run to run, digests of models."""
-    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    history = [json.loads(line) for line in (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()]
-    models = {path.name: digest(path.read_bytes()) for path in sorted((folder / "models").iterdir())}
-    return as_text(without({"results": results, "history": history, "models": models}))
-
-
-def digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def as_text(value: Any) -> str:
-    return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
-
-
-def without(value: Any) -> Any:
-    """`value` without the keys that differ from run to run."""
-    if isinstance(value, Mapping):
-        return {key: without(entry) for key, entry in value.items() if key not in _LEFT_OUT}
-    return [without(entry) for entry in value] if isinstance(value, list) else value
 
 
 def written(path: Path, entries: Mapping[str, str]) -> None:

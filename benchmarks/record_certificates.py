@@ -7,9 +7,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks.record import as_text, without
 from benchmarks.record_guards import known_secrets
-from benchmarks.record_parts import Entries, Wanted, mine
+from benchmarks.record_parts import Entries, Wanted, as_text, mine, without
 from tests.attacks.deployment import Deployment, deployment, fixed_order, secret_order
 from tests.attacks.test_certificates import FIXED, SECRET, Case
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.record import as_text, digest
 from benchmarks.record_guards import known_secrets, query_of, scaled_tree
-from benchmarks.record_parts import Entries, Wanted, command, mine, run_of
+from benchmarks.record_parts import Entries, Wanted, as_text, command, digest, mine, run_of
 from benchmarks.reduced import SCENARIOS
 from tests.attacks.guards import random_records, scenario, write_policy
 from tests.conftest import small_tree

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 import fedpriv
-from benchmarks.record import digest
-from benchmarks.record_parts import TRUSTS, Entries, Wanted, command, mine
+from benchmarks.record_parts import TRUSTS, Entries, Wanted, command, digest, mine
 from fedpriv.data.encode import scaling_from
 from fedpriv.plan.evaluation import first_step_of, scaled
 from fedpriv.scenario.load import resolve_cell, scenario_of

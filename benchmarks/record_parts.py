@@ -5,8 +5,10 @@ can be moved without a change here.  Every entry is computed by itself, from pub
 """
 
 import contextlib
+import hashlib
 import io
 import itertools
+import json
 import re
 import shutil
 import sys
@@ -17,7 +19,6 @@ from typing import Any
 import numpy as np
 
 import fedpriv
-from benchmarks.record import recorded
 from benchmarks.reduced import SCENARIOS, reduced
 from fedpriv.cli import main as command_line
 from tests.engines.test_every_mechanism import NAMES, NOISY, VARIANTS
@@ -26,6 +27,30 @@ from tests.engines.test_every_row import SCHEDULES, SETTINGS, tree_of
 Entries = Iterator[tuple[str, str]]
 Wanted = re.Pattern[str]
 TRUSTS = ("untrusted", "trusted", "secure-aggregation", "curator")
+_LEFT_OUT = frozenset({"wall_seconds", "seconds", "versions", "rerun", "date"})
+
+
+def recorded(folder: Path) -> str:
+    """What a run wrote, as text: results and history without what differs from run to run, digests of models."""
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    history = [json.loads(line) for line in (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()]
+    models = {path.name: digest(path.read_bytes()) for path in sorted((folder / "models").iterdir())}
+    return as_text(without({"results": results, "history": history, "models": models}))
+
+
+def digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def as_text(value: Any) -> str:
+    return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def without(value: Any) -> Any:
+    """`value` without the keys that differ from run to run."""
+    if isinstance(value, Mapping):
+        return {key: without(entry) for key, entry in value.items() if key not in _LEFT_OUT}
+    return [without(entry) for entry in value] if isinstance(value, list) else value
 
 
 def mine(named: Iterator[tuple[str, Callable[[], str]]], piece: int, pieces: int, wanted: Wanted) -> Entries:

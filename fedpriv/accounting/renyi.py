@@ -62,7 +62,7 @@ def epsilon_of(mu: float, delta: float) -> float:
     center = 0.5 * (math.log10(-log_delta) - math.log10(zcdp))  # the minimum of the plain zCDP conversion
     for width in _DECADES:
         grid = np.linspace(center - width, center + width, _POINTS)
-        values = _epsilons(10.0**grid, zcdp, log_delta)
+        values = to_epsilons(10.0**grid, (1.0 + 10.0**grid) * zcdp, log_delta)
         center = float(grid[np.argmin(values)])
     return max(0.0, float(np.min(values)))
 
@@ -78,8 +78,3 @@ def to_epsilons(excess: NDArray[np.float64], renyi: NDArray[np.float64], log_del
     """ε at δ for every order 1 + `excess`, at which the Rényi curve is `renyi`: each of them holds."""
     log_order = np.log1p(excess)
     return renyi + np.log(excess) - log_order - (log_delta + log_order) / excess
-
-
-def _epsilons(excess: NDArray[np.float64], zcdp: float, log_delta: float) -> NDArray[np.float64]:
-    """ε for every order 1 + excess of a Gaussian composition."""
-    return to_epsilons(excess, (1.0 + excess) * zcdp, log_delta)

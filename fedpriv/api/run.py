@@ -185,7 +185,7 @@ def run(
     else:
         loaded, rerun = load_scenario(Path(scenario), overrides), options.command(str(scenario))
     heard = list(observers)
-    if _interactive() if progress is None else progress:
+    if (hasattr(sys, "ps1") or "ipykernel" in sys.modules) if progress is None else progress:
         heard.append(Progress(quiet=False))
     folder = run_sweep(loaded, options, heard, rerun)
     write_table(folder)
@@ -195,10 +195,6 @@ def run(
 def load(folder: str | Path) -> RunResults:
     """Read what a run left in its folder; InputError if there is none."""
     return results_of(Path(folder))
-
-
-def _interactive() -> bool:
-    return hasattr(sys, "ps1") or "ipykernel" in sys.modules
 
 
 def _assignment(key: str, value: Any) -> str:

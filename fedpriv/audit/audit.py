@@ -36,7 +36,6 @@ from fedpriv.audit.families import (
     evaluations_of,
     parts_of,
     seed_of,
-    sees_in_secret,
     tried,
 )
 from fedpriv.audit.statistics import ClaimedCurve
@@ -59,8 +58,9 @@ class Audit:
     Both are of the family that comes nearest to its claim, or exceeds it most: `families` has the bound of each
     that was tried, `claims` what each is about (parts of a run have claims of their own).  `sees` says, by
     family, which share of the noise it would notice: noise of that share of its size, or less, is refuted with
-    probability 95 % or more, and a smaller loss of noise could be missed.  Where rounds are secret the claim is
-    a curve: `claimed_mu` is what it allows at the rate `alarms` of false alarms, where `mu` was shown.
+    probability 95 % or more, and a smaller loss of noise could be missed.  Where rounds are secret it has no share
+    of theirs, and the claim is a curve: `claimed_mu` is what it allows at the rate `alarms` of false alarms, where
+    `mu` was shown.
     `pool` says that units are clients, whose pool is simulated only: the server alone is a deployment's.
     """
 
@@ -231,15 +231,11 @@ def _secret(
         "canaries": secret.canaries_shown(small, plan, seen, curve, failure),
         "company": secret.company_shown(alone, beside, ClaimedCurve(secret.guarantee_of(alone)), failure),
     }
-    power = {"canaries": sees_in_secret(plan, curve, len(seen.present), failure, seed)}
     best, delta = max(shown.values(), key=lambda each: each.excess), cell.privacy.delta
     bound = _Bound(
         best.allowed, max(0.0, best.mu), best.epsilon(delta), epsilon_of(mu, delta), best.test, best.alarms
     )
     if bound.mu <= bound.claimed_mu and of_tests and (worst := _worst(of_tests)).mu > worst.claimed:
         bound = _bound_of(worst, delta)
-    found = {
-        family: Found(max(0.0, each.mu), each.test, each.allowed, power.get(family))
-        for family, each in shown.items()
-    }
+    found = {family: Found(max(0.0, each.mu), each.test, each.allowed) for family, each in shown.items()}
     return _outcome(cell, small, bound, found | of_tests, confidence, len(seen.present) + companies, started)

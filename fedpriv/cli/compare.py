@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedpriv.noise.fitting.cost import Response
     from fedpriv.noise.workload import Workload
     from fedpriv.papers.base import Algorithm, NoiseSettings
-    from fedpriv.study.setting import Line, Setting, Table
+    from fedpriv.study.setting import Setting, Table
 
 
 _DIMENSION = 100_000
@@ -93,7 +93,20 @@ def compare(
         save_chart(comparison_chart(table, f"{algorithm or 'running sums'}, {rounds} rounds"), plot)
     facts = setting_facts(setting, federation.unit) | ({} if algorithm is None else {"algorithm": algorithm})
     if as_json:
-        rows = [_facts(line, took) for line, took in zip(table.lines, seconds, strict=True)]
+        rows = [
+            {
+                "mechanism": line.name,
+                **line.mechanism.options(),
+                "auto": line.chosen,
+                **cost_facts(line.cost),
+                "output": line.published.output,
+                "queries": line.published.queries,
+                "output_over_least": line.ratio.output,
+                "queries_over_least": line.ratio.queries,
+                "seconds_per_round": took,
+            }
+            for line, took in zip(table.lines, seconds, strict=True)
+        ]
         show({**facts, "mechanisms": rows, "least": vars(table.least), **claim}, as_json=True)
         return
     print_table(_text(table, seconds, size))
@@ -158,20 +171,6 @@ def _times(table: "Table", workload: "Workload", dimension: int) -> list[float |
     from fedpriv.study.setting import seconds_per_round
 
     return [seconds_per_round(each.mechanism, workload, dimension) if dimension else None for each in table.lines]
-
-
-def _facts(line: "Line", seconds: float | None) -> dict[str, Any]:
-    return {
-        "mechanism": line.name,
-        **line.mechanism.options(),
-        "auto": line.chosen,
-        **cost_facts(line.cost),
-        "output": line.published.output,
-        "queries": line.published.queries,
-        "output_over_least": line.ratio.output,
-        "queries_over_least": line.ratio.queries,
-        "seconds_per_round": seconds,
-    }
 
 
 def _text(table: "Table", seconds: list[float | None], dimension: int) -> list[tuple[str, ...]]:

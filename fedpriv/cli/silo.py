@@ -109,20 +109,6 @@ def status(
 
 
 @app.command()
-def reload(policy: Policy) -> None:
-    """Let the guard that runs take up its policy again, if it allows less than before; SIGHUP does the same.
-
-    A narrower budget holds for runs under way, too, from their next round on. What allows more takes a restart.
-
-    Example: fedpriv silo reload silo-0.toml
-    """
-    from fedpriv.silo.narrowing import ask_to_reload
-
-    for change in ask_to_reload(policy) or ["nothing in the policy has changed"]:
-        typer.echo(change)
-
-
-@app.command()
 def end(
     policy: Policy, run_id: Annotated[str, typer.Argument(metavar="RUN", help="As `status` shows it.")]
 ) -> None:

@@ -21,6 +21,20 @@ from fedpriv.core.files import scenario_file
 from fedpriv.engines.workers import Workers
 from fedpriv.scenario.load import Scenario, load_scenario, read_toml
 from fedpriv.scenario.published import Tuned, TunedRow, parsed_assignment
+from fedpriv.study.grids import (
+    Grid,
+    HeldOut,
+    Row,
+    Setting,
+    check_grid,
+    check_settings,
+    chosen_settings,
+    given_grid,
+    grid_around,
+    held_out_of,
+    rows_of,
+    settings_of,
+)
 from fedpriv.study.sweep import RunOptions, locked
 from fedpriv.study.tune import (
     ACCURACY,
@@ -34,20 +48,6 @@ from fedpriv.study.tune import (
     tuned_privately,
     tuned_text,
     write_tuning,
-)
-from fedpriv.study.tuning_file import (
-    Grid,
-    HeldOut,
-    Row,
-    Setting,
-    check_grid,
-    check_settings,
-    chosen_settings,
-    given_grid,
-    grid_around,
-    held_out_of,
-    rows_of,
-    settings_of,
 )
 
 _SEED = 100  # that scenarios do not use

@@ -41,7 +41,7 @@ def read_spelled(content: bytes, where: object) -> dict[str, Any]:
     if len(content) > _LONGEST:
         raise InputError(f"{where}: has {len(content)} bytes, and a signed document at most {_LONGEST}")
     try:
-        tree = json.loads(content.decode("ascii"), parse_int=_whole, parse_constant=_no_number)
+        tree = json.loads(content.decode("ascii"), parse_int=bounded_int, parse_constant=no_number)
         if isinstance(tree, dict) and spelled(tree) == content:
             return tree
         reason = "it is not spelled as fedpriv writes such documents, so it was edited"
@@ -50,13 +50,15 @@ def read_spelled(content: bytes, where: object) -> dict[str, Any]:
     raise InputError(f"{where}: cannot be read as a signed document: {reason}")
 
 
-def _whole(digits: str) -> int:
+def bounded_int(digits: str) -> int:
+    """ValueError for a number beyond 2^63, or whose digits alone would take long."""
     if len(digits) > 20 or abs(number := int(digits)) > _LARGEST:
         raise ValueError("it has a whole number beyond 2^63")
     return number
 
 
-def _no_number(name: str) -> NoReturn:
+def no_number(name: str) -> NoReturn:
+    """ValueError: for Infinity and NaN, which JSON does not have."""
     raise ValueError(f"it has {name}, which is no number")
 
 

@@ -126,7 +126,7 @@ def rows_of(table: RawTable, schema: TableSchema, *, of_one_site: bool = False) 
     """
     gone = np.zeros(len(table), np.bool_)
     for name, column in schema.features:
-        gone |= _absent(table, name, column)
+        gone |= _values(table, name, column)[1] & (column.missing is None)  # nothing stands in for the value
     labels, absent, _ = _labels(table, schema)
     gone |= absent
     sites = None if schema.site is None or of_one_site else _words(table, schema.site, schema.sites, "sites")
@@ -185,11 +185,6 @@ def _values(table: RawTable, name: str, column: Column) -> tuple[NDArray[Any], N
         return _numbers(table, name)
     codes = _words(table, name, column.values, "values", may_lack=True)
     return codes, np.equal(codes, _GONE)
-
-
-def _absent(table: RawTable, name: str, column: Column) -> NDArray[np.bool_]:
-    """Find the records that lack a value which nothing stands in for."""
-    return _values(table, name, column)[1] & (column.missing is None)
 
 
 def _mapped(table: RawTable, name: str, column: Column) -> NDArray[Any]:

@@ -31,8 +31,7 @@ from fedpriv.data.own import Dataset, HeldOut, check_alike, check_records, is_ow
 from fedpriv.data.public import FILE, PUBLIC_TABLES, VISITS
 from fedpriv.data.public import SCHEMA as VISITS_SCHEMA
 from fedpriv.data.schema import TableSchema
-from fedpriv.data.sentences import TOPICS, sentences
-from fedpriv.data.synthetic import blobs, phase_retrieval, power_law_regression
+from fedpriv.data.synthetic import TOPICS, blobs, phase_retrieval, power_law_regression, sentences
 from fedpriv.data.tables import load_table, load_table_test
 
 Part = tuple[ArrayLike, ArrayLike]

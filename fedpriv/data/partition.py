@@ -178,7 +178,7 @@ def iid(labels: NDArray[np.int64], sizes: Sequence[int], seed: int) -> Shares:
     """
     _check(len(labels), sizes)
     order = public_generator(seed, "partition").permutation(len(labels))
-    return _cut(order, sizes)
+    return np.split(order[: sum(sizes)], np.cumsum(sizes)[:-1])
 
 
 def dirichlet(labels: NDArray[np.int64], sizes: Sequence[int], seed: int, concentration: float) -> Shares:
@@ -290,10 +290,6 @@ def _rounded(amounts: NDArray[np.float64]) -> NDArray[np.int64]:
     short = round(float(amounts.sum())) - int(whole.sum())
     whole[np.argsort(whole - amounts, kind="stable")[:short]] += 1
     return whole
-
-
-def _cut(order: NDArray[np.int64], sizes: Sequence[int]) -> Shares:
-    return np.split(order[: sum(sizes)], np.cumsum(sizes)[:-1])
 
 
 def _check(records: int, sizes: Sequence[int]) -> None:

@@ -28,7 +28,7 @@ def resplit(data: Dataset, number: int) -> Dataset:
     Guarantee: no record is in both parts, and no person.  InputError where persons of the test part are not known.
     """
     train_counts, test_counts = counted(data.train_labels), counted(data.test_labels)
-    if _same_places(data):
+    if data.rows is not None and np.array_equal(np.sort(data.rows[0]), np.sort(data.rows[1])):
         back = _back(data)
         images = np.where(_column(train_counts, data.train_images), data.train_images, data.test_images[back])
         labels = np.where(_column(train_counts, data.train_labels), data.train_labels, data.test_labels[back])
@@ -79,10 +79,6 @@ def spared(data: Dataset, share: float) -> Dataset:
         train_images=_zeroed(data.train_images, known & ~aside),
         train_labels=blanked(data.train_labels, known & ~aside),
     )
-
-
-def _same_places(data: Dataset) -> bool:
-    return data.rows is not None and np.array_equal(np.sort(data.rows[0]), np.sort(data.rows[1]))
 
 
 def _back(data: Dataset) -> NDArray[np.int64]:

@@ -213,7 +213,8 @@ class CurveScores(SummedScores):
         scores = super().contributions(model, records)
         logits = logits_of(self.base.outputs(model, records)).double()
         edges = torch.from_numpy(self.settings.logits).to(logits.device)
-        place = (self._logit(logits).unsqueeze(-1) >= edges).sum(-1)
+        logit = (logits[..., 1] - logits[..., 0]).nan_to_num(nan=0.0, posinf=REACH, neginf=-REACH)
+        place = (logit.unsqueeze(-1) >= edges).sum(-1)
         lag = torch.arange(self.settings.size, device=place.device) - place.unsqueeze(-1)
         root = torch.from_numpy(self.scale * square_root(self.settings.size)).to(place.device)
         column = root[lag.clamp(min=0)].where(lag >= 0, 0.0)
@@ -223,11 +224,6 @@ class CurveScores(SummedScores):
             own = torch.nn.functional.one_hot(cell, 2 * len(each.labels)).double()
             parts.append((own.unsqueeze(-1) * column.unsqueeze(-2)).flatten(-2))
         return torch.cat(parts, -1)
-
-    @staticmethod
-    def _logit(logits: Tensor) -> Tensor:
-        """Of class 1 against 0; what is no number counts as 0."""
-        return (logits[..., 1] - logits[..., 0]).nan_to_num(nan=0.0, posinf=REACH, neginf=-REACH)
 
     def named(self, mean: Tensor) -> dict[str, Tensor]:
         return super().named(mean[..., :2])

@@ -95,14 +95,12 @@ class GhostObjective(ModuleObjective):
                 total += part.total
                 clipped += part.clipped
                 continue
-            for place, piece in zip(torch.split(total, self._sizes()), sums[0], strict=True):
+            sizes = [shape.numel() for shape in self.shapes.values()]
+            for place, piece in zip(torch.split(total, sizes), sums[0], strict=True):
                 if piece is not None:
                     place += piece
             clipped += sums[1]
         return Increment(total, clipped)
-
-    def _sizes(self) -> list[int]:
-        return [shape.numel() for shape in self.shapes.values()]
 
     def _plan(self, point: Tensor, records: Records) -> _Plan | None:
         """None if a pass of zeros fails, or no parameter goes into a known function."""

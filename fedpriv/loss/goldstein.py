@@ -103,11 +103,8 @@ def mean_gradient(objective: Objective, points: Tensor, records: Records) -> Ten
     """The gradient of the mean loss at each of `points` (n, d): an increment whose clip is never reached."""
     count = len(records.labels)
     weights = torch.full((count,), 1.0 / count, dtype=points.dtype, device=points.device)
-    return objective.increment(Query([points]), Batch(records, weights), _unreached(points.dtype)).total
-
-
-def _unreached(dtype: torch.dtype) -> float:
-    return math.sqrt(torch.finfo(dtype).max)
+    clip = math.sqrt(torch.finfo(points.dtype).max)
+    return objective.increment(Query([points]), Batch(records, weights), clip).total
 
 
 def _in_unit_ball(count: int, dimension: int, seed: int) -> Floats:

@@ -183,7 +183,8 @@ class LayeredObjective(OfModule):
         for place, block in enumerate(self.blocks):
             if place:
                 seen.append(block.layer.see(values))
-            values = block.layer.apply(seen[-1], point[block.weight], _optional(point, block.bias))
+            bias = None if block.bias is None else point[block.bias]
+            values = block.layer.apply(seen[-1], point[block.weight], bias)
             kept = []
             for layer in block.after:
                 values, keep = layer.forward(values)
@@ -237,10 +238,6 @@ def _apply(layer: nn.Module, values: Tensor) -> Tensor:
         parameter = next(layer.parameters(), values)
         outputs: Tensor = layer(values.to(parameter.dtype))
     return outputs
-
-
-def _optional(point: dict[str, Tensor], name: str | None) -> Tensor | None:
-    return None if name is None else point[name]
 
 
 def objective_of(

@@ -143,7 +143,7 @@ class TwoClasses:
 
     def _gap(self, rows: NDArray[np.bool_]) -> tuple[float, float, float]:
         """D_b, the variance of its noise, and m_b."""
-        score, inverse = _scores(self.edges), _inverse(len(self.ones))
+        score, inverse = 1.0 / (1.0 + np.exp(-_middles(self.edges))), _inverse(len(self.ones))
         of_ones, of_zeros = ((1.0 - score) * rows) @ inverse, (-score * rows) @ inverse
         noise = self.std**2 * float((of_ones**2).sum() + (of_zeros**2).sum())
         held = float((self._counts(self.ones) + self._counts(self.zeros))[rows].sum())
@@ -196,10 +196,6 @@ def _middles(edges: Floats) -> Floats:
     """Of the bins, the outermost as wide as their neighbours."""
     ends = np.concatenate([[2.0 * edges[0] - edges[1]], edges, [2.0 * edges[-1] - edges[-2]]])
     return np.asarray((ends[1:] + ends[:-1]) / 2.0, np.float64)
-
-
-def _scores(edges: Floats) -> Floats:
-    return np.asarray(1.0 / (1.0 + np.exp(-_middles(edges))), np.float64)
 
 
 @lru_cache(maxsize=8)

@@ -13,14 +13,13 @@ However many directions there are, few are held at a time: those of some records
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.core.random import KeyedNormal, seed_key
@@ -86,27 +85,29 @@ class SeededDirections:
         for seed, own in zip(self.seeds, by_replicate, strict=True):
             name = seed, own.tobytes()
             if name not in by_name:
-                source = self._sources(like.dtype)[seed]
+                source = self._sources[seed, "float32" if like.dtype == torch.float32 else "float64"]
                 if last - first == count:
                     normals = source.of_rows(count * size, silos, slots.t, own)
                 else:
                     ends = count * size, first * size, last * size
-                    normals = np.stack([source.part(*ends, *of) for of in _streams(silos, slots.t, own)])
+                    normals = np.stack(
+                        [
+                            source.part(*ends, int(silo), slots.t, int(row))
+                            for silo, row in zip(silos, own, strict=True)
+                        ]
+                    )
                 joined = torch.from_numpy(normals.reshape(len(own), last - first, size))
                 by_name[name] = joined / torch.linalg.vector_norm(joined, dim=-1, keepdim=True)
             drawn.append(by_name[name])
         return (drawn[0] if len(drawn) == 1 else torch.stack(drawn)).to(like.device)
 
-    def _sources(self, dtype: torch.dtype) -> dict[int, KeyedNormal]:
-        return self._single if dtype == torch.float32 else self._double
-
     @cached_property
-    def _single(self) -> dict[int, KeyedNormal]:
-        return {seed: KeyedNormal(seed_key(seed, "directions"), "float32") for seed in self.seeds}
-
-    @cached_property
-    def _double(self) -> dict[int, KeyedNormal]:
-        return {seed: KeyedNormal(seed_key(seed, "directions"), "float64") for seed in self.seeds}
+    def _sources(self) -> dict[tuple[int, str], KeyedNormal]:
+        return {
+            (seed, dtype): KeyedNormal(seed_key(seed, "directions"), dtype)
+            for seed in self.seeds
+            for dtype in ("float32", "float64")
+        }
 
 
 @dataclass(frozen=True)
@@ -264,8 +265,3 @@ def _apart(records: Records, axes: int) -> Records:
     for _ in range(axes):
         features, labels = features.unsqueeze(axis), labels.unsqueeze(-1)
     return Records(features, labels)
-
-
-def _streams(silos: NDArray[np.int64], t: int, rows: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
-    """The stream of each record's directions: silo, round, row index."""
-    return ((int(silo), t, int(row)) for silo, row in zip(silos, rows, strict=True))

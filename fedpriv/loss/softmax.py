@@ -46,7 +46,13 @@ class Block:
     def rounds(self) -> Iterator[OfBlock]:
         """Each round's records."""
         singles = zip(*(column.unbind() for column in self._records), strict=True)
-        wide = zip(*(self._of_replicates(column).unbind() for column in self._records), strict=True)
+        wide = zip(
+            *(
+                column.unsqueeze(1).expand(-1, self._replicates, *column.shape[1:]).unbind()
+                for column in self._records
+            ),
+            strict=True,
+        )
         for place, (columns, single) in enumerate(zip(wide, singles, strict=True)):
             records = OfBlock(*columns)
             records.single, records.block, records.place = Records(*single), self, place
@@ -59,9 +65,6 @@ class Block:
             found = self._computed[name] = compute(self._records)
         part: Part = found[place]
         return part
-
-    def _of_replicates(self, column: Tensor) -> Tensor:
-        return column.unsqueeze(1).expand(-1, self._replicates, *column.shape[1:])
 
 
 def once(records: Records) -> Records:

@@ -31,7 +31,6 @@ from fedpriv.noise import sensitivity as nonincreasing
 from fedpriv.noise import series
 from fedpriv.noise.integers.fixed_point import ONE, Ints, coefficient, rounded, scaled, scaled_bound
 from fedpriv.noise.integers.strategies import (
-    Factored,
     Group,
     IntegerStrategy,
     IntState,
@@ -41,9 +40,9 @@ from fedpriv.noise.integers.strategies import (
     accumulated,
     participations_of,
 )
-from fedpriv.noise.mechanism import Columns, MechanismState, Sensitivity, column_scale
+from fedpriv.noise.mechanism import Columns, Factored, MechanismState, Sensitivity, column_scale
 from fedpriv.noise.toeplitz import Toeplitz
-from fedpriv.noise.workload import Floats, Workload, powers, restarts
+from fedpriv.noise.workload import Floats, Workload, powers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,9 +87,12 @@ class BufferedToeplitz(Toeplitz):
     """Zeros of C, one below each pole."""
     column_scale: tuple[float, ...] = field(default=(), metadata=SHARED)
     """D_t of every planned round; none is 1 everywhere."""
-    period: int | None = None
+    period: None = None
+    """Always None, as in every ledger."""
 
     def __post_init__(self) -> None:
+        if self.period is not None:
+            raise InputError(f'period = {self.period}: "{self.name}" noise is for sums that never restart')
         if not all(0.0 < factor < math.inf for factor in self.column_scale):
             raise InputError("column_scale: every factor is a finite number above 0")
         series.check_roots(self.theta, self.phi, self.decay)
@@ -103,7 +105,7 @@ class BufferedToeplitz(Toeplitz):
                 f"mechanism = {cls.name!r}: its roots are fitted before a run starts and sent as numbers, and "
                 "here are none; give theta"
             )
-        plain = cls(workload.decay, options.theta, cls._zeros(options), period=workload.period)
+        plain = cls(workload.decay, options.theta, cls._zeros(options))
         return plain.lengthened(workload) if options.scale else plain
 
     @classmethod
@@ -124,7 +126,7 @@ class BufferedToeplitz(Toeplitz):
 
         Guarantee: the sensitivity stays what it was; InputError for participations of which that is not known.
         """
-        if workload.period is not None or not (workload.order.single_pass and workload.equal_clips):
+        if not (workload.order.single_pass and workload.equal_clips):
             raise InputError("scale: noise is scaled in a single pass with the same clip in every round only")
         plain = replace(self, column_scale=())
         return replace(
@@ -134,7 +136,7 @@ class BufferedToeplitz(Toeplitz):
     def certified(self, workload: Workload) -> Sensitivity:
         self.check(workload)
         longer = replace(workload, clips=workload.clips * self._scale(workload.rounds))
-        return nonincreasing.of_series(longer, self.strategy(workload.block))
+        return nonincreasing.of_series(longer, self.strategy(workload.rounds))
 
     def columns(self, workload: Workload) -> Columns:
         plain, scale = super().columns(workload), self._scale(workload.rounds)
@@ -165,7 +167,7 @@ class BufferedToeplitz(Toeplitz):
             return self._scaled_noise(state, t, fresh)
         if not self._modes:
             return fresh, ()
-        if restarts(t, self.period):
+        if t == 1:
             return fresh, (fresh,) * len(self._modes)
         noise = fresh.add(state[0], alpha=self._modes[0].gain)
         for mode, kept in zip(self._modes[1:], state[1:], strict=True):
@@ -188,8 +190,8 @@ class BufferedToeplitz(Toeplitz):
 
     def integer(self, workload: Workload) -> Factored:
         """C of the rounded poles and residues; φ follows from them, so that B is the inverse of that C."""
-        strategy = buffered(self.theta, self.phi, period=self.period)
-        strategy = replace(strategy, digits=min(_DIGITS, strategy.carried(workload.block).bit_length()))
+        strategy = buffered(self.theta, self.phi)
+        strategy = replace(strategy, digits=min(_DIGITS, strategy.carried(workload.rounds).bit_length()))
         theta = tuple(root / ONE for root in strategy.theta)
         phi = tuple(max(0.0, root) if root > -_NO_ROOT else root for root in phi_of(strategy).tolist())
         decay = rounded(self.decay)
@@ -208,7 +210,7 @@ class BufferedToeplitz(Toeplitz):
             raise InputError(f"round {t}: column_scale is planned for {len(self.column_scale)} rounds")
         share = 1.0 / self.column_scale[t - 1]
         last = 1 if self.decay > 0.0 else 0
-        if restarts(t, self.period):
+        if t == 1:
             noise = fresh * share
             return noise, ((noise,) * last) + (fresh,) * len(self.phi)
         increment = fresh * share
@@ -228,8 +230,6 @@ class BufferedToeplitz(Toeplitz):
         advance, added = np.diag([self.decay, *self.phi]), np.ones(size)
         weights, factors = np.array(self._inverse_residues), self._scale(rounds)
         for t in range(1, rounds + 1):
-            if restarts(t, self.period):
-                spread = np.zeros((size, size))
             advance[0, 1:] = weights / factors[t - 1]
             added[0] = 1.0 / factors[t - 1]
             spread = advance @ spread @ advance.T + np.outer(added, added)
@@ -322,7 +322,6 @@ class IntegerBuffered(IntegerStrategy):
     theta: tuple[int, ...]
     omega: tuple[int, ...]
     digits: int = 0
-    period: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.theta) != len(self.omega) or not 0 <= self.digits <= _MOST_DIGITS:
@@ -336,17 +335,16 @@ class IntegerBuffered(IntegerStrategy):
             raise InputError("the buffers' weights add up to more than 1: C would not fall")
 
     def groups(self, rounds: int, participations: int) -> tuple[Group, ...]:
-        block = rounds if self.period is None else min(self.period, rounds)
-        return (Group(rounds, 1.0, len(self.theta) + self._carried(block) / 2**self.digits),)
+        return (Group(rounds, 1.0, len(self.theta) + self._carried(rounds) / 2**self.digits),)
 
-    def carried(self, block: int) -> int:
-        """Number of roundings of a buffer that one output can have in it after `block` rounds, rounded up."""
-        return math.ceil(self._carried(block))
+    def carried(self, rounds: int) -> int:
+        """Number of roundings of a buffer that one output can have in it after so many rounds, rounded up."""
+        return math.ceil(self._carried(rounds))
 
-    def _carried(self, block: int) -> Fraction:
+    def _carried(self, rounds: int) -> Fraction:
         return sum(
             (
-                Fraction(omega, ONE) * accumulated(theta, block)
+                Fraction(omega, ONE) * accumulated(theta, rounds)
                 for theta, omega in zip(self.theta, self.omega, strict=True)
             ),
             Fraction(0),
@@ -355,9 +353,7 @@ class IntegerBuffered(IntegerStrategy):
     def reach(self, loads: Sequence[Load]) -> Reach:
         largest = inside = 0
         buffers = [0] * len(self.theta)
-        for t, (load,) in enumerate(loads, start=1):
-            if restarts(t, self.period):
-                buffers = [0] * len(self.theta)
+        for (load,) in loads:
             read = sum(scaled_bound(b, omega, self.digits) for b, omega in zip(buffers, self.omega, strict=True))
             largest = max(largest, load + read)
             buffers = [
@@ -370,7 +366,7 @@ class IntegerBuffered(IntegerStrategy):
     def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:
         """The state holds the buffers."""
         fresh = sums << self.digits
-        if not state or restarts(t, self.period):
+        if not state:
             return sums, (fresh,) * len(self.theta)
         total, buffers = sums.copy(), []
         for buffer, theta, omega in zip(state, self.theta, self.omega, strict=True):
@@ -379,9 +375,7 @@ class IntegerBuffered(IntegerStrategy):
         return total, tuple(buffers)
 
 
-def buffered(
-    theta: Sequence[float], phi: Sequence[float], digits: int = 0, period: int | None = None
-) -> IntegerBuffered:
+def buffered(theta: Sequence[float], phi: Sequence[float], digits: int = 0) -> IntegerBuffered:
     """The strategy of the roots θ_1 > φ_1 > θ_2 > φ_2 > … ≥ 0, θ_1 ≤ 1; InputError if they do not interlace."""
     exact = [[Fraction(root) for root in roots] for roots in (theta, phi)]
     mixed = [root for pair in zip(*exact, strict=False) for root in pair]
@@ -392,7 +386,6 @@ def buffered(
         tuple(coefficient(root) for root in theta),
         tuple(round(_residue(exact[0], exact[1], i) * ONE) for i in range(len(theta))),
         digits,
-        period,
     )
 
 
@@ -431,6 +424,6 @@ def _series_spread(strategy: IntegerBuffered, mechanism: BufferedToeplitz, workl
 
     A column of C moves by that much at most, and the sensitivity is at least the record's largest norm.
     """
-    apart = series_of(strategy, workload.block) - mechanism.strategy(workload.block)
-    rounding = 2.0**-44 * math.sqrt(workload.block)  # of either series, whose terms are at most 1
+    apart = series_of(strategy, workload.rounds) - mechanism.strategy(workload.rounds)
+    rounding = 2.0**-44 * math.sqrt(workload.rounds)  # of either series, whose terms are at most 1
     return 1 + Fraction(participations_of(workload) * (float(np.linalg.norm(apart)) + rounding))

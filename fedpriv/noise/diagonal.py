@@ -28,7 +28,6 @@ from fedpriv.core.replicates import SHARED
 from fedpriv.noise import sensitivity as nonincreasing
 from fedpriv.noise.integers.fixed_point import ONE, Ints, coefficient, rounded, scaled, scaled_bound
 from fedpriv.noise.integers.strategies import (
-    Factored,
     Group,
     IntegerStrategy,
     IntState,
@@ -40,6 +39,7 @@ from fedpriv.noise.integers.strategies import (
 from fedpriv.noise.mechanism import (
     Blocks,
     Columns,
+    Factored,
     Mechanism,
     MechanismState,
     Sensitivity,

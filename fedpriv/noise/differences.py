@@ -44,8 +44,8 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import SHARED
 from fedpriv.noise import nodes
 from fedpriv.noise.integers.fixed_point import Ints, coefficient, rounded
-from fedpriv.noise.integers.strategies import Factored, Group, IntegerStrategy, IntState, Lattice, Load, Reach
-from fedpriv.noise.mechanism import Mechanism, MechanismState, Sensitivity, check_matches
+from fedpriv.noise.integers.strategies import Group, IntegerStrategy, IntState, Lattice, Load, Reach
+from fedpriv.noise.mechanism import Factored, Mechanism, MechanismState, Sensitivity, check_matches
 from fedpriv.noise.nodes import cover
 from fedpriv.noise.tree import BinaryTree, IntegerTree, level_spread
 from fedpriv.noise.workload import Floats, Workload

@@ -13,6 +13,8 @@ of increment t divided by D_t (`BufferedToeplitz.column_scale`).
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -20,13 +22,12 @@ from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError
 from fedpriv.noise import series
+from fedpriv.noise.integers.strategies import IntegerStrategy, Lattice, participations_of
 from fedpriv.noise.workload import Floats, Workload, per_period
 from fedpriv.participation.orders import Schedule
 
 if TYPE_CHECKING:  # the algebra and the command line start without torch
     from torch import Tensor
-
-    from fedpriv.noise.integers.strategies import Factored
 
 
 _STEPS = 1000
@@ -289,6 +290,45 @@ class Mechanism(Protocol):
         takes apart; and for one whose C has no exact form.
         """
         raise InputError(f"{type(self).__name__}: its noise cannot be added to integers; use another mechanism")
+
+
+@dataclass(frozen=True)
+class Factored:
+    """A factorization A = B C with C on integers.
+
+    `workload` has the clips in real units, and the decay that `strategy` has; `mechanism` supplies B and the
+    sensitivity, for the coefficients that `strategy` has.
+    """
+
+    strategy: IntegerStrategy
+    mechanism: Mechanism
+    workload: Workload
+    spread: Fraction = Fraction(1)
+    """Factor of the sensitivity where the strategy's coefficients are the mechanism's only nearly."""
+
+    in_parts: ClassVar[bool] = False
+    """Whether an increment's parts are clipped apart, and a round takes a vector for each."""
+
+    def part_clips(self, t: int) -> tuple[float, ...]:
+        """The norm bound of one record in each vector of round t, in real units."""
+        return (float(self.workload.clips[t - 1]),)
+
+    def stretch(self, t: int) -> float:
+        """Factor of increments of round t, and of their clips, before they become integers."""
+        return 1.0
+
+    def certified(self, lattice: Lattice) -> float:
+        """The sensitivity of C for integers of norm K_t under zero-out, in units."""
+        return self._in_units(self.mechanism, lattice)
+
+    @property
+    def participations(self) -> int:
+        """In how many rounds a record takes part at most."""
+        return participations_of(self.workload)
+
+    def _in_units(self, mechanism: Mechanism, lattice: Lattice) -> float:
+        norms = np.array([float(lattice.norm(clip)) for clip in self.workload.clips.tolist()])
+        return mechanism.sensitivity(dataclasses.replace(self.workload, clips=norms))
 
 
 def check_matches(workload: Workload, decay: float, period: int | None) -> None:

@@ -17,9 +17,8 @@ from fedpriv.core.extensions import changed, load_extensions
 from fedpriv.noise.buffered import BufferedOptions, BufferedToeplitz, LambdaCgd
 from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian, ScheduledGaussian, ScheduledOptions
 from fedpriv.noise.differences import AlignedDifferences
-from fedpriv.noise.integers.strategies import Factored
-from fedpriv.noise.measured import check_noise, measured_form
-from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.measured import check_noise
+from fedpriv.noise.mechanism import Factored, Mechanism
 from fedpriv.noise.phased import PhaseEnds
 from fedpriv.noise.sliding import SlidingDifferences
 from fedpriv.noise.toeplitz import (
@@ -183,7 +182,11 @@ def check_known(mechanism: Mechanism, workload: Workload, algorithm: str) -> Non
 def integer_form(mechanism: Mechanism, workload: Workload) -> Factored:
     """The integer half of a mechanism; InputError if it has none.
 
-    Guarantee: the class of one of fedpriv's mechanisms is believed, as its file proves; of any other the
-    sensitivity is measured.
+    Guarantee: it is that of a class of fedpriv, whose file proves its sensitivity.
     """
-    return mechanism.integer(workload) if type(mechanism) in _OURS else measured_form(mechanism, workload)
+    if type(mechanism) not in _OURS:
+        raise InputError(
+            f"mechanism {mechanism.name!r} is none of fedpriv's, and those alone run on integers: take one, or "
+            "floating point in a simulation"
+        )
+    return mechanism.integer(workload)

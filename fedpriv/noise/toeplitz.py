@@ -37,10 +37,11 @@ from fedpriv.core.replicates import SHARED
 from fedpriv.noise import sensitivity as nonincreasing
 from fedpriv.noise import series
 from fedpriv.noise.integers.fixed_point import ONE, Ints, coefficient, scaled, scaled_bound
-from fedpriv.noise.integers.strategies import Factored, Group, IntegerStrategy, IntState, Load, Reach
+from fedpriv.noise.integers.strategies import Group, IntegerStrategy, IntState, Load, Reach
 from fedpriv.noise.mechanism import (
     Blocks,
     Columns,
+    Factored,
     Mechanism,
     MechanismState,
     Sensitivity,
@@ -56,11 +57,10 @@ if TYPE_CHECKING:
 class Toeplitz(Mechanism):
     """Noise C^-1 z on the increments, summed like them, for a Toeplitz C ≥ 0 with ones on its diagonal.
 
-    C has coefficients that never increase, and restarts with the sums.
+    C has coefficients that never increase, and the sums never restart.
     """
 
     decay: float
-    period: int | None = None
 
     def strategy(self, count: int) -> Floats:
         """The coefficients of C that are not 0, at most `count`."""
@@ -72,15 +72,15 @@ class Toeplitz(Mechanism):
 
     def check(self, workload: Workload) -> None:
         """InputError for a workload that the mechanism does not factor."""
-        check_matches(workload, self.decay, self.period)
+        check_matches(workload, self.decay, None)
 
     def certified(self, workload: Workload) -> Sensitivity:
         self.check(workload)
-        return nonincreasing.of_series(workload, self.strategy(workload.block))
+        return nonincreasing.of_series(workload, self.strategy(workload.rounds))
 
     def columns(self, workload: Workload) -> Columns:
         self.check(workload)
-        return toeplitz_columns(self.strategy(workload.block), workload)
+        return toeplitz_columns(self.strategy(workload.rounds), workload)
 
     @property
     def fresh_std(self) -> float:
@@ -89,11 +89,11 @@ class Toeplitz(Mechanism):
 
     def variance(self, workload: Workload) -> Floats:
         self.check(workload)
-        return per_period(workload, lambda rounds: np.cumsum(self.rows(rounds) ** 2))
+        return np.cumsum(self.rows(workload.rounds) ** 2)
 
     def noise_series(self, workload: Workload) -> Floats | None:
         self.check(workload)
-        return None if self.period is not None else self.rows(workload.rounds)
+        return self.rows(workload.rounds)
 
 
 def _noise(

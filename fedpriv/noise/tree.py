@@ -21,7 +21,6 @@ from fedpriv.noise import nodes
 from fedpriv.noise import sensitivity as participation
 from fedpriv.noise.integers.fixed_point import ONE, Ints, coefficient, rounded, scaled, scaled_bound, squarings
 from fedpriv.noise.integers.strategies import (
-    Factored,
     Group,
     IntegerStrategy,
     IntState,
@@ -30,7 +29,7 @@ from fedpriv.noise.integers.strategies import (
     check_decay,
     participations_of,
 )
-from fedpriv.noise.mechanism import Columns, Mechanism, MechanismState, Sensitivity, check_matches
+from fedpriv.noise.mechanism import Columns, Factored, Mechanism, MechanismState, Sensitivity, check_matches
 from fedpriv.noise.sensitivity import tightened
 from fedpriv.noise.workload import Floats, Workload, per_period, restarts
 from fedpriv.participation.orders import Separated

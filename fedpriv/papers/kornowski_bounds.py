@@ -261,7 +261,7 @@ def plan_multi(
     """Theorem 4.1 with D and T repaired: all of `records` in every round, `target` is β."""
     lipschitz, smoothing = problem.lipschitz, problem.smoothing
     radius = min(smoothing * target**2 / (4.0 * lipschitz**2), smoothing / 4.0)
-    rounds = _ceiling(rounds_factor * problem.gap * lipschitz**2 / (smoothing * target**3))
+    rounds = math.ceil(rounds_factor * problem.gap * lipschitz**2 / (smoothing * target**3) - ROUNDING)
     period = _clamp(_nearest(smoothing / (radius * math.sqrt(problem.dimension))), 1, rounds)
     rounds = max(rounds, paper_window(radius, smoothing))
     anchor_clip, clip = lipschitz, problem.difference_clip(radius)
@@ -346,10 +346,6 @@ def _finished(
         step=radius / (norm * math.sqrt(window)),
         bound=explicit_bound(problem, radius, window, rounds // window, norm, error),
     )
-
-
-def _ceiling(value: float) -> int:
-    return math.ceil(value - ROUNDING)
 
 
 def _nearest(value: float) -> int:

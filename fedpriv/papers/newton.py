@@ -38,7 +38,7 @@ from fedpriv.loss.estimators import PlainGradient, Round
 from fedpriv.loss.linear import LogisticRegression
 from fedpriv.loss.objective import UNCLIPPED, Batch, Evaluation, Increment, Objective, Query, Records, View
 from fedpriv.loss.ridge import Coefficient, Published, intervals
-from fedpriv.papers.base import Algorithm, Positive, Problem, Settings, independent
+from fedpriv.papers.base import Algorithm, Positive, Settings, independent
 from fedpriv.participation.dependence import Dependence
 
 MOST = 50
@@ -241,11 +241,6 @@ class NewtonSettings(Settings):
     )
 
 
-def _parameters(problem: Problem) -> int:
-    """p of p + p(p + 1)/2."""
-    return (math.isqrt(9 + 8 * problem.dimension) - 3) // 2
-
-
 def _kappa(settings: NewtonSettings) -> float:
     share = settings.curvature_share
     return settings.clip / settings.curvature_clip * math.sqrt(share / (1.0 - share))
@@ -277,6 +272,8 @@ NOISY_NEWTON = Algorithm(
     estimator=lambda settings, _problem: PlainGradient(settings.clip / math.sqrt(1.0 - settings.curvature_share)),
     mechanism=independent,
     optimizer=lambda settings, problem, _noise_std: NoisyNewton(
-        _parameters(problem), _kappa(settings), settings.penalty
+        (math.isqrt(9 + 8 * problem.dimension) - 3) // 2,  # p of p + p(p + 1)/2
+        _kappa(settings),
+        settings.penalty,
     ),
 )

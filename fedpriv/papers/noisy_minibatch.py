@@ -76,13 +76,6 @@ def _setting(examples: int, rounds: int, sigma: float, smallest: float, small: C
     return NoisyMinibatch(rounds, batch, sigma, (small, Condition("K ≤ n", batch, examples)))
 
 
-def _authors_numbers(settings: StepSettings, problem: Problem) -> tuple[Prescription, ...]:
-    return (
-        _authors_number("moments accountant", by_moments, settings.clip, problem),
-        _authors_number("advanced composition", by_advanced_composition, settings.clip, problem),
-    )
-
-
 @refused_in_words
 def _authors_number(
     name: str,
@@ -114,6 +107,9 @@ NOISY_MINIBATCH = Algorithm(
     mechanism=independent,
     # w_{r+1} = Π_K(w_r - η (1/M) Σ_i g~_{r,i}), output the mean of the iterates
     optimizer=lambda settings, _problem, _noise_std: ProjectedSGD(settings.step, settings.radius, averaged=True),
-    theorems=_authors_numbers,
+    theorems=lambda settings, problem: (
+        _authors_number("moments accountant", by_moments, settings.clip, problem),
+        _authors_number("advanced composition", by_advanced_composition, settings.clip, problem),
+    ),
     excess_risk=averaged_risk,
 )

@@ -183,14 +183,6 @@ def _step(settings: Mu2Settings, problem: Problem, noise_std: float) -> float:
     return min(settings.diameter / (released_std * math.sqrt(problem.rounds * problem.dimension)), smooth)
 
 
-def _prescribed(settings: Mu2Settings, problem: Problem) -> tuple[Prescription, ...]:
-    """Both theorems: one record of each silo a round, each in one round."""
-    return tuple(
-        _prescription(f"Theorem {number} ({server} server)", trusted, settings, problem)
-        for number, server, trusted in (("5.2", "untrusted", False), ("6.2", "trusted", True))
-    )
-
-
 @refused_in_words
 def _prescription(name: str, trusted: bool, settings: Mu2Settings, problem: Problem) -> Prescription:
     if problem.epsilon is None or settings.diameter / 2.0 > problem.convex_within:
@@ -229,7 +221,11 @@ DP_MU2_FL = Algorithm(
         radius=settings.diameter / 2.0,
         following=settings.output == "next",
     ),
-    theorems=_prescribed,
+    # one record of each silo a round, each in one round
+    theorems=lambda settings, problem: (
+        _prescription("Theorem 5.2 (untrusted server)", False, settings, problem),
+        _prescription("Theorem 6.2 (trusted server)", True, settings, problem),
+    ),
     published="points",
     name_of_mu="rho",
 )

@@ -46,12 +46,9 @@ def explain(
     unknown = [key for key, findings in by_key.items() if findings[0]["type"] == "extra_forbidden"]
     first = unknown[0] if unknown else next(iter(by_key))  # what was mistyped, before what is missing without it
     line = _line(by_key[first], model, prefix, beside)
-    more = len(by_key) - 1 - len(_meant_by(by_key[first][0], model) & _missing(by_key))
+    missing = {key for key, findings in by_key.items() if findings[0]["type"] == "missing"}
+    more = len(by_key) - 1 - len(_meant_by(by_key[first][0], model) & missing)
     return f"{line} (and {more} more)" if more else line
-
-
-def _missing(by_key: Mapping[str, list[ErrorDetails]]) -> set[str]:
-    return {key for key, findings in by_key.items() if findings[0]["type"] == "missing"}
 
 
 def _meant_by(finding: ErrorDetails, model: type[BaseModel]) -> set[str]:

@@ -271,6 +271,8 @@ class StoredAudit:
 
 def power_words(sees: Mapping[str, float], trials: int) -> str:
     """How little noise an audit of so many trials would see, in one sentence; shares are rounded down."""
+    if not sees:
+        return "not calculated where rounds are secret; audit a copy with federation.sampling=fixed"
     seen = {name: math.floor(100.0 * share + 1e-9) / 100.0 for name, share in sees.items()}
     named = ", ".join(f"σ × {share:.2f} ({name})" for name, share in seen.items() if share > 0.0)
     if not named:

@@ -236,22 +236,13 @@ def _csv(results: Results) -> str:
     writer.writerow([*results.axes, "metric", "mean", "std", "seeds", "published", "difference", *facts, "ledger"])
     for point in points(results):
         cell: Mapping[str, Any] = next(iter(cells_at(results, point)), {})
+        claim = None if not cell else "DIFFERS" if cell["cell"] in results.differs else "ok"
         for metric in metrics_of(results):
             comparison = compare(results, metric, point)
             measured = astuple(comparison.measured) if comparison.measured else (None, None, 0)
             figures = [metric.title, *measured, comparison.published, comparison.difference]
-            writer.writerow([*point.values(), *figures, *map(cell.get, facts), _ledger(results, cell)])
+            writer.writerow([*point.values(), *figures, *map(cell.get, facts), claim])
     return buffer.getvalue()
-
-
-def _ledger(results: Results, cell: Mapping[str, Any]) -> str | None:
-    """What `fedpriv privacy ledger` says of a cell; None where none is finished."""
-    return None if not cell else "DIFFERS" if cell["cell"] in results.differs else "ok"
-
-
-def _latex(results: Results) -> str:
-    """One booktabs table each."""
-    return "\n".join(_tabular(results, table) for table in tables_of(results))
 
 
 def _tabular(results: Results, table: Table) -> str:
@@ -287,4 +278,8 @@ def _escape(text: str) -> str:
     return re.sub(r"(?<!\S)([+-])(?=\d|\s)", r"$\1$", text.translate(_LATEX))
 
 
-STYLES: dict[Style, Callable[[Results], str]] = {"markdown": _markdown, "csv": _csv, "latex": _latex}
+STYLES: dict[Style, Callable[[Results], str]] = {
+    "markdown": _markdown,
+    "csv": _csv,
+    "latex": lambda results: "\n".join(_tabular(results, table) for table in tables_of(results)),
+}

@@ -15,7 +15,7 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -28,7 +28,9 @@ from fedpriv.core.errors import CodeError, FedprivError, InputError, RunError, p
 from fedpriv.core.figures import lower_figure, upper_figure
 from fedpriv.core.limits import mebibytes
 from fedpriv.core.random import SERVER
+from fedpriv.core.signed import bounded_int, no_number
 from fedpriv.loss.imported import is_import_path
+from fedpriv.loss.indicators import StatisticsSettings
 from fedpriv.loss.models import SHIPPED as SHIPPED_MODELS
 from fedpriv.loss.objective import Objective
 from fedpriv.noise.registry import AUTO
@@ -41,9 +43,7 @@ from fedpriv.plan.plan import Plan, plan_of
 from fedpriv.plan.task import ModelInputs
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
-from fedpriv.silo.counted import uncounted
 from fedpriv.silo.memory import LONGEST_STATE, state_of, taken_by
-from fedpriv.silo.numbers import bounded_int, no_number, numbers_in
 from fedpriv.silo.policy import Policy, presuming, unaccountable
 from fedpriv.silo.prices import Cost, cost_of, priced_stream, prices_of
 from fedpriv.silo.shard import Shard
@@ -124,7 +124,7 @@ ROUNDING = 1 + 1e-9
 _LONGEST_NAME = 128
 _MOST_MISSED = 2**25
 """Values of noise of left-out rounds: some ten seconds of a processor."""
-_NO_MECHANISM = "is none of fedpriv's, and allow.mechanisms does not name it"
+_NO_MECHANISM = "is none of fedpriv's, and those alone add noise in a guard"
 LONGEST_SCENARIO = 2**16
 """Bytes of a scenario as JSON."""
 _MOST_SILOS = 100_000  # a plan holds a weight for each, and a server may claim any number
@@ -204,7 +204,7 @@ class Admission:
         try:
             with self._refusing():
                 tree = json.loads(cell_json, parse_constant=no_number, parse_int=bounded_int)
-                for section, name, number in numbers_in(tree):
+                for section, name, number in _numbers_in(tree):
                     self._check_number(section, name, number)
                 if isinstance(tree, dict) and (reason := self._unknown(tree)) is not None:
                     raise InputError(reason)
@@ -254,7 +254,7 @@ class Admission:
                 )
         noise = tree.get("algorithm")
         asked = noise.get("mechanism") if isinstance(noise, dict) else None
-        if isinstance(asked, str) and asked not in (*SHIPPED_MECHANISMS, AUTO, *allow.mechanisms):
+        if isinstance(asked, str) and asked not in (*SHIPPED_MECHANISMS, AUTO):
             return f"algorithm.mechanism = {asked[:100]!r} {_NO_MECHANISM}"
         federation = tree.get("federation")
         order = federation.get("sampling") if isinstance(federation, dict) else None
@@ -285,7 +285,7 @@ class Admission:
         allow, number, federation = self.policy.allow, self.policy.silo, cell.federation
         if not number < federation.silos <= _MOST_SILOS:
             raise self.refusal(f"the scenario has {federation.silos} silos, and this is number {number}")
-        if (reason := unaccountable(cell) or uncounted(self.policy, cell)) is not None:
+        if (reason := unaccountable(cell) or _uncounted(self.policy, cell)) is not None:
             raise self.refusal(reason)
         if federation.total_rounds > allow.rounds:
             raise self.refusal(f"the scenario has {federation.total_rounds} rounds, allowed are {allow.rounds}")
@@ -355,7 +355,7 @@ class Admission:
     def _cost(self, cell: Cell, plan: Plan) -> Cost:
         """What it costs; RunError if the policy is exceeded."""
         allow, number = self.policy.allow, self.policy.silo
-        if plan.mechanism.name not in (*SHIPPED_MECHANISMS, *allow.mechanisms):
+        if plan.mechanism.name not in SHIPPED_MECHANISMS:
             raise self.refusal(f"the noise of {cell.algorithm.name!r}, {plan.mechanism.name!r}, {_NO_MECHANISM}")
         if (reason := presuming(plan)) is not None:
             raise self.refusal(reason)
@@ -396,3 +396,31 @@ class _Refusing:
         if isinstance(error, Exception) and not isinstance(error, FedprivError):
             _log.warning("silo %d: a scenario cannot be planned: %s", self.silo, printable(repr(error)))
             raise RunError(f"silo {self.silo} refuses: the scenario cannot be planned") from None
+
+
+def _uncounted(policy: Policy, cell: Cell) -> str | None:
+    """Why a policy allows no statistics that a scenario asks for; None if it does, or none are asked for.
+
+    This is data minimisation: the budget protects, within which a model may ask about every column.
+    """
+    if not isinstance(settings := cell.model.settings, StatisticsSettings):
+        return None
+    columns = () if policy.table is None else policy.table.raw
+    if max(settings.columns) >= len(columns):
+        return "statistics are of the columns of a table, and these records have no such columns"
+    asked = {columns[place] for place in settings.columns}
+    if unknown := sorted(asked - set(policy.allow.statistics)):
+        return f"statistics of {unknown[0]!r} are asked for, and allow.statistics does not name it"
+    return None
+
+
+def _numbers_in(tree: Any, section: str = "", name: str = "") -> Iterable[tuple[str, str, float]]:
+    """Every number of a scenario: its section, its dotted name, and itself."""
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _numbers_in(value, section or str(key)[:40], f"{name}.{str(key)[:40]}".lstrip("."))
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _numbers_in(value, section, name)
+    elif isinstance(tree, int | float) and not isinstance(tree, bool):
+        yield section, name, tree

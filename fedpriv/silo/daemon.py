@@ -14,7 +14,6 @@ import queue
 import shutil
 import signal
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -39,7 +38,6 @@ from fedpriv.silo.guards import Guards, open_guards
 from fedpriv.silo.ledger import LedgerError
 from fedpriv.silo.masks import CARD_BYTES
 from fedpriv.silo.memory import hold_to
-from fedpriv.silo.narrowing import RELOAD, narrowing
 from fedpriv.silo.policy import Policy, read_policy
 from fedpriv.silo.seen import Events
 
@@ -122,8 +120,8 @@ def serve(policy_path: Path, ready: Callable[[Path], None] = lambda _: None, met
     torch.set_num_threads(1)
     policy = read_policy(policy_path)
     guards = open_guards(policy, partial(within, _PLANNING, _WAITING))
-    desk = Desk(policy, guards, partial(read_policy, policy_path), figures=metrics is not None)
-    signal.signal(signal.SIGHUP, lambda *_: desk.reload_soon())
+    desk = Desk(policy, guards, figures=metrics is not None)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # neither a terminal that closes nor a `reload` ends a guard
     threading.stack_size(_STACK)
     hold_to(policy.allow.memory)
     with _listening(policy) as listener, metrics_served(metrics, desk.figures):
@@ -159,16 +157,6 @@ def _open_to(socket: Path, group: str) -> None:
         raise InputError(f"group = {group!r}: cannot be given the socket {socket}: {error}") from None
 
 
-_RELOAD: dict[str, Any] = {RELOAD: True}
-"""The request to read the policy again: this very object, so that no message can be it."""
-
-
-def _peer(connection: socket.socket) -> int:
-    """The user at the other end of a Unix socket, as the system knows it."""
-    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", told)[1])
-
-
 class Desk:
     """Where requests wait for the guard."""
 
@@ -176,13 +164,12 @@ class Desk:
         self,
         policy: Policy,
         guards: Guards,
-        read: Callable[[], Policy] | None = None,
         *,
         figures: bool = False,
     ) -> None:
-        """`read` reads the policy again; by default it stays as it is.  `figures`: somebody will ask for them."""
-        self._policy, self._guards, self._read = policy, guards, read or (lambda: policy)
-        self._waiting: queue.SimpleQueue[Asked] = queue.SimpleQueue()  # a signal's handler may put into it
+        """`figures`: somebody will ask for them."""
+        self._policy, self._guards = policy, guards
+        self._waiting: queue.SimpleQueue[Asked] = queue.SimpleQueue()
         self._events = Events()
         self._watched = figures
         self._figures = self._seen()
@@ -254,10 +241,6 @@ class Desk:
             if header.get("health"):
                 self._wait_for_a_tick()
                 return Reply({"healthy": self._healthy()})
-            if header.get(RELOAD):
-                if _peer(connection) not in (0, os.geteuid()):
-                    raise ValueError("a policy is its owner's")
-                return self.reload_soon().result()
             length = receive_length(connection, self._longest_query, _PATIENCE)
             with self._room:  # taken once a query begins to come, which then has to go on
                 query = receive_content(connection, length, _COMING + length / _LEAST_RATE)
@@ -267,28 +250,6 @@ class Desk:
         except (ValueError, RecursionError):
             self._wait_for_a_tick()
             return _refused("the request is malformed or too long", final=True)
-
-    def reload_soon(self) -> "Future[Reply]":
-        """Read the policy again, once what is asked before is answered; for this program's own user."""
-        asked = Asked(_RELOAD, bytearray(), Future())
-        self._waiting.put(asked)
-        return asked.reply
-
-    def _reload(self) -> Reply:
-        """Take up the policy if it is narrower: rounds from the next one on are answered by it.
-
-        Guarantee: no policy is taken up that allows what the one before does not; see `narrowing`.
-        """
-        try:
-            wanted = self._read()
-            changes = narrowing(self._policy, wanted)
-            guards = self._guards.under(wanted) if changes else self._guards
-        except FedprivError as error:
-            _log.warning("the policy is not taken up: %s", error)
-            return _refused(f"the guard goes on by the policy that it has: {error}", final=True)
-        self._policy, self._guards = wanted, guards
-        _log.info("the policy was read again: %s", "; ".join(changes) or "nothing in it has changed")
-        return Reply({RELOAD: changes})
 
     def _wait_for_a_tick(self) -> None:
         if (tick := self._policy.allow.tick) > 0.0:
@@ -312,8 +273,6 @@ class Desk:
     def _replied(self, asked: Asked) -> Reply:
         """Never an exception: what is wrong with a request is refused, what is wrong here is logged here."""
         try:
-            if asked.header is _RELOAD:
-                return self._reload()
             return self._answer(asked.header, asked.query)
         except FedprivError as error:
             self._events.refused(str(asked.header.get("run")), str(error))

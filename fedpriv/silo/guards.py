@@ -60,12 +60,6 @@ class Guards:
     tests: Guard | None
     """None if no evaluation is answered."""
 
-    def under(self, policy: Policy) -> "Guards":
-        """The guards of the same records and ledgers by another policy, which has the same of them."""
-        room, tests = Room(policy.allow.memory), policy.for_tests
-        asked = None if self.tests is None or tests is None else self.tests.under(tests, room)
-        return Guards(self.training.under(policy, room), asked)
-
 
 def begin_ledgers(policy: Policy) -> list[Policy]:
     """Begin the ledgers of a policy's records, each once; the policies whose ledgers were begun.

@@ -23,7 +23,6 @@ from fedpriv.data.cells import is_table
 from fedpriv.data.schema import TableSchema
 from fedpriv.loss.imported import is_import_path
 from fedpriv.loss.models import MODELS
-from fedpriv.noise.registry import ADDED
 from fedpriv.noise.trust import TRUSTED, UnitName
 from fedpriv.papers.base import Positive
 from fedpriv.papers.table import ALGORITHMS
@@ -171,12 +170,6 @@ class Allowed(BaseModel):
         strict=False,
         description="algorithms beyond those of fedpriv that a scenario may name: rows of `extensions`",
     )
-    mechanisms: tuple[str, ...] = Field(
-        (),
-        strict=False,
-        description="noise mechanisms beyond those of fedpriv that a scenario or a row of `algorithms` may use: "
-        "added by `extensions`; what they cost is measured here",
-    )
     extensions: tuple[str, ...] = Field(
         (),
         strict=False,
@@ -305,7 +298,6 @@ class Policy(BaseModel):
         for key, names, table in (
             ("models", [name for name in allow.models if not is_import_path(name)], MODELS),
             ("algorithms", allow.algorithms, ALGORITHMS),
-            ("mechanisms", allow.mechanisms, ADDED),
         ):
             if unknown := [name for name in names if name not in table]:
                 raise InputError(f"allow.{key}: {unknown[0]!r} is added by none of allow.extensions")

@@ -1,7 +1,6 @@
 """Advise which row, batch, clip, step, rounds and trust to take, from public facts alone.
 
-No record is read: everything follows from `Facts`.  `RULES` holds every rule once, with the measurement behind it;
-the constants below are theirs.
+No record is read: everything follows from `Facts`.  docs/advise.md has the measurement behind every constant.
 
 | here | meaning |
 |---|---|
@@ -46,86 +45,31 @@ LEAST = {True: 3.5, False: 1.5}
 """q of a regression, and of classes, below which a constant does as well."""
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A rule: what is decided, what is taken, why, and what was measured."""
-
-    key: str
-    take: str
-    why: str
-    measured: str
-
-
-RULES: tuple[Rule, ...] = (
-    Rule(
-        "federation.batches",
-        "all records of a silo in every round",
-        "a round's noise is relative to the records that it reads, and rounds that read them all share one budget "
-        "for nothing: the noise of the last model does not depend on how many rounds there are",
-        "Wine, breast cancer, diabetes at ε = 1, best of 6 steps each: 86.6, 94.4 %, R² .38 with 30 full rounds; "
-        "50.8, 85.0 %, .18 with 5 passes in 50 rounds.",
-    ),
-    Rule(
-        "algorithm.name",
-        "dp-sgd with independent noise",
-        "where a record takes part in every round, independent noise has the least error in the sum of all "
-        "rounds; correlated noise (dp-ftrl) is for rounds that read different records",
-        "The same three: dp-ftrl with fitted noise in 5 passes 78.4, 92.5 %, .34; in full rounds its fit is "
-        "independent noise, and its figures are those of dp-sgd.",
-    ),
-    Rule(
-        "federation.rounds",
-        f"{ROUNDS}, up to {MOST_ROUNDS} where the travel needs them, and never more than the network allows",
-        "more rounds cost messages and no privacy, and gain little where noise decides how far a model travels",
-        "Breast cancer at ε = 1: 90.6, 94.2, 93.7 % with 10, 30, 100 rounds, best of 8 steps. MNIST, 20 silos of "
-        "3,000, trusted, ε = 1 (1 seed): 88.0 % with 30, 90.2 % with 100.",
-    ),
-    Rule(
-        "algorithm.clip",
-        f"{CLIP:g} of a record's largest feature norm F",
-        "records then count alike, and only clip times step matters: a small clip cannot diverge",
-        "Breast cancer at ε = 1, clip times 1, 2, 4, 8 at the same travel: 94.1, 94.2, 93.4, 89.7 %; wine 87.8, "
-        "87.3, 80.5, 61.6 %. Where classes are unequal a small clip moves the intercept: Dialysis has the same "
-        "AUC and a test loss of .90 in place of .56.",
-    ),
-    Rule(
-        "algorithm.step",
-        f"travel / (clip · rounds): travel {CLASSES_TRAVEL:g} q^(2/3) for classes, {REAL_TRAVEL:g} q for numbers, "
-        f"and no round that could move a score by more than {CLASSES_TURN:g} (classes / 2)^{TURN_POWER:g}, a "
-        f"number by more than {REAL_TURN:g} half ranges",
-        "noise grows with the travel as the signal does, until the scores are as large as they need to be",
-        "Best travel of 8, untrusted, ε = .1, .3, 1, 3, 8: breast cancer (q = 1.3 to 68) 10, 20, 40, 80, 160; "
-        "wine (q = .6 to 32) 3, 10, 20, 40, 40; MNIST trusted (q = 195) 200. Diabetes, averaged (q = 1.8 to 91): "
-        "1, 3, 10, 20, 20.",
-    ),
-    Rule(
-        "algorithm.output",
-        "the average of the models for numbers, the last one for classes",
-        "steps that overshoot a least-squares minimum are averaged out; classes need the longer way of the last",
-        "Diabetes at ε = 1: R² .386 averaged, .371 last; wine at ε = 1: 83.2 % averaged, 86.0 % last; best of 8 "
-        "steps each.",
-    ),
-    Rule(
-        "algorithm.trust",
-        "as asked; secure aggregation where silos can agree on keys",
-        "M silos that each add noise add √M times that of one; a masked sum has it once, and no server is trusted",
-        "Wine at ε = 1: 86.0 % untrusted, 98.4 % with noise once; breast cancer at ε = .3: 87.4 %, 93.5 %; best "
-        "of 8 steps each.",
-    ),
-    Rule(
-        "federation.sampling",
-        '"fixed"',
-        "where every record is read in every round, a secret order hides nothing",
-        "No measurement: the orders are the same.",
-    ),
-    Rule(
-        "data.scale",
-        "no first step",
-        "noisy means and deviations take budget, and pay where ranges are much wider than the records",
-        "A tenth of μ² for them at ε = 1 (10 seeds): wine 87.8 to 67.6 %, breast cancer 94.1 to 94.2, four "
-        "hospitals 79.8 to 78.1, diabetes R² .38 to .30.",
-    ),
-)
+REASONS = {
+    "federation.batches": "all records of a silo in every round: a round's noise is relative to the "
+    "records that it reads, and rounds that read them all share one budget for nothing: the noise of the "
+    "last model does not depend on how many rounds there are",
+    "algorithm.name": "dp-sgd with independent noise: where a record takes part in every round, "
+    "independent noise has the least error in the sum of all rounds; correlated noise (dp-ftrl) is for "
+    "rounds that read different records",
+    "federation.rounds": f"{ROUNDS}, up to {MOST_ROUNDS} where the travel needs them, and never more than "
+    "the network allows: more rounds cost messages and no privacy, and gain little where noise decides "
+    "how far a model travels",
+    "algorithm.clip": f"{CLIP:g} of a record's largest feature norm F: records then count alike, and only "
+    "clip times step matters: a small clip cannot diverge",
+    "algorithm.step": f"travel / (clip · rounds): travel {CLASSES_TRAVEL:g} q^(2/3) for classes, "
+    f"{REAL_TRAVEL:g} q for numbers, and no round that could move a score by more than {CLASSES_TURN:g} "
+    f"(classes / 2)^{TURN_POWER:g}, a number by more than {REAL_TURN:g} half ranges: noise grows with the "
+    "travel as the signal does, until the scores are as large as they need to be",
+    "algorithm.output": "the average of the models for numbers, the last one for classes: steps that "
+    "overshoot a least-squares minimum are averaged out; classes need the longer way of the last",
+    "algorithm.trust": "as asked; secure aggregation where silos can agree on keys: M silos that each add "
+    "noise add √M times that of one; a masked sum has it once, and no server is trusted",
+    "federation.sampling": '"fixed": where every record is read in every round, a secret order hides nothing',
+    "data.scale": "no first step: noisy means and deviations take budget, and pay where ranges are much "
+    "wider than the records",
+}
+"""Setting and reason of each key; docs/advise.md has the measurement behind it."""
 
 
 @dataclass(frozen=True)
@@ -390,7 +334,7 @@ def _reasons(facts: Facts, tree: Mapping[str, Any], settings: _Settings) -> tupl
         "data.scale": "none",
         **{f"algorithm.{key}": value for key, value in tree["algorithm"].items()},
     }
-    return tuple(Chosen(rule.key, values[rule.key], f"{rule.take}: {rule.why}") for rule in RULES)
+    return tuple(Chosen(key, values[key], reason) for key, reason in REASONS.items())
 
 
 def _others(facts: Facts, forecast: Forecast) -> tuple[str, ...]:

@@ -208,7 +208,7 @@ def _split(question: Question, trusts: Sequence[str], number: int | None, choice
     first = grids[trusts[0]].points[0].cell
     seeds = grids[trusts[0]].seeds
     check_records(first)
-    heads = {seed: _seeded(first, seed) for seed in seeds}
+    heads = {seed: resolve_cell({**first.canonical(), "seed": seed}, first.name) for seed in seeds}
     benches: dict[int, Bench] = {}
     for seed in seeds:
         if benches and _deal_alike(heads[seed], heads[seeds[0]]):  # seeds draw noise alone
@@ -219,7 +219,7 @@ def _split(question: Question, trusts: Sequence[str], number: int | None, choice
         raise InputError(
             "worth: seeds leave different numbers of silos with records; give --seeds 1, or larger silos"
         )
-    records = _of_records(benches, seeds)
+    records = hashlib.sha256("".join(digest_of_silos(benches[seed].silos) for seed in seeds).encode()).hexdigest()
     cells = {
         trust: {
             (point.swept[_EPSILON], point.cell.seed, _setting(point.swept)): point.cell for point in grid.points
@@ -272,10 +272,6 @@ def _split(question: Question, trusts: Sequence[str], number: int | None, choice
     )
     write_kept("worth", key, records, _stored(split))
     return split
-
-
-def _seeded(cell: Cell, seed: int) -> Cell:
-    return resolve_cell({**cell.canonical(), "seed": seed}, cell.name)
 
 
 def _setting(swept: Mapping[str, Any]) -> str:
@@ -387,10 +383,6 @@ def _models(cells: Sequence[Cell]) -> dict[str, Floats]:
     except FedprivError as error:
         raise InputError(f"worth: a run of the grid could not be finished: {error}") from None
     return {_name(once[each.index]): each.finished.model.astype(np.float64) for each in outcomes}
-
-
-def _of_records(benches: Mapping[int, Bench], seeds: Sequence[int]) -> str:
-    return hashlib.sha256("".join(digest_of_silos(benches[seed].silos) for seed in seeds).encode()).hexdigest()
 
 
 def _key(first: Cell, question: Question, cells: Mapping[str, Mapping[CellKey, Cell]]) -> str:

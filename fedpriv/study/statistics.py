@@ -266,20 +266,6 @@ def _crossed(names: list[list[str]]) -> list[tuple[str, ...]]:
     return found
 
 
-def monotone(values: Floats) -> Floats:
-    """The nearest sequence that does not decrease: pool adjacent violators."""
-    means: list[float] = []
-    sizes: list[int] = []
-    for value in values.tolist():
-        means.append(value)
-        sizes.append(1)
-        while len(means) > 1 and means[-2] > means[-1]:
-            size = sizes[-2] + sizes[-1]
-            mean = (means[-2] * sizes[-2] + means[-1] * sizes[-1]) / size
-            means[-2:], sizes[-2:] = [mean], [size]
-    return np.repeat(means, sizes)
-
-
 def _quantiles(
     asked: Asked, table: Cells, group: tuple[str, ...], released: Floats, std: float
 ) -> tuple[list[Estimate], Curve]:
@@ -288,12 +274,14 @@ def _quantiles(
     An interval of the records is where a band of ± 1.96 deviations of the noise of N_k - q n holds 0; one of the
     population has n q (1 - q) beside that noise.
     """
+    from scipy.optimize import isotonic_regression  # slow to import: released quantiles alone pay for it
+
     edges = np.array(table.axes[-1].edges)
     ordered = len(edges) + 1
     root = summing(ordered)
     sums = root @ released[:ordered]
     total, upper = float(sums[-1]), np.append(edges, np.inf)
-    shown = monotone(sums).clip(0.0, max(total, 0.0))
+    shown = isotonic_regression(sums).x.clip(0.0, max(total, 0.0))
     estimates = []
     for share in asked.quantiles:
         apart = sums - share * total

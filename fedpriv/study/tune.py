@@ -28,9 +28,9 @@ from fedpriv.scenario.data import PARTITION_KEYS
 from fedpriv.scenario.load import Point, Scenario, scenario_of
 from fedpriv.scenario.published import Tuned, parsed_assignment
 from fedpriv.scenario.schema import Cell
+from fedpriv.study.grids import HeldOut, Place, Row, Setting, better, places, trial
 from fedpriv.study.results import read_results
 from fedpriv.study.sweep import RunOptions, run_sweep
-from fedpriv.study.tuning_file import HeldOut, Place, Row, Setting, better, places, trial
 
 SETTING = "tune.setting"
 """The axis of the trials' results: a setting's number among those of its row."""
@@ -82,7 +82,8 @@ def tuned_openly(
     choices = []
     for row, settings in rows:
         scores = [statistics.fmean(_score(next(cells), metric) for _ in seeds) for _ in settings]
-        best, *others = sorted(range(len(settings)), key=lambda number: (_badness(metric, scores[number]), number))
+        sign = 1.0 if better(metric, 0.0, 1.0) else -1.0
+        best, *others = sorted(range(len(settings)), key=lambda number: (sign * scores[number], number))
         choices.append(Choice(row, settings[best], scores[best], scores[others[0]] if others else None))
     return choices
 
@@ -222,10 +223,6 @@ def _target(row: Row) -> float:
     if target is None:
         raise InputError('--private: privacy.mode = "none" adds no noise, and what is chosen by it is not private')
     return target
-
-
-def _badness(metric: str, score: float) -> float:
-    return score if better(metric, 0.0, 1.0) else -score
 
 
 def _check_metric(cells: Sequence[Cell], metric: str) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedpriv.data.named import load
-from fedpriv.data.sentences import LENGTH, TOPICS, WORDS, sentences
+from fedpriv.data.synthetic import LENGTH, TOPICS, WORDS, sentences
 
 
 def test_they_are_always_the_same_and_of_the_kinds_that_are_named() -> None:

@@ -1,6 +1,6 @@
 """A mechanism that fedpriv does not ship, with state: a round's noise takes back a share of the row before."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -9,8 +9,6 @@ from torch import Tensor
 import fedpriv
 from fedpriv.core.replicates import SHARED
 from fedpriv.noise import series
-from fedpriv.noise.integers.fixed_point import coefficient, rounded
-from fedpriv.noise.integers.strategies import Factored
 from fedpriv.noise.mechanism import (
     Columns,
     Mechanism,
@@ -20,7 +18,6 @@ from fedpriv.noise.mechanism import (
     toeplitz_columns,
 )
 from fedpriv.noise.sensitivity import of_columns
-from fedpriv.noise.toeplitz import IntegerBanded
 from fedpriv.noise.workload import Floats, Workload
 
 
@@ -64,11 +61,6 @@ class Echo(Mechanism):
         row = fresh.add(before, alpha=-self.share)
         noise = row.add(last, alpha=self.decay)
         return noise, (noise, row)
-
-    def integer(self, workload: Workload) -> Factored:
-        exact = replace(self, decay=rounded(workload.decay), share=rounded(self.share))
-        strategy = IntegerBanded((coefficient(self.share),))
-        return Factored(strategy, exact, replace(workload, decay=exact.decay))
 
 
 fedpriv.add_mechanism(Echo)

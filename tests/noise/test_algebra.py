@@ -130,8 +130,8 @@ STREAMED = [
     BandedSquareRoot(0.7, 3),
     BandedInverseSquareRoot(0.7, 3),
     LeafGaussian(0.7, 4, first=3.0),
-    BufferedToeplitz(0.9, (0.9, 0.4), (0.6, 0.0), period=7),
-    BufferedToeplitz(0.9, (0.9, 0.4), (0.6, 0.0), tuple(1.0 + 0.1 * t for t in range(20)), period=7),
+    BufferedToeplitz(0.9, (0.9, 0.4), (0.6, 0.0)),
+    BufferedToeplitz(0.9, (0.9, 0.4), (0.6, 0.0), tuple(1.0 + 0.1 * t for t in range(20))),
 ]
 
 
@@ -292,7 +292,7 @@ MECHANISMS: list[Mechanism] = [
     BandedSquareRoot(1.0, 4),
     BandedInverseSquareRoot(1.0, 4),
     LambdaCgd(1.0, (0.9,), (0.0,)),
-    BufferedToeplitz(0.9, (0.9, 0.5), (0.7, 0.0), period=6),
+    BufferedToeplitz(0.9, (0.9, 0.5), (0.7, 0.0)),
     BufferedToeplitz(1.0, (0.9, 0.5), (0.7, 0.2), tuple(1.0 + 0.1 * t for t in range(20))),
     LeafGaussian(0.7, 6, 0.25),
     SlidingDifferences(4, 0.3, 1.0, 1.0, 0.1, 0.8, 0.5, 0.4, 0.3, 0.2),

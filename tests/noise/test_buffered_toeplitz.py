@@ -20,16 +20,13 @@ decays = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0.05, 0.999))
 
 
 def strategy(mechanism: BufferedToeplitz, rounds: int) -> Matrix:
-    """C diag(D): Π (I - φ S) Π (I - θ S)^-1 with the shift S, cut at restarts."""
+    """C diag(D): Π (I - φ S) Π (I - θ S)^-1 with the shift S."""
     shift = np.eye(rounds, k=-1)
     c = np.eye(rounds)
     for zero in mechanism.phi:
         c = c @ (np.eye(rounds) - zero * shift)
     for pole in mechanism.theta:
         c = np.linalg.solve(np.eye(rounds) - pole * shift, c)
-    if mechanism.period is not None:
-        block = np.arange(rounds) // mechanism.period
-        c = np.where(np.equal.outer(block, block), c, 0.0)
     return c * np.array(mechanism.column_scale[:rounds] or [1.0] * rounds)
 
 
@@ -38,14 +35,12 @@ def streamed_matrix(mechanism: BufferedToeplitz, rounds: int) -> Matrix:
     for t in range(1, rounds + 1):
         row, state = mechanism.noise(state, t, torch.eye(rounds, dtype=torch.float64)[t - 1])
         rows.append(row.clone())
-        assert len(state) == mechanism.memory_vectors(
-            workload_of(rounds, mechanism.decay, period=mechanism.period)
-        )
+        assert len(state) == mechanism.memory_vectors(workload_of(rounds, mechanism.decay))
     return torch.stack(rows).numpy()
 
 
 @st.composite
-def mechanisms(draw: st.DrawFn, rounds: int, decay: float, period: int | None = None) -> BufferedToeplitz:
+def mechanisms(draw: st.DrawFn, rounds: int, decay: float) -> BufferedToeplitz:
     """Members of every kind: none to three pairs, θ_1 = decay, φ_m = 0, with and without scale."""
     pairs = draw(st.integers(0, 3))
     nonincreasing = [draw(st.sampled_from([1.0, draw(st.floats(0.3, 0.999))]))] if pairs else []
@@ -58,16 +53,16 @@ def mechanisms(draw: st.DrawFn, rounds: int, decay: float, period: int | None = 
     scale: tuple[float, ...] = ()
     if draw(st.booleans()):
         scale = tuple(draw(st.lists(st.floats(0.2, 5.0), min_size=rounds, max_size=rounds + 2)))
-    return BufferedToeplitz(decay, tuple(scaled[0::2]), tuple(scaled[1::2]), scale, period)
+    return BufferedToeplitz(decay, tuple(scaled[0::2]), tuple(scaled[1::2]), scale)
 
 
-@given(data=st.data(), rounds=st.integers(1, 30), decay=decays, period=st.one_of(st.none(), st.integers(1, 32)))
+@given(data=st.data(), rounds=st.integers(1, 30), decay=decays)
 @settings(max_examples=200, deadline=None)
-def test_it_factors_the_workload(data: st.DataObject, rounds: int, decay: float, period: int | None) -> None:
-    mechanism = data.draw(mechanisms(rounds, decay, period))
+def test_it_factors_the_workload(data: st.DataObject, rounds: int, decay: float) -> None:
+    mechanism = data.draw(mechanisms(rounds, decay))
     b, c = streamed_matrix(mechanism, rounds), strategy(mechanism, rounds)
-    np.testing.assert_allclose(b @ c, workload_matrix(rounds, decay, period), atol=1e-11)
-    workload = workload_of(rounds, decay, period=period)
+    np.testing.assert_allclose(b @ c, workload_matrix(rounds, decay), atol=1e-11)
+    workload = workload_of(rounds, decay)
     np.testing.assert_allclose(mechanism.variance(workload), np.sum(b**2, axis=1), rtol=1e-9, atol=1e-14)
     largest = np.sqrt(np.max(np.sum(c**2, axis=0)))
     assert mechanism.sensitivity(workload) == pytest.approx(largest, rel=1e-11)
@@ -90,10 +85,9 @@ def test_its_coefficients_never_increase_and_are_never_negative(
 @given(data=st.data(), rounds=st.integers(1, 20), decay=decays)
 @settings(max_examples=200, deadline=None)
 def test_every_fixed_order_is_exact(data: st.DataObject, rounds: int, decay: float) -> None:
-    period = data.draw(st.one_of(st.none(), st.integers(1, 24)))
-    mechanism = data.draw(mechanisms(rounds, decay, period))
+    mechanism = data.draw(mechanisms(rounds, decay))
     rounds_per_epoch = data.draw(st.integers(max(1, rounds // 8), 24))
-    workload = Workload(Schedule(rounds, rounds_per_epoch), decay, data.draw(clip_norms(rounds)), period)
+    workload = Workload(Schedule(rounds, rounds_per_epoch), decay, data.draw(clip_norms(rounds)))
     found = mechanism.certified(workload)
     assert found.exact
     assert found.value == pytest.approx(farthest(strategy(mechanism, rounds), workload), rel=1e-10)
@@ -105,10 +99,9 @@ def test_every_fixed_order_is_exact(data: st.DataObject, rounds: int, decay: flo
 def test_separated_patterns_are_exact_or_say_that_they_are_bounds(
     data: st.DataObject, rounds: int, decay: float
 ) -> None:
-    period = data.draw(st.one_of(st.none(), st.integers(1, 14)))
-    mechanism = data.draw(mechanisms(rounds, decay, period))
+    mechanism = data.draw(mechanisms(rounds, decay))
     pattern = Separated(rounds, data.draw(st.integers(1, 4)), data.draw(st.integers(1, 14)))
-    workload = Workload(pattern, decay, data.draw(clip_norms(rounds)), period)
+    workload = Workload(pattern, decay, data.draw(clip_norms(rounds)))
     found, moved = mechanism.certified(workload), farthest(strategy(mechanism, rounds), workload)
     assert found.value >= moved * (1.0 - 1e-12)
     if found.exact:
@@ -190,7 +183,7 @@ def test_a_run_that_stops_early_keeps_its_strategy_and_a_longer_one_is_refused()
         (lambda: BufferedToeplitz(1.0, (math.nan,), (0.5,)), "θ_1 > φ_1"),
         (lambda: BufferedToeplitz(1.0, (0.9,), (math.nan,)), "θ_1 > φ_1"),
         (lambda: BufferedToeplitz(1.5).certified(workload_of(3, 1.0)), "decay = 1.5"),
-        (lambda: BufferedToeplitz(1.0, period=0).certified(workload_of(3, 1.0)), "period = 0"),
+        (lambda: BufferedToeplitz.from_data({"period": 4}), "period = 4: .* never restart"),
         (lambda: BufferedToeplitz(1.0, column_scale=(1.0, 0.0)), "column_scale"),
         (lambda: BufferedToeplitz(1.0, column_scale=(math.inf,)), "column_scale"),
         (lambda: BufferedToeplitz(0.5, (0.4,), (0.1,)).sensitivity(workload_of(3, 1.0)), "decay = 0.5"),

@@ -125,6 +125,8 @@ def test_a_whole_run_through_guards_that_are_killed_and_restarted(
 def test_the_daemon_survives_nonsense_and_clients_that_vanish(tmp_path: Path) -> None:
     with answering(write_silo(tmp_path)) as process:
         nonsense_is_refused(tmp_path)
+        process.send_signal(signal.SIGHUP)
+        assert not isinstance(ask(tmp_path / "0.sock", "hung-up", CELL, 1, ZERO.numpy()), Refusal)
         assert process.poll() is None
 
 

@@ -97,6 +97,19 @@ def test_a_restarted_guard_goes_on_with_the_noise_of_its_ledger(tmp_path: Path) 
         assert torch.equal(released, silo.message(expected.vector, t, b"", state.chain))
 
 
+def test_a_smaller_budget_holds_for_a_run_under_way_from_the_restart_on(tmp_path: Path) -> None:
+    path = write_silo(tmp_path, budget=4.0)
+    first = guard_of(path).answer("run", CELL, 1, ZERO)
+    path.write_text(path.read_text().replace("budget = 4.0", "budget = 3.9"))
+    restarted = guard_of(path)
+    with pytest.raises(RunError, match=r"with all before 4; the budget is 3\.9"):
+        restarted.answer("run", CELL, 2, ZERO)
+    path.write_text(path.read_text().replace("budget = 3.9", "budget = 4.0"))
+    restarted = guard_of(path)
+    assert torch.equal(restarted.answer("run", CELL, 1, ZERO), first)
+    assert torch.isfinite(restarted.answer("run", CELL, 2, ZERO)).all()
+
+
 def test_a_run_cannot_change_its_scenario(tmp_path: Path) -> None:
     guard = guard_of(write_silo(tmp_path))
     guard.answer("run", CELL, 1, ZERO)

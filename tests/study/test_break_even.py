@@ -30,7 +30,6 @@ from fedpriv.study.break_even import (
     crossing,
     epsilon_words,
     estimate,
-    isotonic,
     verdict,
 )
 from fedpriv.study.joining import Question, joining
@@ -75,8 +74,13 @@ def test_the_line_crosses_zero_in_log_epsilon() -> None:
     assert crossing(GRID, np.array([-2.0, -1.0, -1.0, 1.0, 2.0, 2.0])) == pytest.approx(math.sqrt(3.0))
     assert crossing(GRID, np.ones(6)) == 0.0
     assert math.isinf(crossing(GRID, -np.ones(6)))
-    assert isotonic(np.array([1.0, 0.0, 2.0])).tolist() == [0.5, 0.5, 2.0]
     assert [epsilon_words(value, GRID) for value in (0.0, 1.64, math.inf)] == ["below 0.1", "1.6", "above 30"]
+
+
+def test_a_line_that_falls_is_pooled_where_settings_are_the_best_in_hindsight() -> None:
+    gains = np.array([1.0, 0.0, 2.0])[:, None, None]
+    for monotone, line in ((True, [0.5, 0.5, 2.0]), (False, [1.0, 0.0, 2.0])):
+        assert break_even(GRID[:3], gains, 0.0, monotone=monotone).line.tolist() == line
 
 
 def test_the_interval_is_scaled_by_what_splits_share() -> None:

@@ -18,8 +18,8 @@ from fedpriv.plan.plan import plan_of
 from fedpriv.plan.task import spread, task_of_cell
 from fedpriv.scenario.load import load_scenario, resolve_cell
 from fedpriv.study import tune as search
+from fedpriv.study.grids import HeldOut, Row, check_grid, held_out_of, settings_of, trial
 from fedpriv.study.tune import check_promise, tuned_privately
-from fedpriv.study.tuning_file import HeldOut, Row, check_grid, held_out_of, settings_of, trial
 from tests.cli.command import fedpriv, refusal
 from tests.conftest import small_tree
 from tests.data.tables import rows, table_tree, write_csv

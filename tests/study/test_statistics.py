@@ -19,7 +19,7 @@ from fedpriv.data.schema import TableSchema
 from fedpriv.engines.table import engine_named
 from fedpriv.loss.indicators import PRESENT, Cells, extent_of, square_root, summing
 from fedpriv.scenario.statistics import Asked, read_plan
-from fedpriv.study.statistics import TRUSTS, Statistics, TableResult, monotone, result_of
+from fedpriv.study.statistics import TRUSTS, Statistics, TableResult, result_of
 from tests.data.tables import SCHEMA, rows, write_csv
 from tests.silo.test_statistics import FILLED, TABLES
 
@@ -214,9 +214,6 @@ def test_a_curve_ends_where_too_few_are_at_risk_and_never_rises() -> None:
     assert list(curve.values) == sorted(curve.values, reverse=True)
     assert all(low <= value <= high for low, value, high in zip(curve.low, curve.values, curve.high, strict=True))
 
-
-def test_monotone_is_the_nearest_sequence_that_does_not_fall() -> None:
-    assert monotone(np.array([1.0, 3.0, 2.0, 2.0, 5.0])).tolist() == pytest.approx([1.0, 7 / 3, 7 / 3, 7 / 3, 5.0])
     assert summing(5) @ summing(5) == pytest.approx(np.tril(np.ones((5, 5))))
     assert square_root(1).tolist() == [1.0]
 

@@ -19,9 +19,7 @@ from fedpriv.plan.task import spread, task_of_cell
 from fedpriv.scenario.load import load_scenario, resolve_cell
 from fedpriv.show.statement import statements
 from fedpriv.show.summary import choice_of_settings
-from fedpriv.study.results import read_results
-from fedpriv.study.tune import noisy_score
-from fedpriv.study.tuning_file import (
+from fedpriv.study.grids import (
     chosen_settings,
     grid_around,
     held_out_of,
@@ -30,6 +28,8 @@ from fedpriv.study.tuning_file import (
     settings_of,
     trial,
 )
+from fedpriv.study.results import read_results
+from fedpriv.study.tune import noisy_score
 from tests.cli import command
 from tests.cli.command import refusal
 from tests.conftest import small_tree

@@ -56,7 +56,10 @@ class OrderedBatches:
         self._schedule, self._silo_weights, self._sizes = schedule, silo_weights, batch_sizes
         self._train, self._dtype, device = train, dtype, train.features.device
         self._there = there
-        orders = {id(of_silos): _by_place(of_silos, schedule.batches_held) for of_silos in shares}
+        orders = {  # (places, records of all silos): a row is one batch of their orders
+            id(of_silos): torch.cat([share.view(schedule.batches_held, -1) for share in of_silos], dim=1)
+            for of_silos in shares
+        }
         self._places = torch.stack(list(orders.values()), dim=1).to(device)
         numbered = list(orders)
         self._orders = [numbered.index(id(of_silos)) for of_silos in shares]
@@ -128,11 +131,6 @@ class OrderedBatches:
         """Where to find the records of `count` batches, one batch after another, silo after silo."""
         silos = torch.arange(len(self._sizes)).repeat_interleave(torch.tensor(self._sizes)).repeat(count)
         return silos.argsort(stable=True)
-
-
-def _by_place(shares: Sequence[Tensor], places: int) -> Tensor:
-    """The records of all silos that are one batch of their orders: (places, records of all silos)."""
-    return torch.cat([share.view(places, -1) for share in shares], dim=1)
 
 
 class Sampled(NamedTuple):

@@ -4,7 +4,7 @@ Noise does not depend on the trajectory, so blocks of rounds are drawn in a thre
 interpreter lock) while the current block is consumed.  Replicates that differ only in how much noise they add
 share their draws, since a stream is keyed by the seed: the same vectors, scaled.
 
-A device draws the keyed noise itself, without copies (device_noise.py).
+A device draws noise by its own generator, without copies: other numbers of the same distribution.
 """
 
 import itertools
@@ -12,18 +12,19 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
-from fedpriv.core.random import simulation_noise
-from fedpriv.engines.vectorized.device_noise import DeviceNormal
+from fedpriv.core.random import seed_key, simulation_noise
 from fedpriv.noise.trust import Noise, NoiseSource
 
 _AGGREGATE = 0xFFFF_FFFE  # an owner number of its own: never the stream of a silo or of the server
 _BLOCK_VALUES = 2**21
 _LONGEST_BLOCK = 256
+_DEVICE_VALUES = 2**22  # normals that a device holds at a time, beside their sum
 _AHEAD = 2  # blocks; one thread draws them, since a second one would fight the first for the interpreter
 
 _CPU = torch.device("cpu")
@@ -40,7 +41,7 @@ def aggregate(noise: Noise) -> Noise:
 
 
 @dataclass(frozen=True)
-class _Stream:
+class NoiseSum:
     """A seed and the owners whose vectors are summed with relative weights (the first has weight 1)."""
 
     seed: int
@@ -81,7 +82,7 @@ class NoiseFeed:
         self._in_units = in_units and len(self._streams) == 1 < len(noises)
         self._on_cpu = device.type == "cpu"
         self._sums = [
-            _host_sums(one, size, dtype) if self._on_cpu else _device_sums(one, size, dtype, device)
+            _host_sums(one, size, dtype) if self._on_cpu else DeviceSums(one, size, dtype, device)
             for one in self._streams
         ]
         self._rounds, self._size, self._draws = rounds, size, draws
@@ -155,7 +156,7 @@ class NoiseFeed:
         )
 
 
-def _host_sums(stream: _Stream, size: int, dtype: torch.dtype) -> _Sums:
+def _host_sums(stream: NoiseSum, size: int, dtype: torch.dtype) -> _Sums:
     kind = np.dtype(np.float32 if dtype == torch.float32 else np.float64)
     source = simulation_noise(stream.seed, kind)
 
@@ -170,10 +171,29 @@ def _host_sums(stream: _Stream, size: int, dtype: torch.dtype) -> _Sums:
     return sums
 
 
-def _device_sums(stream: _Stream, size: int, dtype: torch.dtype, device: torch.device) -> _Sums:
-    source = DeviceNormal(stream.seed, dtype, device)
-    weights = torch.tensor(stream.relative, dtype=dtype).to(device)
-    return lambda rounds, node: source.weighted_sums(size, stream.owners, weights, rounds, node)
+class DeviceSums:
+    """A stream's noise, drawn by the generator of a device.
+
+    Each vector is a function of seed, owners, round and node, so that a run can be resumed.  The generator is
+    torch's and no cipher: simulations alone draw here, and nothing that leaves a silo or a server.
+    """
+
+    def __init__(self, stream: NoiseSum, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._stream, self._generator = stream, Generator(device)
+        self._weights = torch.tensor(stream.relative, dtype=dtype).to(device)
+        self._sums = partial(torch.zeros, dtype=dtype, device=device)
+        self._normals = partial(torch.randn, dtype=dtype, device=device)
+        self._size = size
+
+    def __call__(self, rounds: Sequence[int], node: int) -> Tensor:
+        sums = self._sums(len(rounds), self._size)
+        for row, t in zip(sums, rounds, strict=True):
+            purpose = "noise of a device", str(self._stream.owners), str(t), str(node)
+            key = seed_key(self._stream.seed, *purpose)
+            generator = self._generator.manual_seed(int.from_bytes(key[:8], "big") >> 1)
+            for weights in torch.split(self._weights, max(1, _DEVICE_VALUES // self._size)):
+                row += weights @ self._normals(len(weights), self._size, generator=generator)
+        return sums
 
 
 def _amplitude(noise: Noise) -> float:
@@ -181,9 +201,9 @@ def _amplitude(noise: Noise) -> float:
     return first.weight * float(first.std)
 
 
-def _stream(noise: Noise, seed: int) -> _Stream:
+def _stream(noise: Noise, seed: int) -> NoiseSum:
     unit = _amplitude(noise)
-    return _Stream(
+    return NoiseSum(
         seed,
         tuple(source.owner for source in noise.sources),
         tuple(source.weight * float(source.std) / unit for source in noise.sources),

@@ -1,6 +1,12 @@
-"""Loops over values that `fedpriv.core.machine_code` compiles: plain Python with the same results, only slower."""
+"""Loops over values that numba compiles where it is installed (`pip install 'fedpriv[fast]'`).
+
+Without it they are plain Python with the same results, only slower.
+"""
 
 import math
+from collections.abc import Callable
+from functools import cache
+from typing import TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,6 +14,25 @@ from numpy.typing import NDArray
 from fedpriv.noise.integers.fixed_point import Ints
 
 Words = NDArray[np.uint64]
+Code = TypeVar("Code", bound=Callable[..., object])
+
+
+@cache
+def machine_code(function: Code) -> Code | None:
+    """`function` compiled, with the same results; None where numba is not installed.
+
+    Kept on disk where the package lies or in the user's cache, where one of them can be written; else compiled in
+    every process anew, which takes some seconds.  Floating point stays what IEEE 754 says: no operation is
+    reordered, and none is contracted with another.
+    """
+    try:
+        import numba
+    except ImportError:
+        return None
+    try:
+        return cast(Code, numba.njit(function, cache=True, nogil=True))
+    except RuntimeError:  # no folder that can be written
+        return cast(Code, numba.njit(function, nogil=True))
 
 
 def numbered(counters: Words, places: Ints, first: int) -> None:

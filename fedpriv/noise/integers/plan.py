@@ -20,12 +20,12 @@ from fedpriv.noise.integers.claim import (
 from fedpriv.noise.integers.fixed_point import LIMIT
 from fedpriv.noise.integers.strategies import (
     MOST_KAPPA,
-    Factored,
     Group,
     Lattice,
     Load,
     lattice_for,
 )
+from fedpriv.noise.mechanism import Factored
 
 if TYPE_CHECKING:
     pass

@@ -9,13 +9,12 @@ than 0 and 1 its products are rounded to integers, and neighbours may round apar
 A strategy's state as bytes: a header of three numbers, then the vectors, little-endian.
 """
 
-import dataclasses
 import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -23,9 +22,6 @@ from fedpriv.core.errors import InputError, RunError
 from fedpriv.noise.integers.fixed_point import ONE, Ints
 from fedpriv.noise.workload import Workload
 from fedpriv.participation.orders import Separated
-
-if TYPE_CHECKING:
-    from fedpriv.noise.mechanism import Mechanism
 
 MOST_KAPPA = 36
 """The largest clip is 2^36 to 2^37 units, unless sums, noise or words need it to be less."""
@@ -150,45 +146,6 @@ def accumulated(decay: int, rounds: int) -> Fraction:
     if decay in (0, ONE):
         return Fraction(0)
     return min(Fraction(rounds), Fraction(ONE, ONE - decay))
-
-
-@dataclass(frozen=True)
-class Factored:
-    """A factorization A = B C with C on integers.
-
-    `workload` has the clips in real units, and the decay that `strategy` has; `mechanism` supplies B and the
-    sensitivity, for the coefficients that `strategy` has.
-    """
-
-    strategy: IntegerStrategy
-    mechanism: "Mechanism"
-    workload: Workload
-    spread: Fraction = Fraction(1)
-    """Factor of the sensitivity where the strategy's coefficients are the mechanism's only nearly."""
-
-    in_parts: ClassVar[bool] = False
-    """Whether an increment's parts are clipped apart, and a round takes a vector for each."""
-
-    def part_clips(self, t: int) -> tuple[float, ...]:
-        """The norm bound of one record in each vector of round t, in real units."""
-        return (float(self.workload.clips[t - 1]),)
-
-    def stretch(self, t: int) -> float:
-        """Factor of increments of round t, and of their clips, before they become integers."""
-        return 1.0
-
-    def certified(self, lattice: Lattice) -> float:
-        """The sensitivity of C for integers of norm K_t under zero-out, in units."""
-        return self._in_units(self.mechanism, lattice)
-
-    @property
-    def participations(self) -> int:
-        """In how many rounds a record takes part at most."""
-        return participations_of(self.workload)
-
-    def _in_units(self, mechanism: "Mechanism", lattice: Lattice) -> float:
-        norms = np.array([float(lattice.norm(clip)) for clip in self.workload.clips.tolist()])
-        return mechanism.sensitivity(dataclasses.replace(self.workload, clips=norms))
 
 
 def participations_of(workload: Workload) -> int:

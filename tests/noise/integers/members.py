@@ -11,8 +11,8 @@ from fedpriv.noise.buffered import BufferedToeplitz, IntegerBuffered, LambdaCgd,
 from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian, ScheduledGaussian
 from fedpriv.noise.differences import AlignedDifferences
 from fedpriv.noise.integers.fixed_point import ONE, Ints, coefficient
-from fedpriv.noise.integers.strategies import Factored, IntegerStrategy, Lattice, pack, unpack
-from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.integers.strategies import IntegerStrategy, Lattice, pack, unpack
+from fedpriv.noise.mechanism import Factored, Mechanism
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.noise.workload import Workload
@@ -41,8 +41,8 @@ def simple(name: str, decay: float, period: int | None = None) -> Mechanism:
         "banded 1": BandedSquareRoot(decay, 1),
         "banded 4": BandedSquareRoot(decay, 4),
         "banded all": BandedSquareRoot(decay, 100),
-        "lambda-cgd": LambdaCgd(decay, (0.96 * decay or 0.5,), (0.0,), period=period),
-        "blt": BufferedToeplitz(decay, _roots(decay, 0.98, 0.7), _roots(decay, 0.9, 0.3), period=period),
+        "lambda-cgd": LambdaCgd(decay, (0.96 * decay or 0.5,), (0.0,)),
+        "blt": BufferedToeplitz(decay, _roots(decay, 0.98, 0.7), _roots(decay, 0.9, 0.3)),
     }[name]
 
 
@@ -51,7 +51,7 @@ def _roots(decay: float, *shares: float) -> tuple[float, ...]:
 
 
 SIMPLE = ["independent", "scheduled", "tree", "leaf", "banded 1", "banded 4", "banded all", "lambda-cgd", "blt"]
-PERIODIC = ["independent", "tree", "leaf", "lambda-cgd", "blt"]
+PERIODIC = ["independent", "tree", "leaf"]
 
 
 def aligned(decay: float, rounds_per_epoch: int, clip: float = 1.0) -> AlignedDifferences:
@@ -109,7 +109,7 @@ def rows_of_c(name: str, decay: float, rounds: int, period: int | None = None) -
             exact.append(exact[-1] * Fraction(decay) * Fraction(2 * j - 1, 2 * j))
         series = [Fraction(round(c * ONE), ONE) for c in exact]
     if name in ("lambda-cgd", "blt"):
-        strategy = exact_form(name, decay, workload_of(rounds, decay, period=period)).strategy
+        strategy = exact_form(name, decay, workload_of(rounds, decay)).strategy
         assert isinstance(strategy, IntegerBuffered)
         poles = [
             (Fraction(theta, ONE), Fraction(omega, ONE))

@@ -15,7 +15,6 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy.stats import binom, chi2, norm
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.machine_code import machine_code
 from fedpriv.noise.integers import gaussian as discrete_gaussian
 from fedpriv.noise.integers.gaussian import (
     BAND,
@@ -30,7 +29,7 @@ from fedpriv.noise.integers.gaussian import (
     round_noise,
     table_of,
 )
-from fedpriv.noise.integers.kernels import attempts, numbered
+from fedpriv.noise.integers.kernels import attempts, machine_code, numbered
 
 FALSE_ALARM = 1e-6
 KEY = bytes(range(32))

@@ -12,8 +12,7 @@ from fedpriv.noise.integers.fixed_point import packed, sum_of
 from fedpriv.noise.integers.gaussian import START, KeyedIntegers, linked, round_noise
 from fedpriv.noise.integers.increments import integers
 from fedpriv.noise.integers.plan import ExactPlan, ExactRun, fitted
-from fedpriv.noise.integers.strategies import Factored
-from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.mechanism import Factored, Mechanism
 from fedpriv.noise.toeplitz import BandedSquareRoot, RoundedBanded
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.noise.workload import Workload

@@ -115,14 +115,11 @@ def grid_around(cell: Cell) -> dict[str, list[Any]]:
 
 def _is_a_scale(annotation: Any, metadata: Sequence[Any]) -> bool:
     """Tell whether a field takes every number above 0: one that has an upper end is no scale."""
-    found = [*metadata, *(part for kind in _kinds(annotation) for part in getattr(kind, "__metadata__", ()))]
+    kinds = annotation, *getattr(annotation, "__args__", ())
+    found = [*metadata, *(part for kind in kinds for part in getattr(kind, "__metadata__", ()))]
     flat = [part for each in found for part in (getattr(each, "metadata", None) or [each])]
     ends = {name for part in flat for name in ("gt", "lt", "le") if getattr(part, name, None) is not None}
     return ends == {"gt"}
-
-
-def _kinds(annotation: Any) -> tuple[Any, ...]:
-    return (annotation, *getattr(annotation, "__args__", ()))
 
 
 def chosen_settings(
