@@ -63,30 +63,17 @@ class Need:
         return f"{_mb(self.total)} ({told}{each})"
 
 
-def need_of(cells: Sequence[Cell], engine: str, workers: int = 1, *, roughly: bool = False) -> Need | None:
-    """The most that a run of these cells takes at a time; None for an engine with processes of its own.
-
-    `roughly` takes all cells with the same data and model for one group, which is more, and plans few of them.
-    """
+def need_of(cells: Sequence[Cell], engine: str, workers: int = 1) -> Need | None:
+    """The most that a run of these cells takes at a time; None for an engine with processes of its own."""
     row = ENGINES[engine]
     if row.groups is None or not cells:
         return None
-    together = engine == "vectorized"
-    groups = [[cells[place] for place in members] for members in ([] if roughly else row.groups(cells))]
-    if roughly:
-        kinds = {
-            repr((cell.data.name, cell.model, cell.run, cell.federation, cell.algorithm.name)): cell
-            for cell in cells
-        }
-        groups = [
-            [cell, *(each for each in cells if each is not cell)] if together else [cell]
-            for cell in kinds.values()
-        ]
     largest: dict[str, int] = {}
-    for group in groups:
+    for members in row.groups(cells):
+        group = [cells[place] for place in members]
         task = task_of_cell(group[0])
         plan = plan_of(group[0], task.objective)
-        parts = (_together if together else _in_process)(plan, task, group)
+        parts = (_together if engine == "vectorized" else _in_process)(plan, task, group)
         if sum(parts.values()) > sum(largest.values()):
             largest = parts
     return Need(_resident(), largest, min(workers, len(cells)))
@@ -98,9 +85,7 @@ def check_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> None:
     there, limit = memory_there(processes)
     if ENGINES[engine].groups is None or processes * _without_plans(cells) <= there:
         return  # no plan is needed to see that it fits
-    need = need_of(cells, engine, workers, roughly=True)
-    if need is not None and need.total > there:
-        need = need_of(cells, engine, workers)
+    need = need_of(cells, engine, workers)
     if need is None or need.total <= there:
         return
     remedies = {
