@@ -19,10 +19,9 @@ import pytest
 
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.engines import workers as engine
-from fedpriv.engines.table import Outcome, engine_row
-from fedpriv.engines.workers import Advanced, Began, Evaluated, Event, Kept, Noted, Workers, on_workers, work
+from fedpriv.engines.table import Outcome, engine_named, engine_row
+from fedpriv.engines.workers import Began, Call, Event, Workers, on_workers, work
 from fedpriv.rounds.outcome import (
-    NO_CHECKPOINTS,
     Checkpoints,
     Finished,
     RunObserver,
@@ -128,9 +127,8 @@ def heard_of(
 
     monkeypatch.setattr(engine, "_ray_of", connected)
     cell: Any = SimpleNamespace(schedule=SimpleNamespace(rounds=2), batch_sizes=(1,), canonical=dict)
-    run = engine._run_groups(
-        "vectorized", lambda cells: [[1, 0]], Workers(1), kept or Checkpoints(), [cell, cell], recorder
-    )
+    monkeypatch.setattr(engine, "engine_row", lambda _: SimpleNamespace(groups=lambda _: [[1, 0]]))
+    run = on_workers("vectorized", Workers(1), kept or Checkpoints())([cell, cell], recorder)
     try:
         return list(run), recorder, ray
     finally:
@@ -143,10 +141,21 @@ BEGAN = Began("here", 12, installed())
 def test_a_group_whose_worker_died_is_run_again_and_nothing_is_told_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    first = [BEGAN, Advanced(3), Evaluated(0, 1, {}), Outcome(0, FINISHED), DiedError("the node was taken away")]
+    first = [
+        BEGAN,
+        Call("advanced", (3,)),
+        Call("evaluated", (0, 1, {})),
+        Outcome(0, FINISHED),
+        DiedError("the node was taken away"),
+    ]
     again = [
         Began("there", 7, installed()),
-        *(Advanced(2), Evaluated(0, 1, {}), Advanced(2), Evaluated(0, 2, {})),
+        *(
+            Call("advanced", (2,)),
+            Call("evaluated", (0, 1, {})),
+            Call("advanced", (2,)),
+            Call("evaluated", (0, 2, {})),
+        ),
         *(Outcome(0, FINISHED), Outcome(1, FINISHED)),
     ]
     outcomes, recorder, ray = heard_of([first, again], monkeypatch)
@@ -173,8 +182,13 @@ def test_what_a_worker_kept_is_given_to_the_next_one(monkeypatch: pytest.MonkeyP
 
     cell: Any = SimpleNamespace(canonical=dict)
     name, memory = name_of([digest_of(cell)] * 2), Memory()
-    first = [BEGAN, Kept(name, b"early"), Kept(name, b"late"), DiedError("the node was taken away")]
-    again = [BEGAN, Noted("a line"), Outcome(0, FINISHED), Outcome(1, FINISHED), Kept(name, None)]
+    first = [
+        BEGAN,
+        Call("keep", (name, b"early")),
+        Call("keep", (name, b"late")),
+        DiedError("the node was taken away"),
+    ]
+    again = [BEGAN, Call("noted", ("a line",)), Outcome(0, FINISHED), Outcome(1, FINISHED), Call("drop", (name,))]
     outcomes, recorder, ray = heard_of([first, again], monkeypatch, memory)
     assert [outcome.index for outcome in outcomes] == [1, 0]
     assert ray.before == [{}, {name: b"late"}]
@@ -218,27 +232,20 @@ def test_a_worker_says_what_its_engine_says(scenario: Path, name: str) -> None:
     cells, whole = cells_of(scenario), Recorder()
     row = engine_row(name)
     assert row.groups is not None
-    expected = {
-        outcome.index: outcome.finished
-        for outcome in row.made(Path(), engine_local(), NO_CHECKPOINTS)(cells, whole)
-    }
+    expected = {outcome.index: outcome.finished for outcome in engine_named(name)(cells, whole)}
     told = 0
     for group in row.groups(cells):
         began, *events = work(name, [cells[place].canonical() for place in group], [])
         assert began == Began(began.machine, os.getpid(), installed())  # type: ignore[union-attr]
-        told += sum(event.rounds for event in events if isinstance(event, Advanced))
+        told += sum(
+            event.arguments[0] for event in events if isinstance(event, Call) and event.method == "advanced"
+        )
         for outcome in (event for event in events if isinstance(event, Outcome)):
             same = expected.pop(group[outcome.index])
             assert np.array_equal(outcome.finished.model, same.model)
             assert outcome.finished.metrics == same.metrics
             assert outcome.finished.fraction_clipped == same.fraction_clipped
     assert (expected, told) == ({}, whole.rounds)
-
-
-def engine_local() -> Any:
-    from fedpriv.engines.table import LOCAL
-
-    return LOCAL
 
 
 def test_an_error_of_the_engine_is_raised_by_the_worker(scenario: Path) -> None:
