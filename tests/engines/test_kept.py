@@ -79,12 +79,15 @@ class Told(RunObserver):
 
 
 class Lost:
-    """A run of which the SuperLink knows no more."""
+    """A SuperLink that knows no run any more."""
 
-    class superlink:  # noqa: N801 - an attribute
-        ended = False
+    ended = False
 
-    def status(self) -> str:
+    @property
+    def control(self) -> "Lost":
+        return self
+
+    def status(self, _: int) -> str:
         raise LostRunError("started again")
 
 
@@ -94,13 +97,13 @@ def test_a_run_that_the_superlink_lost_is_told_apart_and_rounds_are_told_once(
     monkeypatch.setattr(deployment, "_STATUS_SECONDS", 0.0)
     monkeypatch.setattr(deployment, "_POLL_SECONDS", 0.0)
     told = Told()
-    progress, reader = Progress(told), FolderReader(tmp_path)
+    progress, reader = Progress(told, 0, 9), FolderReader(tmp_path)
 
     def followed(rounds: str) -> None:
         (tmp_path / "progress").write_text(rounds)
         lost: Callable[[], None] = lambda: None  # noqa: E731
         with pytest.raises(LostRunError):
-            follow(cast(Any, Lost()), reader, 0, 9, told, lost, progress)
+            follow(cast(Any, Lost()), 1, reader, lost, progress)
 
     for rounds in ("4", "1", "6"):  # the second server begins again, from its journal
         followed(rounds)
