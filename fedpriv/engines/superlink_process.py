@@ -32,13 +32,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.logs import log_as_service
-from fedpriv.engines.certificates import Ends, Renewed, check_certificates, ends_of
+from fedpriv.engines.certificates import Ends, Revoked, check_certificates, ends_of, file_stamps, registered
 from fedpriv.engines.flower_private.executor import SERVERAPP, SIMULATION, executor_command
 from fedpriv.engines.flower_private.kept import KeptRuns
 from fedpriv.engines.flower_private.names import CONTROL, FLEET, RUNTIME
 from fedpriv.engines.flower_private.presence import STATUS, Presence
 from fedpriv.engines.flower_private.superlink import superlink_app
-from fedpriv.engines.node_keys import Revoked, registered
 from fedpriv.engines.processes import (
     AUTHORITY,
     CERTIFICATE,
@@ -236,21 +235,22 @@ class _Fleet:
     """The certificate that SuperNodes see: told of before it ends, and taken up anew when its files change."""
 
     def __init__(self, config: uvicorn.Config, keys: Path) -> None:
-        self._config, self._keys = config, keys
-        self._renewed = Renewed(keys / CERTIFICATE, keys / KEY)
+        self._config = config
+        self._files = keys / CERTIFICATE, keys / KEY
+        self._stamps = file_stamps(*self._files)
         self._ends = Ends(keys / AUTHORITY, keys / CERTIFICATE)
 
     def look(self) -> None:
         self._ends.look()
-        if not self._renewed.changed() or not self._config.loaded or self._config.ssl is None:
+        before, self._stamps = self._stamps, file_stamps(*self._files)
+        if self._stamps == before or not self._config.loaded or self._config.ssl is None:
             return
         try:
-            check_certificates(self._keys / CERTIFICATE)
-            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(  # first where it breaks nothing
-                self._keys / CERTIFICATE, self._keys / KEY
-            )
-            self._config.ssl.load_cert_chain(self._keys / CERTIFICATE, self._keys / KEY)
+            check_certificates(self._files[0])
+            trial = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)  # where a broken one breaks nothing
+            for context in (trial, self._config.ssl):
+                context.load_cert_chain(*self._files)
         except (InputError, OSError) as error:
             _log.warning("a certificate that changed is not taken up: %s", error)
         else:
-            _log.info("%s: the certificate that is there now is served", self._keys / CERTIFICATE)
+            _log.info("%s: the certificate that is there now is served", self._files[0])

@@ -153,7 +153,6 @@ def test_a_certificate_that_was_renewed_is_served_without_a_restart_and_a_broken
     served = uvicorn.Config(None, ssl_certfile=keys / "server.pem", ssl_keyfile=keys / "server.key")
     served.load()
     fleet = superlink_process._Fleet(served, keys)
-    fleet._renewed._every = 0.0
     first = serial(served)
     certificates.renew(keys, authority)
     fleet.look()
