@@ -33,10 +33,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.logs import log_as_service
 from fedpriv.engines.certificates import Ends, Revoked, check_certificates, ends_of, file_stamps, registered
+from fedpriv.engines.flower_private import STATUS
 from fedpriv.engines.flower_private.executor import SERVERAPP, SIMULATION, executor_command
-from fedpriv.engines.flower_private.kept import KeptRuns
 from fedpriv.engines.flower_private.names import CONTROL, FLEET, RUNTIME
-from fedpriv.engines.flower_private.presence import STATUS, Presence
+from fedpriv.engines.flower_private.presence import KeptRuns, Presence
 from fedpriv.engines.flower_private.superlink import superlink_app
 from fedpriv.engines.processes import (
     AUTHORITY,

@@ -10,10 +10,10 @@ import pytest
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.engines import deployment
 from fedpriv.engines.deployment import Progress, follow
-from fedpriv.engines.flower_private import kept
+from fedpriv.engines.flower_private import presence
 from fedpriv.engines.flower_private.control import LostRunError
-from fedpriv.engines.flower_private.kept import KeptRuns
 from fedpriv.engines.flower_private.names import LIST_RUNS
+from fedpriv.engines.flower_private.presence import KeptRuns
 from fedpriv.engines.superlink import simulating_superlink
 from fedpriv.protocol.cell_folder import FolderReader
 from fedpriv.rounds.outcome import RunObserver
@@ -42,7 +42,7 @@ def test_runs_are_kept_and_those_that_were_under_way_have_ended(
         "finished:failed (the SuperLink was started again)",
         "finished:completed",
     ]
-    monkeypatch.setattr(kept, "_MAX_RUNS", 3)
+    monkeypatch.setattr(presence, "_MOST_RUNS", 3)
     after.keep(run(number, "pending") for number in range(10, 12))
     assert [each["run"] for each in KeptRuns(path).known()] == ["8", "10", "11"]
     unwritten = KeptRuns(None)
