@@ -17,7 +17,7 @@ from fedpriv.core.limits import REMEDIES, limits, taken
 from fedpriv.engines.table import ENGINES
 from fedpriv.engines.vectorized.silos import BESIDE_COPIES
 from fedpriv.participation.orders import PublicOrder
-from fedpriv.rounds.plan import Plan, plan_of, problem_of
+from fedpriv.rounds.plan import Plan, plan_of
 from fedpriv.rounds.round import rounds_ahead
 from fedpriv.rounds.task import Task, task_of_cell
 from fedpriv.scenario.schema import Cell
@@ -36,9 +36,6 @@ _SCRATCH = 96 * 2**20
 """What torch and the increments of a few records take whatever the model's size."""
 _BESIDE = 16
 """Numbers that are computed of a record beside its features: scores, slopes, lengths, factors."""
-_LOOSE = 64
-_MOST_POINTS = 4
-"""At which an increment takes gradients."""
 _SHOWN = 2**20
 
 
@@ -81,10 +78,7 @@ def need_of(cells: Sequence[Cell], engine: str, workers: int = 1) -> Need | None
 
 def check_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> None:
     """Count what a run takes; InputError, with the remedy, if the machine, a control group or a limit has less."""
-    processes = min(workers, len(cells))
-    there, limit = memory_there(processes)
-    if ENGINES[engine].groups is None or processes * _without_plans(cells) <= there:
-        return  # no plan is needed to see that it fits
+    there, limit = memory_there(min(workers, len(cells)))
     need = need_of(cells, engine, workers)
     if need is None or need.total <= there:
         return
@@ -98,19 +92,6 @@ def check_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> None:
     first = "; or ".join([remedy for remedy, fits in remedies.items() if fits][:2])
     here = f"here ({limit})" if limit else "here"
     raise InputError(f"memory: a run takes up to {need.words()}, and there are {_mb(there)} {here}: take {first}")
-
-
-def _without_plans(cells: Sequence[Cell]) -> int:
-    """More than a process takes: no state has more vectors than four a round, and no round reads more than all."""
-    sizes = []
-    for cell in cells:
-        task, parts, row = task_of_cell(cell), cell.federation.silos + 1, cell.algorithm.row
-        vectors = _WIDE * task.objective.dimension * parts * (_LOOSE + 4 * cell.schedule.rounds)
-        seen = row.objective(cell.algorithm.settings, problem_of(cell, task.objective), task.objective)
-        drawn = _WIDE * BESIDE_COPIES * seen.beside(_MOST_POINTS, len(task.train.labels))
-        records = 4 * (task.train.features.nbytes + _WIDE * _BESIDE * len(task.train.labels))
-        sizes.append(vectors + drawn + records)
-    return _resident() + _SCRATCH + _FEED * _FEED_VALUES * _WIDE + sum(sizes)
 
 
 def memory_there(processes: int = 1) -> tuple[int, str]:
