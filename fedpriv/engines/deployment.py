@@ -1,13 +1,12 @@
 """Engines that submit a run to a SuperLink: `deployment`, and `ray`, which is Flower's own simulation.
 
-A deployment has a SuperNode and a guard for each silo, which share only the network.  Without an address all of it
-is started here, as processes of this machine; with one, the app is submitted to a SuperLink whose silos other
-people run.  A run's identity is a token that is kept in its folder, since Flower gives a resubmitted run another
-number: silos and server resume from their ledgers under the same token.
+A deployment has a SuperNode and a guard for each silo.  Without an address all of it is started here, as processes
+of this machine; with one, the app is submitted to a SuperLink whose silos other people run.  A run's identity is a
+token that is kept in its folder, since Flower gives a resubmitted run another number: silos and server resume from
+their ledgers under the same token.
 
-A silo of this machine has its own folder, guard and SuperNode, as on a machine of its own.  Guard and SuperNode
-share nothing with the others: the shard, the ledger with its keys and the policy lie in a folder of mode 0700, and
-only the SuperNode talks to the SuperLink.
+A silo of this machine shares nothing with the others, as on a machine of its own: the shard, the ledger with its
+keys and the policy lie in a folder of mode 0700, and only the SuperNode talks to the SuperLink.
 
 Flower's simulation sends every client message of the same apps through a Ray actor.  The progress of either comes
 through the run's folder, its end from Flower.
@@ -204,8 +203,7 @@ def run_deployment(
     """Run cells one after another; see `Engine`.
 
     `folder` is the RUN_DIR: the server writes below it, so that it must be the same folder where the SuperLink
-    runs.  `connection` says where a running SuperLink lets runs be started: `unix:SOCKET` as `fedpriv superlink`
-    makes it, or host:port, over TLS if certificates are given.
+    runs.
     """
     local = connection.superlink is None
     if local:

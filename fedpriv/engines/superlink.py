@@ -1,7 +1,4 @@
-"""A SuperLink, our own as a child process in an empty folder or another organisation's, and runs submitted to it.
-
-Telemetry, update check and the installation of dependencies at run time are off by environment variables.
-"""
+"""A SuperLink, our own as a child process or another organisation's, and runs submitted to it."""
 
 import json
 import secrets

@@ -124,7 +124,7 @@ class Watch:
 
     def ails(self) -> str | None:
         """What ails the service itself; a SuperLink that is away does not."""
-        return late(self._beats, self._part, self._began, tries=self._part == SUPERNODE)
+        return late(self._beats, self._part, self._began)
 
     def figures(self, silo: int) -> list[Figure]:
         """For Prometheus."""

@@ -11,7 +11,6 @@ long vectors still go back: memory for two of each is worse than a round that ta
 import ctypes
 import os
 import re
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -145,20 +144,18 @@ def kept_pages() -> Iterator[None]:
     if libc is None:
         yield
         return
-    with _LOCK:
-        _USERS.append(libc)
-        if not libc.mallopt(_MMAP_THRESHOLD, _LONGEST_KEPT):
-            libc.mallopt(_MMAP_THRESHOLD, _LONGEST_ALLOWED)
-        libc.mallopt(_TRIM_THRESHOLD, _NEVER)
+    _USERS.append(libc)
+    if not libc.mallopt(_MMAP_THRESHOLD, _LONGEST_KEPT):
+        libc.mallopt(_MMAP_THRESHOLD, _LONGEST_ALLOWED)
+    libc.mallopt(_TRIM_THRESHOLD, _NEVER)
     try:
         yield
     finally:
-        with _LOCK:
-            _USERS.pop()
-            if not _USERS:
-                libc.mallopt(_MMAP_THRESHOLD, _LONGEST_ALLOWED)
-                libc.mallopt(_TRIM_THRESHOLD, 2 * _LONGEST_ALLOWED)
-                libc.malloc_trim(0)
+        _USERS.pop()
+        if not _USERS:  # a run that begins here in another thread is slower, and no more
+            libc.mallopt(_MMAP_THRESHOLD, _LONGEST_ALLOWED)
+            libc.mallopt(_TRIM_THRESHOLD, 2 * _LONGEST_ALLOWED)
+            libc.malloc_trim(0)
 
 
 def _glibc() -> ctypes.CDLL | None:
@@ -171,6 +168,5 @@ def _glibc() -> ctypes.CDLL | None:
     return libc if all(hasattr(libc, name) for name in _NAMES) else None
 
 
-_LOCK = threading.Lock()
 _USERS: list[ctypes.CDLL] = []
 """An entry for each run of this process, in all threads, that wants pages to be kept."""

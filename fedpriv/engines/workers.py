@@ -38,22 +38,17 @@ from fedpriv.scenario.schema import Cell
 _TELL_SECONDS = 0.1
 
 
-class Began(NamedTuple):
-    """The first thing a worker says: who it is."""
-
-    machine: str
-    process: int
-    versions: Mapping[str, str]
-
-
 class Call(NamedTuple):
-    """A call of a method of `RunObserver` or `Checkpoints`, which the process that asked for the work makes."""
+    """A call of a method of `RunObserver` or `Checkpoints`, which the process that asked for the work makes.
+
+    The first thing a worker says is who it is: "began", with its machine, its process and its versions.
+    """
 
     method: str
     arguments: tuple[Any, ...]
 
 
-Event = Began | Call | Outcome
+Event = Call | Outcome
 
 
 def work(
@@ -68,7 +63,7 @@ def work(
     one's own: what they define is not known here before they are imported.  `before` are the checkpoints that
     were kept of them, by name.
     """
-    yield Began(socket.gethostname(), os.getpid(), installed())
+    yield Call("began", (socket.gethostname(), os.getpid(), installed()))
     import_files([Path(file) for file in imports])
     resolved = [resolve_cell(cell, "a worker's cell") for cell in cells]
     said: queue.SimpleQueue[Event | BaseException | None] = queue.SimpleQueue()
@@ -213,9 +208,9 @@ def on_workers(name: str, workers: Workers, kept: Checkpoints = NO_CHECKPOINTS) 
 def _heard(event: Event, group: _Group, observer: RunObserver, kept: Checkpoints) -> Iterator[Outcome]:
     """Tell the observer what a worker said, once, however often a group is run."""
     match event:
-        case Began():
-            group.worker = f"worker {event.process} on {printable(event.machine)}"
-            pairs = [(name, event.versions.get(name), here) for name, here in installed().items()]
+        case Call("began", (machine, process, versions)):
+            group.worker = f"worker {process} on {printable(machine)}"
+            pairs = [(name, versions.get(name), here) for name, here in installed().items()]
             if others := [
                 f"{name} {there} where this machine has {here}" for name, there, here in pairs if there != here
             ]:

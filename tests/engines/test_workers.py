@@ -4,6 +4,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -20,7 +21,7 @@ import pytest
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.engines import workers as engine
 from fedpriv.engines.table import Outcome, engine_named, engine_row
-from fedpriv.engines.workers import Began, Call, Event, Workers, on_workers, work
+from fedpriv.engines.workers import Call, Event, Workers, on_workers, work
 from fedpriv.rounds.outcome import (
     Checkpoints,
     Finished,
@@ -135,7 +136,7 @@ def heard_of(
         ray.script.append([])  # so that a failure can be looked at
 
 
-BEGAN = Began("here", 12, installed())
+BEGAN = Call("began", ("here", 12, installed()))
 
 
 def test_a_group_whose_worker_died_is_run_again_and_nothing_is_told_twice(
@@ -149,7 +150,7 @@ def test_a_group_whose_worker_died_is_run_again_and_nothing_is_told_twice(
         DiedError("the node was taken away"),
     ]
     again = [
-        Began("there", 7, installed()),
+        Call("began", ("there", 7, installed())),
         *(
             Call("advanced", (2,)),
             Call("evaluated", (0, 1, {})),
@@ -204,7 +205,7 @@ def test_a_group_that_kills_its_workers_is_named_after_the_third(monkeypatch: py
 
 def test_a_worker_with_other_versions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guarantee: what a worker computes is what this process would."""
-    began = Began("there", 7, {**installed(), "torch": "1.0"})
+    began = Call("began", ("there", 7, {**installed(), "torch": "1.0"}))
     with pytest.raises(RunError, match=r"worker 7 on there has torch 1\.0 where this machine has"):
         heard_of([[began, Outcome(0, FINISHED)]], monkeypatch)
 
@@ -236,7 +237,7 @@ def test_a_worker_says_what_its_engine_says(scenario: Path, name: str) -> None:
     told = 0
     for group in row.groups(cells):
         began, *events = work(name, [cells[place].canonical() for place in group], [])
-        assert began == Began(began.machine, os.getpid(), installed())  # type: ignore[union-attr]
+        assert began == Call("began", (socket.gethostname(), os.getpid(), installed()))
         told += sum(
             event.arguments[0] for event in events if isinstance(event, Call) and event.method == "advanced"
         )

@@ -110,8 +110,8 @@ class Executor:
         try:
             request = ACQUIRE_TASK.request(supported_task_types=self._types)
             answer = self._asking.ask(ACQUIRE_TASK, request)
-        except httpx.HTTPError as error:
-            leave_beat(EXECUTOR, printable(str(error)))
+        except httpx.HTTPError as error:  # no beat: a service whose executor gets no answers is ill
+            _log.debug("no answer: %s", printable(str(error)))
         else:
             leave_beat(EXECUTOR)
             if answer.token and answer.task.type in self._types:

@@ -108,12 +108,10 @@ class Presence:
 def _has_signed(key: bytes, signed: bytes, signature: bytes) -> bool:
     """Whether the signature over `signed` is that of a public key (PEM)."""
     public = serialization.load_pem_public_key(key)
-    try:
+    with suppress(InvalidSignature):
         if isinstance(public, ec.EllipticCurvePublicKey):
             public.verify(signature, signed, ec.ECDSA(hashes.SHA256()))
             return True
-    except InvalidSignature:
-        pass
     return False
 
 
@@ -140,9 +138,10 @@ class KeptRuns:
                 raise InputError(f"--state {path}: cannot be written there")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"--state {path}: cannot be used ({error}); move it away to begin another") from None
+        now = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
         for run in self._runs.values():
             if not run.get("finished"):
-                run.update(state=f"finished:failed ({RESTARTED})", finished=_now())
+                run.update(state=f"finished:failed ({RESTARTED})", finished=now)
 
     def are_due(self) -> bool:
         """Whether it is time to look at the runs again."""
@@ -173,7 +172,3 @@ def _as_data(run: Any) -> dict[str, Any]:
         **{"started": run.running_at, "finished": run.finished_at},
         "folder": run.override_config["out"].string if "out" in run.override_config else "",
     }
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
