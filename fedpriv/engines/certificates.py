@@ -28,7 +28,7 @@ from fedpriv.protocol.metrics import Figure
 _log = logging.getLogger("fedpriv.certificates")
 SOON = datetime.timedelta(days=30)
 """Time before the end of a certificate at which it is told of."""
-_DAY = 86_400.0
+_DAY, _MINUTE = 86_400.0, "%Y-%m-%d %H:%M UTC"
 _LASTS = datetime.timedelta(days=365)
 AUTHORITY_KEY = "ca.key"
 
@@ -51,7 +51,7 @@ class Certificate(NamedTuple):
         """Its file, its owner, its end, and how long that is from now."""
         last, name = self.content.not_valid_after_utc, printable(self.content.subject.rfc4514_string())
         how = f"{self.left.days} days left" if self.left > datetime.timedelta() else "EXPIRED"
-        return f"{self.path}: {name}, until {last:%Y-%m-%d %H:%M} UTC, {how}"
+        return f"{self.path}: {name}, until {last:{_MINUTE}}, {how}"
 
 
 def _now() -> datetime.datetime:
@@ -83,46 +83,41 @@ def check_certificates(*paths: Path) -> None:
     for certificate in (each for path in paths for each in certificates_of(path)):
         first, last = certificate.content.not_valid_before_utc, certificate.content.not_valid_after_utc
         if _now() > last:
-            raise InputError(
-                f"{certificate.path}: the certificate expired on {last:%Y-%m-%d %H:%M} UTC; make a new one"
-            )
+            raise InputError(f"{certificate.path}: the certificate expired on {last:{_MINUTE}}; make a new one")
         if _now() < first:
-            raise InputError(
-                f"{certificate.path}: the certificate is valid from {first:%Y-%m-%d %H:%M} UTC on only"
-            )
+            raise InputError(f"{certificate.path}: the certificate is valid from {first:{_MINUTE}} on only")
 
 
 class Ends:
-    """Logs once a day each certificate in these files that ends within 30 days, and each file that has none."""
+    """When the certificates in these files end."""
 
     def __init__(self, *paths: Path) -> None:
         self._paths, self._told = paths, float("-inf")
 
     def look(self) -> None:
+        """Log once a day each certificate that ends within 30 days, and each file that has none."""
         if time.monotonic() - self._told < _DAY:
             return
         self._told = time.monotonic()
         for path in self._paths:
             try:
-                ending = [certificate for certificate in certificates_of(path) if certificate.ends_soon]
+                for certificate in certificates_of(path):
+                    if certificate.ends_soon:
+                        _log.warning("a certificate ends soon: %s; see `fedpriv certificates`", certificate.line())
             except InputError as error:
                 _log.warning("%s", error)
-                continue
-            for certificate in ending:
-                _log.warning("a certificate ends soon: %s; see `fedpriv certificates`", certificate.line())
 
-
-def ends_of(*paths: Path) -> list[Figure]:
-    """When the certificates in `paths` end, for Prometheus; 0 for a file that has none."""
-    found = []
-    for path in paths:
-        try:
-            end = min(each.content.not_valid_after_utc.timestamp() for each in certificates_of(path))
-        except (InputError, ValueError):
-            end = 0.0
-        about = {"file": path.name}
-        found.append(Figure("fedpriv_certificate_end_seconds", "When it ends, since 1970.", end, about))
-    return found
+    def figures(self) -> list[Figure]:
+        """For Prometheus; 0 for a file that has none."""
+        found = []
+        for path in self._paths:
+            try:
+                end = min(each.content.not_valid_after_utc.timestamp() for each in certificates_of(path))
+            except (InputError, ValueError):
+                end = 0.0
+            about = {"file": path.name}
+            found.append(Figure("fedpriv_certificate_end_seconds", "When it ends, since 1970.", end, about))
+        return found
 
 
 def renew(keys: Path, authority: Path) -> Certificate:

@@ -209,10 +209,22 @@ def run_deployment(
     if local:
         refuse_root("--engine deployment")
     for cell in cells:
-        _refuse_simulated(cell)
+        refuse_vectorized_options(cell, "deployment")
+        if (clients := cell.federation.clients) is not None:
+            raise InputError(
+                f"federation.clients = {clients}: engine deployment has silos with guards, and no clients that "
+                "come and go; use --engine vectorized"
+            )
+        if cell.federation.drop_out or cell.federation.away:
+            raise InputError(
+                "federation.drop_out and federation.away are for simulations: silos of a deployment are away when "
+                'they are; write deployment.missing = "continue" instead'
+            )
     for index, cell in enumerate(cells):
         out = folder.resolve() / "deployment" / digest_of(cell)[:16]
-        token = _token(out)
+        if not (out / "token").exists():
+            write_text(out / "token", secrets.token_hex(16))
+        token = (out / "token").read_text(encoding="utf-8")
         finished = FolderReader(out).result() if (out / "outcome.json").exists() else None
         if finished is None:
             clear(out)
@@ -235,21 +247,6 @@ def run_deployment(
             shutil.rmtree(state_root() / token)
 
 
-def _refuse_simulated(cell: Cell) -> None:
-    """InputError for settings that a simulation alone can honour."""
-    refuse_vectorized_options(cell, "deployment")
-    if (clients := cell.federation.clients) is not None:
-        raise InputError(
-            f"federation.clients = {clients}: engine deployment has silos with guards, and no clients that "
-            "come and go; use --engine vectorized"
-        )
-    if cell.federation.drop_out or cell.federation.away:
-        raise InputError(
-            "federation.drop_out and federation.away are for simulations: silos of a deployment are away when "
-            'they are; write deployment.missing = "continue" instead'
-        )
-
-
 @contextmanager
 def _federation(cell: Cell, connection: Connection, token: str) -> Iterator[tuple[SuperLink, Lost]]:
     """A SuperLink, and what says that a process has ended without which there will be no outcome.
@@ -267,22 +264,12 @@ def _federation(cell: Cell, connection: Connection, token: str) -> Iterator[tupl
         policies = write_silos(cell, state_root() / token, home)
         with federation_superlink(home, len(policies)) as link:
             assert link.address is not None
-            silos = [
-                LocalSilo(number, policy, link.address, node_keys(home, number))
-                for number, policy in enumerate(policies)
-            ]
-            for silo in silos:
-                silo.start()
+            silos = []
+            for number, policy in enumerate(policies):
+                silos.append(LocalSilo(number, policy, link.address, node_keys(home, number)))
+                silos[-1].start()
             needed = [] if cell.deployment.missing == "continue" else silos
             yield link, lambda: next((said for silo in needed if (said := silo.ended()) is not None), None)
-
-
-def _token(out: Path) -> str:
-    """The run's own name: made up once, kept beside what the server writes."""
-    path = out / "token"
-    if not path.exists():
-        write_text(path, secrets.token_hex(16))
-    return path.read_text(encoding="utf-8")
 
 
 def run_ray(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Outcome]:

@@ -60,9 +60,6 @@ class InProcessGrid(Grid):
     def get_node_ids(self) -> Iterable[int]:
         return list(self._contexts)
 
-    def get_nodes(self) -> Iterable[Any]:
-        raise NotImplementedError("an in-process grid knows node ids only")
-
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         return [self._push(message) for message in messages]
 
@@ -114,7 +111,8 @@ def run_inprocess(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Outc
         run_config = run_config_of(cell, Path())
         grid = InProcessGrid(client_app, cell.federation.silos, run_config)
         with flower_quiet(), _rare_garbage_collection(), kept_pages():
-            server_app(lambda _, one=one: one)(grid, grid.server_context(run_config))
+            server = server_app(lambda _: one)  # noqa: B023 - called in this turn
+            server(grid, grid.server_context(run_config))
         assert one.result is not None
         yield Outcome(index, one.result)
 

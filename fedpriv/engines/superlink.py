@@ -106,17 +106,15 @@ def node_keys(home: Path, silo: int) -> Path:
     return home / f"node-{silo}"
 
 
-def start_superlink(home: Path, options: Sequence[str], port: int | None = None, **own: str) -> SuperLink:
+def start_superlink(home: Path, options: Sequence[str], port: int | None = None, **variables: str) -> SuperLink:
     """`fedpriv superlink OPTIONS`, for SuperNodes on a port of 127.0.0.1, once it answers.
-
-    `own` are environment variables of its own.
 
     Guarantee: who cannot enter `home`, which has to be of mode 0700, cannot start a run on it.
     """
     socket = home / "control.sock"
     command = [script("fedpriv"), "superlink", "--control", str(socket), *options]
     command += [] if port is None else ["--port", str(port)]
-    process = start_logged(command, home, "superlink", **own)
+    process = start_logged(command, home, "superlink", **variables)
     link = SuperLink(Control(f"{UNIX}{socket}"), home, None if port is None else f"127.0.0.1:{port}", process)
     deadline = time.monotonic() + _START_SECONDS
     with open_client(link.control.address, None, seconds=2.0) as client:

@@ -155,6 +155,11 @@ class _Group:
     again: int = 0
     """Rounds of this attempt, told before or not."""
 
+    def cost(self) -> int:
+        """Estimate that decides nothing but the order."""
+        first = self.cells[0]
+        return first.schedule.rounds * (24 + len(self.cells) * sum(first.batch_sizes))
+
 
 def on_workers(name: str, workers: Workers, kept: Checkpoints = NO_CHECKPOINTS) -> Engine:
     """The engine of this name, on workers; InputError for one that starts processes of its own.
@@ -170,7 +175,8 @@ def on_workers(name: str, workers: Workers, kept: Checkpoints = NO_CHECKPOINTS) 
         raise InputError(f"--engine {name}: it has processes of its own, and takes neither --workers nor --ray")
 
     def run(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Outcome]:
-        ordered = _costliest_first(groups(cells), cells)
+        found = [_Group(list(members), [cells[member] for member in members]) for members in groups(cells)]
+        ordered = sorted(found, key=_Group.cost, reverse=True)  # the last to be begun should be small
         with _ray_of(workers) as ray:
             running = {_submitted(ray, name, group, kept): group for group in ordered}
             try:
@@ -247,17 +253,6 @@ def _submitted(ray: Any, engine: str, group: _Group, kept: Checkpoints) -> Any:
     before = kept.latest(name)
     found = {} if before is None else {name: before}
     return task.remote(engine, [cell.canonical() for cell in group.cells], imports, found)
-
-
-def _costliest_first(groups: Sequence[Sequence[int]], cells: Sequence[Cell]) -> list[_Group]:
-    """The last to be begun should be small; the estimate decides nothing else."""
-
-    def cost(group: _Group) -> int:
-        first = group.cells[0]
-        return first.schedule.rounds * (24 + len(group.cells) * sum(first.batch_sizes))
-
-    found = [_Group(list(members), [cells[member] for member in members]) for members in groups]
-    return sorted(found, key=cost, reverse=True)
 
 
 @contextmanager

@@ -51,7 +51,7 @@ def control(app: Any, told: Presence, monkeypatch: pytest.MonkeyPatch) -> Contro
         known.keep(await link.runs())
         return {**told.seen(), "runs": known.known()}
 
-    listening = Only(told, CONTROL, pages={STATUS: status})
+    listening = Only(told, CONTROL, status=status)
     make = control_module.open_client
 
     def client(*words: Any, **options: Any) -> Any:
