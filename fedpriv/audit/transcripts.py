@@ -38,7 +38,6 @@ from fedpriv.engines.inprocess import InProcessGrid, flower_quiet
 from fedpriv.loss.estimators import Round
 from fedpriv.noise.integers.fixed_point import sum_of
 from fedpriv.participation.drawn import DrawnOrder
-from fedpriv.protocol.arrays import one_array
 from fedpriv.rounds.plan import Plan, plan_of
 from fedpriv.rounds.round import IntegerArithmetic
 from fedpriv.scenario.schema import Cell
@@ -336,7 +335,7 @@ def broadcasts(plan: Plan, folder: Path, silos: Sequence[Restartable], queries: 
         watched = dataclasses.replace(plan, optimizer=Watching(queries, broadcast))
         with flower_quiet(), ServerJournal(folder / "journal", Entries.of(plan)) as journal:
             if rounds:
-                deployed_strategy(watched, initial, journal).start(grid, one_array(initial), num_rounds=rounds)
+                deployed_strategy(watched, initial, journal).run(grid, rounds)
         silos[0].restart()
     return broadcast
 

@@ -19,7 +19,7 @@ from flwr.clientapp import ClientApp
 from fedpriv.clients.simulated import ContextStore
 from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.loss.objective import Records
-from fedpriv.protocol.arrays import one_array, release_content, vector_in
+from fedpriv.protocol.arrays import release_content, vector_in
 from fedpriv.protocol.cell_folder import run_config_of
 from fedpriv.protocol.messages import key_content, keys_in, number_in, roster_content
 from fedpriv.rounds.plan import plan_of
@@ -67,7 +67,7 @@ def replayed(cell: Cell, silo_keys: list[bytes], server_key: bytes) -> np.ndarra
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        strategy.start(grid, one_array(task.objective.initial()))
+        strategy.run(grid)
     finally:
         torch.set_num_threads(threads)
     return strategy.model.numpy()

@@ -20,7 +20,6 @@ from fedpriv.clients.simulated import client_app_of
 from fedpriv.core.random import integers_key
 from fedpriv.data.named import load
 from fedpriv.engines.inprocess import InProcessGrid
-from fedpriv.protocol.arrays import one_array
 from fedpriv.protocol.cell_folder import run_config_of
 from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.task import spread, task_of_cell
@@ -133,7 +132,7 @@ def deployed(folder: Path, cell: Cell, *, dies_in: int) -> ReleaseStrategy:
             journal.dies_in, journal.after_writing = abs(dies_in), dies_in < 0
             strategy = deployed_strategy(plan, initial, journal)
             with suppress(KilledError):
-                strategy.start(grid, one_array(initial))
+                strategy.run(grid)
         return strategy
 
     served(dies_in)

@@ -10,7 +10,6 @@ from torch import Tensor
 from fedpriv.clients.app import app as client_app
 from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.engines.inprocess import InProcessGrid
-from fedpriv.protocol.arrays import one_array
 from fedpriv.protocol.cell_folder import run_config_of
 from fedpriv.rounds.plan import Plan, plan_of
 from fedpriv.rounds.task import task_of_cell
@@ -52,7 +51,7 @@ def serve(plan: Plan, folder: Path, grid: InProcessGrid, rounds: int = 0, dies_i
         journal.dies_in, journal.after_writing = abs(dies_in), dies_in < 0
         strategy = deployed_strategy(plan, initial, journal)
         with suppress(KilledError):
-            strategy.start(grid, one_array(initial), num_rounds=rounds)
+            strategy.run(grid, num_rounds=rounds)
     return strategy
 
 

@@ -14,7 +14,6 @@ from fedpriv.core.errors import RunError
 from fedpriv.core.files import OWN, write_bytes
 from fedpriv.core.random import integers_key
 from fedpriv.engines.inprocess import InProcessGrid
-from fedpriv.protocol.arrays import one_array
 from fedpriv.protocol.cell_folder import run_config_of
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
@@ -74,7 +73,7 @@ def serve(
     initial = plan.objective.initial()
     with ServerJournal(folder, Entries.of(plan)) as journal:
         strategy = deployed_strategy(plan, initial, journal, without_missing=goes_on)
-        strategy.start(grid, one_array(initial), num_rounds=rounds)
+        strategy.run(grid, num_rounds=rounds)
     return strategy
 
 

@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 from fedpriv.clients.app import app as honest
 from fedpriv.core.errors import RunError
 from fedpriv.engines.inprocess import InProcessGrid
-from fedpriv.protocol.arrays import one_array, release_content
+from fedpriv.protocol.arrays import release_content
 from fedpriv.protocol.cell_folder import run_config_of
 from fedpriv.rounds import round as rounds
 from fedpriv.rounds.outcome import Counts
@@ -51,7 +51,7 @@ def run_with(app: ClientApp, cell: Cell, grid_type: type[InProcessGrid] = InProc
     task = task_of_cell(cell)
     strategy = simulated_strategy(plan_of(cell, task.objective), task.objective.initial(), cell)
     grid = grid_type(app, cell.federation.silos, run_config_of(cell, Path()))
-    strategy.start(grid, one_array(task.objective.initial()), timeout=1.0)
+    strategy.run(grid, timeout=1.0)
     return strategy
 
 
@@ -163,7 +163,7 @@ def test_a_trusted_server_adds_noise_once_and_an_untrusted_one_none(small_cell: 
                 plan_of(cell, task.objective), task.objective.initial(), cell.model_copy(update={"seed": seed})
             )
             grid = InProcessGrid(honest, 3, run_config_of(cell, Path()))
-            strategy.start(grid, one_array(task.objective.initial()))
+            strategy.run(grid)
             models[trust, seed] = strategy.model
     assert not torch.allclose(models["trusted", 1], models["trusted", 2])
     assert torch.equal(models["untrusted", 1], models["untrusted", 2])
