@@ -32,7 +32,7 @@ from fedpriv.data.named import load
 from fedpriv.engines import supernode_process
 from fedpriv.engines.flower_private.names import START_RUN
 from fedpriv.engines.processes import environment
-from fedpriv.engines.superlink import SubmittedRun, SuperLink, federation_superlink, node_keys
+from fedpriv.engines.superlink import SuperLink, federation_superlink, node_keys
 
 _SECONDS = 500.0
 _APP = "from benchmarks.existing_app_deployed import {made}\n\napp = {made}()\n"
@@ -146,7 +146,7 @@ def deployed(who: str, setting: Setting, seed: int, *, lies: bool = False) -> di
         }  # fmt: skip
         with federation_superlink(home, SILOS) as link, _nodes(link, home, sites):
             run, deadline = _submitted(link, config), time.monotonic() + _SECONDS
-            while not (status := run.status()).is_over and time.monotonic() < deadline:
+            while not (status := link.control.status(run)).is_over and time.monotonic() < deadline:
                 time.sleep(0.5)
             if status.state != "finished:completed" or not (home / "found.json").exists():
                 logs = "".join(path.read_text(errors="replace")[-800:] for path in home.glob("silo-*.log"))
@@ -175,7 +175,7 @@ def _nodes(link: SuperLink, home: Path, sites: Path | None) -> Iterator[None]:
             node.wait(30)
 
 
-def _submitted(link: SuperLink, config: dict[str, Any]) -> SubmittedRun:
+def _submitted(link: SuperLink, config: dict[str, Any]) -> int:
     keys = "".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items())
     files: dict[str, bytes | Path] = {
         "pyproject.toml": (_PYPROJECT + keys).encode(),
@@ -184,4 +184,4 @@ def _submitted(link: SuperLink, config: dict[str, Any]) -> SubmittedRun:
     }
     content, _ = build_fab_from_files(files)
     request = StartRunRequest(fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})))
-    return SubmittedRun(link, link.control._ask(START_RUN, request).run_id)
+    return int(link.control._ask(START_RUN, request).run_id)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
@@ -238,13 +238,13 @@ def _run(
     metrics: dict[str, float] = {}
     done, last = 0, -math.inf  # a server that goes on has its first rounds behind it
 
-    def evaluate(t: int, arrays: ArrayRecord) -> MetricRecord | None:
+    def evaluate(t: int, arrays: ArrayRecord) -> None:
         nonlocal done, last
         if (now := time.perf_counter()) - last > _PROGRESS_EVERY or t == plan.schedule.rounds:
             observer.advanced(t - done)
             done, last = t, now
         if t not in evaluated_at:
-            return None
+            return
         model = tensor_of(next(iter(arrays.values())))
         if by_silos is None:
             metrics.update(*measured(task.objective, model, task.test, [f"round {t}"]))
@@ -252,10 +252,9 @@ def _run(
             place = evaluated_at.index(t) + 1
             metrics.update(by_silos.metrics(place, model, grid, lambda: strategy.nodes(grid, timeout), timeout))
         observer.evaluated(0, t, dict(metrics))
-        return MetricRecord(dict(metrics))
 
-    result = strategy.start(grid, ArrayRecord(), timeout=timeout, evaluate_fn=evaluate)
-    model = next(iter(result.arrays.to_numpy_ndarrays()))
+    strategy.run(grid, timeout=timeout, evaluate=evaluate)
+    model = next(iter(strategy.published().to_numpy_ndarrays()))
     wall = time.perf_counter() - started
     clipped = None if strategy.counts is None else strategy.counts.fraction_clipped
     releases = released_by(asked)

@@ -1,4 +1,4 @@
-"""The server's side of a round as a Flower Strategy: broadcast x_t, collect every silo's running sum, move.
+"""The server's side of a round, in steps of a Flower Strategy: broadcast x_t, collect every silo's sum, move.
 
     masked     y_t = Σ_i y_{i,t}, of which it knows nothing else
     trusted    y_t = (C Σ_i s_{i,t}) + z_t, keyed by (key, server, round, chain of the queries, C s)
@@ -17,10 +17,9 @@ from logging import INFO
 from typing import NamedTuple, Protocol
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
 from fedpriv.core.errors import RunError, printable
@@ -199,7 +198,7 @@ def release_in(
     return release, told
 
 
-EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+EvaluateFn = Callable[[int, ArrayRecord], None]
 Roster = Callable[[Grid, int, float], list[int]]
 """(grid, silos, seconds to wait) -> the node id of silo 0, 1, …"""
 
@@ -232,7 +231,7 @@ class Journal(Protocol):
         ...
 
 
-class ReleaseStrategy(Strategy):
+class ReleaseStrategy:
     """Noisy means of running sums, handed to the plan's optimizer.
 
     Guarantee: what it broadcasts is post-processing of the releases it received (untrusted server), or of the
@@ -284,25 +283,17 @@ class ReleaseStrategy(Strategy):
         """The model a run that stopped now would publish, shape (d,)."""
         return self.plan.optimizer.output(self._optimizer_state)
 
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 0,
-        timeout: float = 3600.0,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: EvaluateFn | None = None,
-    ) -> Result:
+    def run(
+        self, grid: Grid, num_rounds: int = 0, timeout: float = 3600.0, evaluate: EvaluateFn | None = None
+    ) -> None:
         """Run the plan's rounds (num_rounds = 0) or the first `num_rounds` of them.
 
-        `evaluate_fn(t, arrays)` is called after round t with the model, which is not the query.  Flower's own
+        `evaluate(t, arrays)` is called after round t with the model, which is not the query.  Flower's own
         loop is not used: it exchanges evaluation messages every round, and broadcasts what it evaluates.
         Rounds that the journal has are not asked for again: everything follows from what they released.
         """
-        self.summary()
-        result = Result(arrays=initial_arrays)
-        config = train_config or ConfigRecord()
+        log(INFO, "fedpriv: %d silos, %d rounds", len(self.plan.weights), self.plan.schedule.rounds)
+        config = ConfigRecord()
         for t in range(1, (num_rounds or self.plan.schedule.rounds) + 1):
             known = self._journal.released(t) if self._journal else None
             if known is None:
@@ -314,11 +305,8 @@ class ReleaseStrategy(Strategy):
                 self.aggregate_train(t, grid.send_and_receive(messages, timeout=timeout))
             else:
                 self._move(t, self._sums.repeat(known, t))
-            metrics = evaluate_fn(t, self.published()) if evaluate_fn else None
-            if metrics is not None:
-                result.evaluate_metrics_serverapp[t] = metrics
-        result.arrays = self.published()
-        return result
+            if evaluate is not None:
+                evaluate(t, self.published())
 
     def nodes(self, grid: Grid, timeout: float) -> list[int]:
         """The node id of silo 0, 1, …; RunError if one is not there in so many seconds."""
@@ -343,9 +331,7 @@ class ReleaseStrategy(Strategy):
         self._asked = dict(zip(asked, messages, strict=True))
         return self._asked.values()
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord, MetricRecord | None]:
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> None:
         """Move the optimizer by the noisy mean; RunError if any silo's release is missing or unusable."""
         answers, reasons = answers_of(self._asked, replies, f"round {server_round}")
         releases = {silo: self._release_in(content, silo, server_round) for silo, content in answers.items()}
@@ -373,7 +359,6 @@ class ReleaseStrategy(Strategy):
             last = self._last if keeps else None
             self._journal.record(server_round, released.kept, self.missed, last, released.secret)
         self._move(server_round, released.vector)
-        return self.query(), None
 
     def query(self) -> ArrayRecord:
         """The query of the next round."""
@@ -424,19 +409,3 @@ class ReleaseStrategy(Strategy):
         release, told = release_in(content, where, length, self.plan.message_dtype, self._sums.simulated)
         self.counts = None if told is None or self.counts is None else self.counts.with_those(told)
         return release
-
-    def configure_evaluate(
-        self,
-        server_round: int,
-        arrays: ArrayRecord,
-        config: ConfigRecord,
-        grid: Grid,
-    ) -> Iterable[Message]:
-        """None: who evaluates, and how often, is not Flower's to say; see `evaluation`."""
-        return []
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        return None
-
-    def summary(self) -> None:
-        log(INFO, "fedpriv: %d silos, %d rounds", len(self.plan.weights), self.plan.schedule.rounds)

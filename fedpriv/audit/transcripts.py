@@ -39,7 +39,6 @@ from fedpriv.loss.estimators import Round
 from fedpriv.noise.integers.fixed_point import sum_of
 from fedpriv.participation.drawn import DrawnOrder
 from fedpriv.plan.plan import Plan, plan_of
-from fedpriv.protocol.messages import one_array
 from fedpriv.rounds.integers import IntegerSteps
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import deployed_strategy
@@ -336,7 +335,7 @@ def broadcasts(plan: Plan, folder: Path, silos: Sequence[Restartable], queries: 
         watched = dataclasses.replace(plan, optimizer=Watching(queries, broadcast))
         with flower_quiet(), ServerJournal(folder / "journal", Entries.of(plan)) as journal:
             if rounds:
-                deployed_strategy(watched, initial, journal).start(grid, one_array(initial), num_rounds=rounds)
+                deployed_strategy(watched, initial, journal).run(grid, rounds)
         silos[0].restart()
     return broadcast
 

@@ -312,7 +312,7 @@ def certificates(
     """
     from fedpriv.engines.certificates import certificates_below
     from fedpriv.engines.certificates import renew as sign_anew
-    from fedpriv.engines.node_keys import revoke as take_away
+    from fedpriv.engines.certificates import revoke as take_away
 
     if revoke is not None:
         if renew is not None or len(places) != 1:

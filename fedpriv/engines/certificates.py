@@ -1,12 +1,17 @@
-"""Certificates between machines: read, checked, told of before they end, and renewed by their authority.
+"""Certificates and public keys between machines, and what becomes of them while a SuperLink runs.
 
-A SuperLink takes up a renewed certificate without a restart, and its sites, which trust the authority, do nothing.
+A certificate is read, checked, told of before it ends, and renewed by its authority.  A SuperNode's public key is
+registered as long as keys/nodes/silo-N.pub has it: it is shown by its fingerprint, and revoked.  A SuperLink takes
+up either without a restart, and its sites, which trust the authority, do nothing.
 """
 
 import datetime
+import hashlib
 import logging
+import re
 import time
-from collections.abc import Iterator, Sequence
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -16,14 +21,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedpriv.core.errors import InputError, printable
-from fedpriv.core.files import write_text
-from fedpriv.engines.processes import CERTIFICATE
+from fedpriv.core.files import sync_folder, write_text
+from fedpriv.engines.processes import CERTIFICATE, node_public_key
 from fedpriv.protocol.metrics import Figure
 
 _log = logging.getLogger("fedpriv.certificates")
 SOON = datetime.timedelta(days=30)
 """Time before the end of a certificate at which it is told of."""
-_DAY = 86_400.0
+_DAY, _MINUTE = 86_400.0, "%Y-%m-%d %H:%M UTC"
 _LASTS = datetime.timedelta(days=365)
 AUTHORITY_KEY = "ca.key"
 
@@ -46,7 +51,7 @@ class Certificate(NamedTuple):
         """Its file, its owner, its end, and how long that is from now."""
         last, name = self.content.not_valid_after_utc, printable(self.content.subject.rfc4514_string())
         how = f"{self.left.days} days left" if self.left > datetime.timedelta() else "EXPIRED"
-        return f"{self.path}: {name}, until {last:%Y-%m-%d %H:%M} UTC, {how}"
+        return f"{self.path}: {name}, until {last:{_MINUTE}}, {how}"
 
 
 def _now() -> datetime.datetime:
@@ -78,46 +83,41 @@ def check_certificates(*paths: Path) -> None:
     for certificate in (each for path in paths for each in certificates_of(path)):
         first, last = certificate.content.not_valid_before_utc, certificate.content.not_valid_after_utc
         if _now() > last:
-            raise InputError(
-                f"{certificate.path}: the certificate expired on {last:%Y-%m-%d %H:%M} UTC; make a new one"
-            )
+            raise InputError(f"{certificate.path}: the certificate expired on {last:{_MINUTE}}; make a new one")
         if _now() < first:
-            raise InputError(
-                f"{certificate.path}: the certificate is valid from {first:%Y-%m-%d %H:%M} UTC on only"
-            )
+            raise InputError(f"{certificate.path}: the certificate is valid from {first:{_MINUTE}} on only")
 
 
 class Ends:
-    """Logs once a day each certificate in these files that ends within 30 days, and each file that has none."""
+    """When the certificates in these files end."""
 
     def __init__(self, *paths: Path) -> None:
         self._paths, self._told = paths, float("-inf")
 
     def look(self) -> None:
+        """Log once a day each certificate that ends within 30 days, and each file that has none."""
         if time.monotonic() - self._told < _DAY:
             return
         self._told = time.monotonic()
         for path in self._paths:
             try:
-                ending = [certificate for certificate in certificates_of(path) if certificate.ends_soon]
+                for certificate in certificates_of(path):
+                    if certificate.ends_soon:
+                        _log.warning("a certificate ends soon: %s; see `fedpriv certificates`", certificate.line())
             except InputError as error:
                 _log.warning("%s", error)
-                continue
-            for certificate in ending:
-                _log.warning("a certificate ends soon: %s; see `fedpriv certificates`", certificate.line())
 
-
-def ends_of(*paths: Path) -> list[Figure]:
-    """When the certificates in `paths` end, for Prometheus; 0 for a file that has none."""
-    found = []
-    for path in paths:
-        try:
-            end = min(each.content.not_valid_after_utc.timestamp() for each in certificates_of(path))
-        except (InputError, ValueError):
-            end = 0.0
-        about = {"file": path.name}
-        found.append(Figure("fedpriv_certificate_end_seconds", "When it ends, since 1970.", end, about))
-    return found
+    def figures(self) -> list[Figure]:
+        """For Prometheus; 0 for a file that has none."""
+        found = []
+        for path in self._paths:
+            try:
+                end = min(each.content.not_valid_after_utc.timestamp() for each in certificates_of(path))
+            except (InputError, ValueError):
+                end = 0.0
+            about = {"file": path.name}
+            found.append(Figure("fedpriv_certificate_end_seconds", "When it ends, since 1970.", end, about))
+        return found
 
 
 def renew(keys: Path, authority: Path) -> Certificate:
@@ -153,24 +153,87 @@ def renew(keys: Path, authority: Path) -> Certificate:
     return Certificate(old.path, signed)
 
 
-class Renewed:
-    """Notices that the files of a certificate have changed, at most once every `every` seconds."""
+def file_stamps(*paths: Path) -> list[tuple[int, int]]:
+    """What is another list once one of these files is replaced, written or taken away."""
+    stamps = []
+    for path in paths:
+        with suppress(OSError):
+            status = path.stat()
+            stamps.append((status.st_ino, status.st_mtime_ns))
+    return stamps
 
-    def __init__(self, *paths: Path, every: float = 10.0) -> None:
-        self._paths, self._every = paths, every
-        self._state, self._looked = self._now(), time.monotonic()
 
-    def changed(self) -> bool:
-        if time.monotonic() - self._looked < self._every:
+def registered(keys: Path) -> dict[str, bytes]:
+    """The keys (PEM) in keys/nodes by their silos' names, such as silo-0; InputError for any that is none."""
+    found = sorted((keys / "nodes").glob("*.pub"))
+    if not found:
+        raise InputError(f"{keys / 'nodes'}: no public key of a SuperNode; run deploy/make-keys.sh")
+    if wrong := [path.name for path in found if not re.fullmatch(r"silo-(0|[1-9][0-9]*)\.pub", path.name)]:
+        raise InputError(f"{keys / 'nodes' / wrong[0]}: expected silo-N.pub, which says whose key it is")
+    nodes = {path.stem: node_public_key(path) for path in found}
+    if len(set(nodes.values())) < len(nodes):
+        raise InputError(f"{keys / 'nodes'}: two silos have one key; each needs its own")
+    return nodes
+
+
+def fingerprint(key: bytes) -> str:
+    """What `ssh-keygen -l` shows of a key (PEM): SHA256: and 43 digits of base 64."""
+    encoding, form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    line = serialization.load_pem_public_key(key).public_bytes(encoding, form)
+    return "SHA256:" + b64encode(hashlib.sha256(b64decode(line.split()[1])).digest()).decode().rstrip("=")
+
+
+def revoke(keys: Path, silo: int) -> str:
+    """Take the key of silo `silo` out of keys/nodes, for good when this returns; its fingerprint.
+
+    InputError, and nothing is taken, if the silo has no key there or its file has none.
+    """
+    path = keys / "nodes" / f"silo-{silo}.pub"
+    if not path.exists():
+        there = ", ".join(each.stem for each in sorted(path.parent.glob("*.pub"))) or "none"
+        raise InputError(f"{path}: silo {silo} has no key here; registered are {there}")
+    told = fingerprint(node_public_key(path))
+    try:
+        path.unlink()
+        sync_folder(path.parent)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be taken away: {error.strerror}") from None
+    return told
+
+
+class Revoked:
+    """Notices that keys which were registered are there no more.
+
+    Guarantee: a key whose file was taken away, or has another key now, is revoked for as long as this SuperLink
+    runs, whatever becomes of the file.  A file that cannot be read, or a folder that is away, revokes nothing: a
+    disk that fails is no revocation.
+    """
+
+    def __init__(self, keys: Path, nodes: Mapping[str, bytes]) -> None:
+        """`nodes`: what `registered` found."""
+        self._paths = {name: keys / "nodes" / f"{name}.pub" for name in nodes}
+        self._left = dict(nodes)
+        self._stamps: list[tuple[int, int]] | None = None
+
+    def look(self) -> list[str]:
+        """Names whose key is revoked since the last look, each once; the files are read if one has changed."""
+        before, self._stamps = self._stamps, file_stamps(*self._paths.values())
+        if self._stamps == before:
+            return []
+        revoked = [name for name, key in self._left.items() if self._is_revoked(self._paths[name], key)]
+        for name in revoked:
+            _log.warning("%s: the key %s is revoked", name, fingerprint(self._left.pop(name)))
+        return revoked
+
+    def _is_revoked(self, path: Path, key: bytes) -> bool:
+        try:
+            path.stat()
+        except FileNotFoundError:
+            return path.parent.is_dir()
+        except OSError:
             return False
-        self._looked, before = time.monotonic(), self._state
-        self._state = self._now()
-        return self._state != before
-
-    def _now(self) -> list[tuple[int, int]]:
-        found = []
-        for path in self._paths:
-            with suppress(OSError):
-                status = path.stat()
-                found.append((status.st_ino, status.st_mtime_ns))
-        return found
+        try:
+            return node_public_key(path) != key
+        except InputError as error:
+            _log.warning("a key that changed revokes nothing: %s", error)
+            return False

@@ -1,13 +1,12 @@
 """Engines that submit a run to a SuperLink: `deployment`, and `ray`, which is Flower's own simulation.
 
-A deployment has a SuperNode and a guard for each silo, which share only the network.  Without an address all of it
-is started here, as processes of this machine; with one, the app is submitted to a SuperLink whose silos other
-people run.  A run's identity is a token that is kept in its folder, since Flower gives a resubmitted run another
-number: silos and server resume from their ledgers under the same token.
+A deployment has a SuperNode and a guard for each silo.  Without an address all of it is started here, as processes
+of this machine; with one, the app is submitted to a SuperLink whose silos other people run.  A run's identity is a
+token that is kept in its folder, since Flower gives a resubmitted run another number: silos and server resume from
+their ledgers under the same token.
 
-A silo of this machine has its own folder, guard and SuperNode, as on a machine of its own.  Guard and SuperNode
-share nothing with the others: the shard, the ledger with its keys and the policy lie in a folder of mode 0700, and
-only the SuperNode talks to the SuperLink.
+A silo of this machine shares nothing with the others, as on a machine of its own: the shard, the ledger with its
+keys and the policy lie in a folder of mode 0700, and only the SuperNode talks to the SuperLink.
 
 Flower's simulation sends every client message of the same apps through a Ray actor.  The progress of either comes
 through the run's folder, its end from Flower.
@@ -21,7 +20,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,15 +29,14 @@ from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.files import write_text
 from fedpriv.data.named import load
 from fedpriv.engines import supernode_process
-from fedpriv.engines.flower_private.control import LostRunError, UnreachableError
+from fedpriv.engines.certificates import check_certificates
+from fedpriv.engines.flower_private.control import Control, LostRunError, UnreachableError
 from fedpriv.engines.inprocess import refuse_vectorized_options
 from fedpriv.engines.processes import log_tail, refuse_root, script, start_logged, state_root
 from fedpriv.engines.superlink import (
-    SubmittedRun,
     SuperLink,
     federation_superlink,
     node_keys,
-    remote_superlink,
     simulating_superlink,
 )
 from fedpriv.engines.table import Connection, Outcome
@@ -141,15 +139,16 @@ _UNREACHABLE_SECONDS = 120.0  # for which a SuperLink may not answer: a snapshot
 
 
 class Progress:
-    """Tells a person how far a run is, however often its server begins again, and for whom it waits."""
+    """Tells a person how far a cell is, however often its server begins again, and for whom it waits."""
 
-    def __init__(self, observer: RunObserver) -> None:
-        self._observer, self.rounds = observer, 0
+    def __init__(self, observer: RunObserver, index: int, rounds: int) -> None:
+        """The cell's place in the list that the engine was given, and the number of its rounds."""
+        self.observer, self.index, self.planned, self.rounds = observer, index, rounds, 0
         self._told: tuple[str, float] = "", 0.0
 
     def reached(self, rounds: int) -> None:
         if rounds > self.rounds:
-            self._observer.advanced(rounds - self.rounds)
+            self.observer.advanced(rounds - self.rounds)
             self.rounds = rounds
 
     def waits(self, whom: str, since: float) -> None:
@@ -159,36 +158,27 @@ class Progress:
             return
         self._told = whom, now
         clock, seconds = time.strftime("%H:%M:%S", time.gmtime(since)), time.time() - since
-        self._observer.noted(f"waiting for {whom} since {clock} UTC ({seconds:.0f} s)")
+        self.observer.noted(f"waiting for {whom} since {clock} UTC ({seconds:.0f} s)")
 
 
-def follow(
-    run: SubmittedRun,
-    reader: FolderReader,
-    index: int,
-    rounds: int,
-    observer: RunObserver,
-    lost: Lost,
-    progress: Progress | None = None,
-) -> Finished:
+def follow(link: SuperLink, run: int, reader: FolderReader, lost: Lost, progress: Progress) -> Finished:
     """Relay a run's progress until it has an outcome; RunError if it ends without one."""
     asked, answered, began = time.monotonic(), time.monotonic(), time.time()
-    progress = progress or Progress(observer)
     while True:
         finished = reader.result()
-        progress.reached(rounds if finished is not None else reader.round())
+        progress.reached(progress.planned if finished is not None else reader.round())
         for line in reader.new_evaluations():
-            observer.evaluated(index, line.pop("round"), line)
+            progress.observer.evaluated(progress.index, line.pop("round"), line)
         if finished is not None:
             return finished
-        if run.superlink.ended:
-            raise RunError(f"Flower's SuperLink ended before the run did{run.superlink.log_tail()}")
+        if link.ended:
+            raise RunError(f"Flower's SuperLink ended before the run did{link.log_tail()}")
         if (ended := lost()) is not None:
             raise RunError(ended)
         if time.monotonic() - asked > _STATUS_SECONDS:
             asked = time.monotonic()
             try:
-                status = run.status()
+                status = link.control.status(run)
             except UnreachableError:
                 if asked - answered > _UNREACHABLE_SECONDS:
                     raise
@@ -197,14 +187,13 @@ def follow(
                 answered = asked
                 if status.is_over and reader.result() is None:
                     why = f" ({status.details})" if status.details else ""
-                    raise RunError(f"Flower ended the run without a result{why}{run.superlink.log_tail()}")
+                    raise RunError(f"Flower ended the run without a result{why}{link.log_tail()}")
                 if not (status.is_over or status.state.startswith("running")):
                     progress.waits(f"the SuperLink to start the run, which is {status.state}", began)
             if (wait := reader.waiting()) is not None:
                 silos, since = wait
-                progress.waits(
-                    f"silo {', '.join(map(str, silos))} in round {progress.rounds + 1} of {rounds}", since
-                )
+                round_ = f"round {progress.rounds + 1} of {progress.planned}"
+                progress.waits(f"silo {', '.join(map(str, silos))} in {round_}", since)
         time.sleep(_POLL_SECONDS)
 
 
@@ -214,51 +203,48 @@ def run_deployment(
     """Run cells one after another; see `Engine`.
 
     `folder` is the RUN_DIR: the server writes below it, so that it must be the same folder where the SuperLink
-    runs.  `connection` says where a running SuperLink lets runs be started: `unix:SOCKET` as `fedpriv superlink`
-    makes it, or host:port, over TLS if certificates are given.
+    runs.
     """
     local = connection.superlink is None
     if local:
         refuse_root("--engine deployment")
     for cell in cells:
-        _refuse_simulated(cell)
+        refuse_vectorized_options(cell, "deployment")
+        if (clients := cell.federation.clients) is not None:
+            raise InputError(
+                f"federation.clients = {clients}: engine deployment has silos with guards, and no clients that "
+                "come and go; use --engine vectorized"
+            )
+        if cell.federation.drop_out or cell.federation.away:
+            raise InputError(
+                "federation.drop_out and federation.away are for simulations: silos of a deployment are away when "
+                'they are; write deployment.missing = "continue" instead'
+            )
     for index, cell in enumerate(cells):
         out = folder.resolve() / "deployment" / digest_of(cell)[:16]
-        token = _token(out)
+        if not (out / "token").exists():
+            write_text(out / "token", secrets.token_hex(16))
+        token = (out / "token").read_text(encoding="utf-8")
         finished = FolderReader(out).result() if (out / "outcome.json").exists() else None
         if finished is None:
             clear(out)
             with _federation(cell, connection, token) as (link, lost):
-                reader, progress = FolderReader(out), Progress(observer)
+                reader, progress = FolderReader(out), Progress(observer, index, cell.schedule.rounds)
                 while finished is None:
                     run = link.submit(run_config_of(cell, out, token))
                     try:
-                        finished = follow(run, reader, index, cell.schedule.rounds, observer, lost, progress)
+                        finished = follow(link, run, reader, lost, progress)
                     except LostRunError:
                         observer.noted("the SuperLink was started again; the run goes on from its journal")
                         clear(out)
                     except BaseException:
                         if not local:  # our own is ended as a whole
-                            run.stop()
+                            with suppress(RunError):  # it may have ended
+                                link.control.stop_run(run)
                         raise
         yield Outcome(index, finished)
         if local and (state_root() / token).exists():
             shutil.rmtree(state_root() / token)
-
-
-def _refuse_simulated(cell: Cell) -> None:
-    """InputError for settings that a simulation alone can honour."""
-    refuse_vectorized_options(cell, "deployment")
-    if (clients := cell.federation.clients) is not None:
-        raise InputError(
-            f"federation.clients = {clients}: engine deployment has silos with guards, and no clients that "
-            "come and go; use --engine vectorized"
-        )
-    if cell.federation.drop_out or cell.federation.away:
-        raise InputError(
-            "federation.drop_out and federation.away are for simulations: silos of a deployment are away when "
-            'they are; write deployment.missing = "continue" instead'
-        )
 
 
 @contextmanager
@@ -269,7 +255,8 @@ def _federation(cell: Cell, connection: Connection, token: str) -> Iterator[tupl
     continues without a missing silo is told of none.
     """
     if connection.superlink is not None:
-        yield remote_superlink(connection.superlink, connection.root_certificates), lambda: None
+        check_certificates(*filter(None, [connection.root_certificates]))
+        yield SuperLink(Control(connection.superlink, connection.root_certificates)), lambda: None
         return
     with tempfile.TemporaryDirectory(prefix="fedpriv-") as name:
         home = Path(name)
@@ -277,22 +264,12 @@ def _federation(cell: Cell, connection: Connection, token: str) -> Iterator[tupl
         policies = write_silos(cell, state_root() / token, home)
         with federation_superlink(home, len(policies)) as link:
             assert link.address is not None
-            silos = [
-                LocalSilo(number, policy, link.address, node_keys(home, number))
-                for number, policy in enumerate(policies)
-            ]
-            for silo in silos:
-                silo.start()
+            silos = []
+            for number, policy in enumerate(policies):
+                silos.append(LocalSilo(number, policy, link.address, node_keys(home, number)))
+                silos[-1].start()
             needed = [] if cell.deployment.missing == "continue" else silos
             yield link, lambda: next((said for silo in needed if (said := silo.ended()) is not None), None)
-
-
-def _token(out: Path) -> str:
-    """The run's own name: made up once, kept beside what the server writes."""
-    path = out / "token"
-    if not path.exists():
-        write_text(path, secrets.token_hex(16))
-    return path.read_text(encoding="utf-8")
 
 
 def run_ray(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Outcome]:
@@ -315,8 +292,9 @@ def run_ray(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Outcome]:
                 "init_args_num_cpus": os.cpu_count() or 1,
             }
             run = link.submit(run_config_of(cell, out), simulation)
-            finished = follow(run, FolderReader(out), index, cell.schedule.rounds, observer, lambda: None)
+            progress = Progress(observer, index, cell.schedule.rounds)
+            finished = follow(link, run, FolderReader(out), lambda: None, progress)
             deadline = time.monotonic() + _END_SECONDS
-            while not run.status().is_over and time.monotonic() < deadline:
+            while not link.control.status(run).is_over and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS)
             yield Outcome(index, finished)

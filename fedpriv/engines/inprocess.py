@@ -1,8 +1,7 @@
 """In-process engine: the real ServerApp, strategy and ClientApp in one process.
 
 A Flower Grid calls the ClientApp in this process, so that the apps are those that are deployed, without the
-network.  The identity of the running task is a private name of Flower (1.41), covered by tests; what is inside of
-containers is in fedpriv/protocol/messages.py.
+network.
 """
 
 import gc
@@ -55,21 +54,11 @@ class InProcessGrid(Grid):
     def run(self) -> Run:
         return self._run
 
-    def create_message(  # pragma: no cover - abstract in Flower, deprecated there, called by nobody
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+    def create_message(self, *_: Any, **__: Any) -> Message:  # pragma: no cover - abstract in Flower, deprecated
+        raise NotImplementedError("an in-process grid is handed messages")
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self._contexts)
-
-    def get_nodes(self) -> Iterable[Any]:
-        raise NotImplementedError("an in-process grid knows node ids only")
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         return [self._push(message) for message in messages]
@@ -119,14 +108,11 @@ def run_inprocess(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Outc
     for index, cell in enumerate(cells):
         refuse_vectorized_options(cell, "inprocess")
         one = _OneCell([index], [observer])
-
-        def observer_of(_: Mapping[str, Any], one: RunObserver = one) -> RunObserver:
-            return one
-
         run_config = run_config_of(cell, Path())
         grid = InProcessGrid(client_app, cell.federation.silos, run_config)
         with flower_quiet(), _rare_garbage_collection(), kept_pages():
-            server_app(observer_of)(grid, grid.server_context(run_config))
+            server = server_app(lambda _: one)  # noqa: B023 - called in this turn
+            server(grid, grid.server_context(run_config))
         assert one.result is not None
         yield Outcome(index, one.result)
 

@@ -18,7 +18,7 @@ from fedpriv.core.limits import REMEDIES, limits, taken
 from fedpriv.engines.table import ENGINES
 from fedpriv.engines.vectorized.silos import BESIDE_COPIES
 from fedpriv.participation.orders import PublicOrder
-from fedpriv.plan.plan import Plan, plan_of, problem_of
+from fedpriv.plan.plan import Plan, plan_of
 from fedpriv.plan.task import Task, task_of_cell
 from fedpriv.rounds.floats import rounds_ahead
 from fedpriv.scenario.schema import Cell
@@ -37,9 +37,6 @@ _SCRATCH = 96 * 2**20
 """What torch and the increments of a few records take whatever the model's size."""
 _BESIDE = 16
 """Numbers that are computed of a record beside its features: scores, slopes, lengths, factors."""
-_LOOSE = 64
-_MOST_POINTS = 4
-"""At which an increment takes gradients."""
 _SHOWN = 2**20
 
 
@@ -64,30 +61,17 @@ class Need:
         return f"{_mb(self.total)} ({told}{each})"
 
 
-def need_of(cells: Sequence[Cell], engine: str, workers: int = 1, *, roughly: bool = False) -> Need | None:
-    """The most that a run of these cells takes at a time; None for an engine with processes of its own.
-
-    `roughly` takes all cells with the same data and model for one group, which is more, and plans few of them.
-    """
+def need_of(cells: Sequence[Cell], engine: str, workers: int = 1) -> Need | None:
+    """The most that a run of these cells takes at a time; None for an engine with processes of its own."""
     row = ENGINES[engine]
     if row.groups is None or not cells:
         return None
-    together = engine == "vectorized"
-    groups = [[cells[place] for place in members] for members in ([] if roughly else row.groups(cells))]
-    if roughly:
-        kinds = {
-            repr((cell.data.name, cell.model, cell.run, cell.federation, cell.algorithm.name)): cell
-            for cell in cells
-        }
-        groups = [
-            [cell, *(each for each in cells if each is not cell)] if together else [cell]
-            for cell in kinds.values()
-        ]
     largest: dict[str, int] = {}
-    for group in groups:
+    for members in row.groups(cells):
+        group = [cells[place] for place in members]
         task = task_of_cell(group[0])
         plan = plan_of(group[0], task.objective)
-        parts = (_together if together else _in_process)(plan, task, group)
+        parts = (_together if engine == "vectorized" else _in_process)(plan, task, group)
         if sum(parts.values()) > sum(largest.values()):
             largest = parts
     return Need(_resident(), largest, min(workers, len(cells)))
@@ -95,13 +79,8 @@ def need_of(cells: Sequence[Cell], engine: str, workers: int = 1, *, roughly: bo
 
 def check_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> None:
     """Count what a run takes; InputError, with the remedy, if the machine, a control group or a limit has less."""
-    processes = min(workers, len(cells))
-    there, limit = memory_there(processes)
-    if ENGINES[engine].groups is None or processes * _without_plans(cells) <= there:
-        return  # no plan is needed to see that it fits
-    need = need_of(cells, engine, workers, roughly=True)
-    if need is not None and need.total > there:
-        need = need_of(cells, engine, workers)
+    there, limit = memory_there(min(workers, len(cells)))
+    need = need_of(cells, engine, workers)
     if need is None or need.total <= there:
         return
     remedies = {
@@ -114,19 +93,6 @@ def check_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> None:
     first = "; or ".join([remedy for remedy, fits in remedies.items() if fits][:2])
     here = f"here ({limit})" if limit else "here"
     raise InputError(f"memory: a run takes up to {need.words()}, and there are {_mb(there)} {here}: take {first}")
-
-
-def _without_plans(cells: Sequence[Cell]) -> int:
-    """More than a process takes: no state has more vectors than four a round, and no round reads more than all."""
-    sizes = []
-    for cell in cells:
-        task, parts, row = task_of_cell(cell), cell.federation.silos + 1, cell.algorithm.row
-        vectors = _WIDE * task.objective.dimension * parts * (_LOOSE + 4 * cell.schedule.rounds)
-        seen = row.objective(cell.algorithm.settings, problem_of(cell, task.objective), task.objective)
-        drawn = _WIDE * BESIDE_COPIES * seen.beside(_MOST_POINTS, len(task.train.labels))
-        records = 4 * (task.train.features.nbytes + _WIDE * _BESIDE * len(task.train.labels))
-        sizes.append(vectors + drawn + records)
-    return _resident() + _SCRATCH + _FEED * _FEED_VALUES * _WIDE + sum(sizes)
 
 
 def memory_there(processes: int = 1) -> tuple[int, str]:

@@ -127,17 +127,14 @@ def environment(home: Path) -> dict[str, str]:
     return {**os.environ, **_QUIET, "FLWR_HOME": str(home), "PATH": path}
 
 
-def start_logged(command: Sequence[str], home: Path, name: str, **own: str) -> "subprocess.Popen[bytes]":
-    """Start a process in a session of its own, which has `home`, and appends what it says to NAME.log there.
-
-    `own` are environment variables of its own.
-    """
+def start_logged(command: Sequence[str], home: Path, name: str, **variables: str) -> "subprocess.Popen[bytes]":
+    """Start a process in a session of its own, which has `home`, and appends what it says to NAME.log there."""
     (home / "empty").mkdir(exist_ok=True)  # a working directory precedes an app on Flower's import path
     with (home / f"{name}.log").open("ab") as log:
         return subprocess.Popen(
             command,
             cwd=home / "empty",
-            env={**environment(home), **own},
+            env={**environment(home), **variables},
             stdout=log,
             stderr=log,
             start_new_session=True,
@@ -158,6 +155,7 @@ def free_port() -> int:
 
 
 AUTHORITY, CERTIFICATE, KEY, NODE_KEY = "ca.crt", "server.pem", "server.key", "node.key"
+SECRET = "superexec.secret"
 _WATCH_SECONDS = 0.5
 _EVER = datetime.datetime(1970, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59)  # RFC 5280: no end
 
@@ -204,13 +202,12 @@ def node_public_key(path: Path) -> bytes:
     """The public key in `path`, one line as ssh-keygen writes it, as Flower knows it (PEM); InputError if none."""
     try:
         key = serialization.load_ssh_public_key(path.read_bytes())
+        if isinstance(key, ec.EllipticCurvePublicKey):
+            return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        reason = "it is no ECDSA key"
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        raise InputError(
-            f"{path}: expected a public key as `ssh-keygen -t ecdsa -b 384` makes ({error})"
-        ) from None
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise InputError(f"{path}: expected an ECDSA key, as `ssh-keygen -t ecdsa -b 384` makes")
-    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        reason = str(error)
+    raise InputError(f"{path}: expected a public key as `ssh-keygen -t ecdsa -b 384` makes ({reason})")
 
 
 def tls_options(keys: Path) -> list[str]:
@@ -256,15 +253,11 @@ def made_anew(folder: Path) -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def isolate(folder: Path) -> tuple[Path, list[str]]:
-    """Make keys in `folder` for a server whose tasks are processes of their own.
-
-    The secret that its executor shows, and the server's options for both.
-    """
-    secret = folder / "superexec.secret"
+def isolate(folder: Path) -> list[str]:
+    """Make keys in `folder` for a server whose tasks are processes of their own; its options for them."""
     make_server_keys(folder)
-    write_bytes(secret, secrets.token_bytes(32), OWN)
-    return secret, ["--isolation=process", f"--superexec-auth-secret-file={secret}"]
+    write_bytes(folder / SECRET, secrets.token_bytes(32), OWN)
+    return ["--isolation=process", f"--superexec-auth-secret-file={folder / SECRET}"]
 
 
 if __name__ == "__main__":

@@ -67,11 +67,10 @@ def read_beat(folder: Path, part: str) -> Beat | None:
         return None
 
 
-def late(folder: Path, part: str, began: float, *, tries: bool = False) -> str | None:
-    """Say that `part` has not done its work for a minute, or not even tried; None if it has, or began since."""
+def late(folder: Path, part: str, began: float) -> str | None:
+    """Say that `part` has left no beat for a minute; None if it has, or began since."""
     beat = read_beat(folder, part)
-    last = began if beat is None else beat.tried if tries else beat.at
-    silent = time.monotonic() - max(began, last)
+    silent = time.monotonic() - max(began, began if beat is None else beat.tried)
     return f"its {part} has done nothing for {silent:.0f} s" if silent > _SLOW else None
 
 

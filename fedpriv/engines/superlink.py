@@ -1,7 +1,4 @@
-"""A SuperLink, our own as a child process in an empty folder or another organisation's, and runs submitted to it.
-
-Telemetry, update check and the installation of dependencies at run time are off by environment variables.
-"""
+"""A SuperLink, our own as a child process or another organisation's, and runs submitted to it."""
 
 import json
 import secrets
@@ -15,8 +12,7 @@ from pathlib import Path
 import httpx
 
 from fedpriv.core.errors import RunError
-from fedpriv.engines.certificates import check_certificates
-from fedpriv.engines.flower_private.control import Control, Status
+from fedpriv.engines.flower_private.control import Control
 from fedpriv.engines.flower_private.wire import UNIX, open_client
 from fedpriv.engines.processes import (
     AUTHORITY,
@@ -63,33 +59,14 @@ class SuperLink:
         """Whether it was ours and is gone."""
         return self.process is not None and self.process.poll() is not None
 
-    def submit(
-        self, run_config: Mapping[str, str | int], simulation: Mapping[str, int] | None = None
-    ) -> "SubmittedRun":
-        """Submit fedpriv's app, as installed where it runs, with a run configuration."""
+    def submit(self, run_config: Mapping[str, str | int], simulation: Mapping[str, int] | None = None) -> int:
+        """Submit fedpriv's app, as installed where it runs, with a run configuration; the run's id."""
         keys = "".join(f"{key} = {json.dumps(value)}\n" for key, value in run_config.items())
-        return SubmittedRun(self, self.control.start_run(_APP + keys, str(run_config["out"]), simulation))
+        return self.control.start_run(_APP + keys, str(run_config["out"]), simulation)
 
     def log_tail(self) -> str:
         """The end of its log, to be put behind a message; empty for a SuperLink that is not ours."""
         return "" if self.home is None else log_tail(self.home, "superlink", 12)
-
-
-@dataclass(frozen=True)
-class SubmittedRun:
-    """A run on a SuperLink."""
-
-    superlink: SuperLink
-    run_id: int
-
-    def status(self) -> Status:
-        """State of a run, and Flower's details of it."""
-        return self.superlink.control.status(self.run_id)
-
-    def stop(self) -> None:
-        """End it, wherever it runs; nothing if it has ended."""
-        with suppress(RunError):
-            self.superlink.control.stop_run(self.run_id)
 
 
 @contextmanager
@@ -129,17 +106,15 @@ def node_keys(home: Path, silo: int) -> Path:
     return home / f"node-{silo}"
 
 
-def start_superlink(home: Path, options: Sequence[str], port: int | None = None, **own: str) -> SuperLink:
+def start_superlink(home: Path, options: Sequence[str], port: int | None = None, **variables: str) -> SuperLink:
     """`fedpriv superlink OPTIONS`, for SuperNodes on a port of 127.0.0.1, once it answers.
-
-    `own` are environment variables of its own.
 
     Guarantee: who cannot enter `home`, which has to be of mode 0700, cannot start a run on it.
     """
     socket = home / "control.sock"
     command = [script("fedpriv"), "superlink", "--control", str(socket), *options]
     command += [] if port is None else ["--port", str(port)]
-    process = start_logged(command, home, "superlink", **own)
+    process = start_logged(command, home, "superlink", **variables)
     link = SuperLink(Control(f"{UNIX}{socket}"), home, None if port is None else f"127.0.0.1:{port}", process)
     deadline = time.monotonic() + _START_SECONDS
     with open_client(link.control.address, None, seconds=2.0) as client:
@@ -151,12 +126,3 @@ def start_superlink(home: Path, options: Sequence[str], port: int | None = None,
                     return link
             time.sleep(0.1)
     raise RunError(f"Flower's SuperLink did not answer within {_START_SECONDS:.0f} s{link.log_tail()}")
-
-
-def remote_superlink(address: str, root_certificates: Path | None) -> SuperLink:
-    """A SuperLink that runs already: the socket of its Control API, or host:port, over TLS given certificates.
-
-    InputError for a certificate that has expired, before anything is asked.
-    """
-    check_certificates(*filter(None, [root_certificates]))
-    return SuperLink(Control(address, root_certificates))

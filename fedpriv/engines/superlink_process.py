@@ -32,13 +32,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.logs import log_as_service
-from fedpriv.engines.certificates import Ends, Renewed, check_certificates, ends_of
+from fedpriv.engines.certificates import Ends, Revoked, check_certificates, file_stamps, registered
+from fedpriv.engines.flower_private import STATUS
 from fedpriv.engines.flower_private.executor import SERVERAPP, SIMULATION, executor_command
-from fedpriv.engines.flower_private.kept import KeptRuns
 from fedpriv.engines.flower_private.names import CONTROL, FLEET, RUNTIME
-from fedpriv.engines.flower_private.presence import STATUS, Presence
+from fedpriv.engines.flower_private.presence import KeptRuns, Presence
 from fedpriv.engines.flower_private.superlink import superlink_app
-from fedpriv.engines.node_keys import Revoked, registered
 from fedpriv.engines.processes import (
     AUTHORITY,
     CERTIFICATE,
@@ -55,21 +54,20 @@ from fedpriv.protocol.metrics import Figure, metrics_served, private_socket
 
 _log = logging.getLogger("fedpriv.superlink")
 _LOOK = 0.5  # seconds between two looks at the executor
-
-Pages = Mapping[str, Callable[[], Awaitable[object]]]
+Look = Callable[[], Awaitable[object]]
 
 
 class Only:
-    """The part of an ASGI app below `prefix`, /health and `pages`, which are ours; nothing else is there.
+    """The part of an ASGI app below `prefix`, and /health and `status`, which are ours; nothing else is there.
 
     Guarantee: no request that comes through this reaches another of the app's routes: paths are compared as the
     app compares them, and no other kind of connection is let through.
     """
 
     def __init__(
-        self, app: ASGIApp, prefix: str, health: Health = lambda: None, pages: Pages | None = None
+        self, app: ASGIApp, prefix: str, health: Health = lambda: None, status: Look | None = None
     ) -> None:
-        self._app, self._prefix, self._health, self._pages = app, prefix, health, pages or {}
+        self._app, self._prefix, self._health, self._status = app, prefix, health, status
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -80,8 +78,8 @@ class Only:
             if path == "/health":
                 ails = self._health()
                 app = PlainTextResponse(ails or "at work", status_code=503 if ails else 200)
-            elif path in self._pages:
-                app = JSONResponse(await self._pages[path]())
+            elif path == STATUS and self._status is not None:
+                app = JSONResponse(await self._status())
             elif not path.startswith(self._prefix):
                 app = PlainTextResponse("not here", status_code=404)
             await app(scope, receive, send)
@@ -122,7 +120,7 @@ def serve_superlink(
             stack.callback(each.close)
         folder = service_folder("superlink", control)
         stack.enter_context(made_anew(folder))
-        secret, options = isolate(folder)
+        options = isolate(folder)
         options += ["--disable-runtime-dependency-installation", *tls_options(keys or folder)]
         options += ["--simulation"] if simulation else [] if insecure else ["--enable-supernode-auth"]
         link = superlink_app(options)
@@ -134,9 +132,10 @@ def serve_superlink(
 
         health = partial(late, folder, EXECUTOR, time.monotonic())
         only = partial(Only, app, health=health)
-        servers = [_Server(_config(only(prefix=CONTROL, pages={STATUS: status}), None, lifespan="on"))]
+        servers = [_Server(_config(only(prefix=CONTROL, status=status), None, lifespan="on"))]
         servers += [_Server(_config(only(prefix=RUNTIME), folder)), _Server(_config(only(prefix=FLEET), keys))]
-        fleet = None if keys is None else _Fleet(servers[2].config, keys)
+        ends = Ends(*([] if keys is None else [keys / AUTHORITY, keys / CERTIFICATE]))
+        fleet = None if keys is None or simulation else _Fleet(servers[2].config, keys)
         revoked = None if keys is None else Revoked(keys, nodes)
 
         async def look() -> None:
@@ -146,23 +145,22 @@ def serve_superlink(
             for name in revoked.look() if revoked is not None else ():
                 await link.forget(name)
                 _log.warning("%s: its key is revoked and opens nothing from now on", name)
-            if fleet is not None and not simulation:
+            ends.look()
+            if fleet is not None:
                 fleet.look()
 
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvicorn.Config(app).get_loop_factory()))
         runner.run(link.check(registered=bool(nodes), fleet=not simulation))
         runner.run(link.register(nodes))
-        command = executor_command(
-            f"127.0.0.1:{sockets[1].getsockname()[1]}", folder / AUTHORITY, secret, SERVERAPP, SIMULATION
-        )
+        command = executor_command(f"127.0.0.1:{sockets[1].getsockname()[1]}", folder, SERVERAPP, SIMULATION)
         environment = {**os.environ, BEATS: str(folder), REFUSED: str(folder / "refused.json")}
         executor = subprocess.Popen(command, env=environment | ({REGISTERED: "1"} if nodes else {}))
         stack.callback(end_processes, [executor])
-        stack.enter_context(metrics_served(metrics, lambda: _figures(app.seen(), health, keys)))
+        stack.enter_context(metrics_served(metrics, lambda: [*_figures(app.seen(), health), *ends.figures()]))
         runner.run(_serve(list(zip(servers, sockets, strict=False)), executor, look))
 
 
-def _figures(seen: Mapping[str, Any], health: Health, keys: Path | None) -> list[Figure]:
+def _figures(seen: Mapping[str, Any], health: Health) -> list[Figure]:
     """For Prometheus: each silo by its name, whether it was heard of or not."""
     silos = seen["silos"].copy().items()
     return [
@@ -177,7 +175,6 @@ def _figures(seen: Mapping[str, Any], health: Health, keys: Path | None) -> list
             )
             for silo_name, silo in silos
         ),
-        *([] if keys is None else ends_of(keys / AUTHORITY, keys / CERTIFICATE)),
     ]
 
 
@@ -211,7 +208,7 @@ class _Server(uvicorn.Server):
 async def _serve(
     servers: Sequence[tuple[_Server, socket.socket]],
     executor: "subprocess.Popen[bytes]",
-    look: Callable[[], Awaitable[None]],
+    look: Look,
 ) -> None:
     """Serve until a signal; RunError if a server or the executor ends before."""
     asked = asyncio.Event()
@@ -233,24 +230,23 @@ async def _serve(
 
 
 class _Fleet:
-    """The certificate that SuperNodes see: told of before it ends, and taken up anew when its files change."""
+    """The certificate that SuperNodes see, taken up anew when its files change."""
 
     def __init__(self, config: uvicorn.Config, keys: Path) -> None:
-        self._config, self._keys = config, keys
-        self._renewed = Renewed(keys / CERTIFICATE, keys / KEY)
-        self._ends = Ends(keys / AUTHORITY, keys / CERTIFICATE)
+        self._config = config
+        self._files = keys / CERTIFICATE, keys / KEY
+        self._stamps = file_stamps(*self._files)
 
     def look(self) -> None:
-        self._ends.look()
-        if not self._renewed.changed() or not self._config.loaded or self._config.ssl is None:
+        before, self._stamps = self._stamps, file_stamps(*self._files)
+        if self._stamps == before or not self._config.loaded or self._config.ssl is None:
             return
         try:
-            check_certificates(self._keys / CERTIFICATE)
-            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(  # first where it breaks nothing
-                self._keys / CERTIFICATE, self._keys / KEY
-            )
-            self._config.ssl.load_cert_chain(self._keys / CERTIFICATE, self._keys / KEY)
+            check_certificates(self._files[0])
+            trial = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)  # where a broken one breaks nothing
+            for context in (trial, self._config.ssl):
+                context.load_cert_chain(*self._files)
         except (InputError, OSError) as error:
             _log.warning("a certificate that changed is not taken up: %s", error)
         else:
-            _log.info("%s: the certificate that is there now is served", self._keys / CERTIFICATE)
+            _log.info("%s: the certificate that is there now is served", self._files[0])

@@ -13,14 +13,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.logs import log_as_service
-from fedpriv.engines.certificates import Ends, check_certificates, ends_of
+from fedpriv.engines.certificates import Ends, check_certificates
 from fedpriv.engines.flower_private.executor import CLIENTAPP, executor_command
 from fedpriv.engines.flower_private.names import check_names
 from fedpriv.engines.processes import (
@@ -102,12 +101,12 @@ def run_supernode(
     ):
         os.environ[BEATS] = str(folder)
         if apps:
-            secret, options = isolate(folder)
+            options = isolate(folder)
             options += [f"--superlink={superlink}", "--node-config", f"partition-id={silo} guard='{guard}'"]
             options += tls_options(folder)
             options += ["--insecure"] if keys is None else [f"--root-certificates={keys / AUTHORITY}"]
             options += [] if keys is None else [f"--auth-supernode-private-key={keys / NODE_KEY}"]
-            stay(lambda: _run_apps(options, folder / AUTHORITY, secret, watch), watch)
+            stay(lambda: _run_apps(options, folder, watch), watch)
         words = [superlink, str(silo), str(guard), "-" if keys is None else str(keys)]
         stay(lambda: _run({SUPERNODE: [sys.executable, "-P", "-m", NODE, *words]}, watch), watch)
 
@@ -117,30 +116,27 @@ class Watch:
 
     def __init__(self, superlink: str, beats: Path, keys: Path | None, part: str = SUPERNODE) -> None:
         """`part` is the one by whose beats the service is well or ill."""
-        self._part, self._beats, self._keys = part, beats, keys
+        self._part, self._beats = part, beats
         self._absence = Absence(f"answer of the SuperLink at {superlink}")
         self._ends = Ends(*([] if keys is None else [keys / AUTHORITY]))
         self._began = time.monotonic()
 
     def ails(self) -> str | None:
         """What ails the service itself; a SuperLink that is away does not."""
-        return late(self._beats, self._part, self._began, tries=self._part == SUPERNODE)
+        return late(self._beats, self._part, self._began)
 
     def figures(self, silo: int) -> list[Figure]:
         """For Prometheus."""
-        beat = read_beat(self._beats, SUPERNODE)
-        silent = time.monotonic() - (self._began if beat is None else beat.at)
         who = {"silo": str(silo), "version": version("fedpriv")}
-        return [
+        figures = [
             Figure("fedpriv_supernode_info", "The SuperNode's silo and version.", 1, who),
             Figure("fedpriv_supernode_healthy", "1 if its parts are at work.", self.ails() is None),
-            *(
-                [Figure("fedpriv_supernode_silent_seconds", "Since the SuperLink answered.", math.floor(silent))]
-                if self._part == SUPERNODE
-                else []
-            ),
-            *([] if self._keys is None else ends_of(self._keys / AUTHORITY)),
         ]
+        if self._part == SUPERNODE:
+            beat = read_beat(self._beats, SUPERNODE)
+            silent = math.floor(time.monotonic() - (self._began if beat is None else beat.at))
+            figures.append(Figure("fedpriv_supernode_silent_seconds", "Since the SuperLink answered.", silent))
+        return figures + self._ends.figures()
 
     def look(self, *, lost: bool = False) -> None:
         """Say it if the SuperLink is away, `lost` for sure, or if a certificate ends soon, once a day."""
@@ -172,14 +168,14 @@ def stay(run_once: Callable[[], tuple[str, int]], watch: Watch) -> NoReturn:
         time.sleep(pause)
 
 
-def _run_apps(options: Sequence[str], authority: Path, secret: Path, watch: Watch) -> tuple[str, int]:
+def _run_apps(options: Sequence[str], folder: Path, watch: Watch) -> tuple[str, int]:
     """Run Flower's SuperNode and an executor.
 
     A port that is free now may be another's when the SuperNode listens, so that every start takes one of its own.
     Flower's exit codes do not tell a SuperLink that is lost from other ends, so that each is one.
     """
     port = free_port()
-    executor = executor_command(f"127.0.0.1:{port}", authority, secret, CLIENTAPP)
+    executor = executor_command(f"127.0.0.1:{port}", folder, CLIENTAPP)
     node = [script("flower-supernode"), *options, f"--port={port}"]
     part, code = _run({EXECUTOR: executor, SUPERNODE: node}, watch)
     return part, min(code, 0) if part == SUPERNODE else code
@@ -188,13 +184,14 @@ def _run_apps(options: Sequence[str], authority: Path, secret: Path, watch: Watc
 def _run(commands: Mapping[str, Sequence[str]], watch: Watch) -> tuple[str, int]:
     """Run parts until one of them ends: which, and its exit code.  The SuperLink hears of a node's end."""
     parts: dict[str, subprocess.Popen[bytes]] = {}
-    with ExitStack() as stack:
+    try:
         for name, words in commands.items():
             parts[name] = subprocess.Popen(words)
-            stack.callback(end_processes, [parts[name]], _END_SECONDS)
         while True:
             for name, process in parts.items():
                 if (code := process.poll()) is not None:
                     return name, code
             watch.look()
             time.sleep(_LOOK)
+    finally:
+        end_processes(parts.values(), _END_SECONDS)

@@ -11,7 +11,6 @@ long vectors still go back: memory for two of each is worse than a round that ta
 import ctypes
 import os
 import re
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -70,23 +69,16 @@ Grouping = Callable[[Sequence[Cell]], list[list[int]]]
 
 @dataclass(frozen=True)
 class EngineRow:
-    """One engine: how it is made for a run's folder, and what a caller has to know of it."""
+    """What a caller has to know of an engine."""
 
-    made: Callable[[Path, Connection, Checkpoints], Engine]
+    groups: Grouping | None = None
+    """The cells that it computes together, as places in the list; None if it has processes of its own."""
     connects: bool = False
     """Whether it can use a SuperLink that runs already, with records that are not here."""
     resumes_cells: bool = False
     """Whether a cell that failed goes on from its last round: its silos and server keep what they released."""
     releases: bool = False
     """Whether its noise protects somebody: releases are integers, with keys of the operating system."""
-    groups: Grouping | None = None
-    """The cells that it computes together, as places in the list; None if it has processes of its own."""
-
-
-def _vectorized(_: Path, __: Connection, kept: Checkpoints) -> Engine:
-    from fedpriv.engines.vectorized.engine import run_vectorized
-
-    return partial(run_vectorized, kept=kept)
 
 
 def _vectorized_groups(cells: Sequence[Cell]) -> list[list[int]]:
@@ -95,29 +87,11 @@ def _vectorized_groups(cells: Sequence[Cell]) -> list[list[int]]:
     return groups_of(cells)
 
 
-def _inprocess(_: Path, __: Connection, ___: Checkpoints) -> Engine:
-    from fedpriv.engines.inprocess import run_inprocess
-
-    return run_inprocess
-
-
-def _ray(_: Path, __: Connection, ___: Checkpoints) -> Engine:
-    from fedpriv.engines.deployment import run_ray
-
-    return run_ray
-
-
-def _deployment(folder: Path, connection: Connection, _: Checkpoints) -> Engine:
-    from fedpriv.engines.deployment import run_deployment
-
-    return partial(run_deployment, folder=folder, connection=connection)
-
-
 ENGINES = {
-    "vectorized": EngineRow(_vectorized, groups=_vectorized_groups),
-    "inprocess": EngineRow(_inprocess, groups=lambda cells: [[place] for place in range(len(cells))]),
-    "ray": EngineRow(_ray),
-    "deployment": EngineRow(_deployment, connects=True, resumes_cells=True, releases=True),
+    "vectorized": EngineRow(_vectorized_groups),
+    "inprocess": EngineRow(lambda cells: [[place] for place in range(len(cells))]),
+    "ray": EngineRow(),
+    "deployment": EngineRow(connects=True, resumes_cells=True, releases=True),
 }
 
 
@@ -135,11 +109,20 @@ def engine_named(
 
     `kept` is where it keeps checkpoints of cells that it is in the middle of, if it does.
     """
-    row = engine_row(name)
-    if not row.connects and connection != LOCAL:
+    if not engine_row(name).connects and connection != LOCAL:
         able = ", ".join(other for other, each in ENGINES.items() if each.connects)
         raise InputError(f"--engine {name}: --superlink and --root-certificates are for --engine {able}")
-    return row.made(folder, connection, kept)
+    if name == "vectorized":
+        from fedpriv.engines.vectorized.engine import run_vectorized
+
+        return partial(run_vectorized, kept=kept)
+    if name == "inprocess":
+        from fedpriv.engines.inprocess import run_inprocess
+
+        return run_inprocess
+    from fedpriv.engines.deployment import run_deployment, run_ray
+
+    return run_ray if name == "ray" else partial(run_deployment, folder=folder, connection=connection)
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
@@ -162,20 +145,18 @@ def kept_pages() -> Iterator[None]:
     if libc is None:
         yield
         return
-    with _LOCK:
-        _USERS.append(libc)
-        if not libc.mallopt(_MMAP_THRESHOLD, _LONGEST_KEPT):
-            libc.mallopt(_MMAP_THRESHOLD, _LONGEST_ALLOWED)
-        libc.mallopt(_TRIM_THRESHOLD, _NEVER)
+    _USERS.append(libc)
+    if not libc.mallopt(_MMAP_THRESHOLD, _LONGEST_KEPT):
+        libc.mallopt(_MMAP_THRESHOLD, _LONGEST_ALLOWED)
+    libc.mallopt(_TRIM_THRESHOLD, _NEVER)
     try:
         yield
     finally:
-        with _LOCK:
-            _USERS.pop()
-            if not _USERS:
-                libc.mallopt(_MMAP_THRESHOLD, _LONGEST_ALLOWED)
-                libc.mallopt(_TRIM_THRESHOLD, 2 * _LONGEST_ALLOWED)
-                libc.malloc_trim(0)
+        _USERS.pop()
+        if not _USERS:  # a run that begins here in another thread is slower, and no more
+            libc.mallopt(_MMAP_THRESHOLD, _LONGEST_ALLOWED)
+            libc.mallopt(_TRIM_THRESHOLD, 2 * _LONGEST_ALLOWED)
+            libc.malloc_trim(0)
 
 
 def _glibc() -> ctypes.CDLL | None:
@@ -188,6 +169,5 @@ def _glibc() -> ctypes.CDLL | None:
     return libc if all(hasattr(libc, name) for name in _NAMES) else None
 
 
-_LOCK = threading.Lock()
 _USERS: list[ctypes.CDLL] = []
 """An entry for each run of this process, in all threads, that wants pages to be kept."""

@@ -22,10 +22,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,44 +32,24 @@ from fedpriv.claims.outcome import RunObserver, digest_of
 from fedpriv.core.errors import FedprivError, InputError, RunError, printable
 from fedpriv.core.extensions import VARIABLE, import_files
 from fedpriv.engines.checkpoints import NO_CHECKPOINTS, Checkpoints, installed, name_of
-from fedpriv.engines.table import Engine, Grouping, Outcome, engine_named, engine_row
+from fedpriv.engines.table import Engine, Outcome, engine_named, engine_row
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 
 _TELL_SECONDS = 0.1
 
 
-class Began(NamedTuple):
-    """The first thing a worker says: who it is."""
+class Call(NamedTuple):
+    """A call of a method of `RunObserver` or `Checkpoints`, which the process that asked for the work makes.
 
-    machine: str
-    process: int
-    versions: Mapping[str, str]
+    The first thing a worker says is who it is: "began", with its machine, its process and its versions.
+    """
 
-
-class Advanced(NamedTuple):
-    rounds: int
+    method: str
+    arguments: tuple[Any, ...]
 
 
-class Evaluated(NamedTuple):
-    place: int
-    t: int
-    metrics: Mapping[str, float]
-
-
-class Noted(NamedTuple):
-    line: str
-
-
-class Kept(NamedTuple):
-    """A checkpoint, which the process that asked for the work keeps; None: it is not needed any more."""
-
-    name: str
-    content: bytes | None
-
-
-Event = Began | Advanced | Evaluated | Noted | Kept | Outcome
-_Said = Event | BaseException | None
+Event = Call | Outcome
 
 
 def work(
@@ -85,11 +64,11 @@ def work(
     one's own: what they define is not known here before they are imported.  `before` are the checkpoints that
     were kept of them, by name.
     """
-    yield Began(socket.gethostname(), os.getpid(), installed())
+    yield Call("began", (socket.gethostname(), os.getpid(), installed()))
     import_files([Path(file) for file in imports])
     resolved = [resolve_cell(cell, "a worker's cell") for cell in cells]
-    said: queue.SimpleQueue[_Said] = queue.SimpleQueue()
-    teller = _Teller(before or {}, said)
+    said: queue.SimpleQueue[Event | BaseException | None] = queue.SimpleQueue()
+    teller = _Teller(before or {}, said.put)
 
     def run() -> None:
         try:
@@ -108,13 +87,13 @@ def work(
 
 
 class _Teller(RunObserver, Checkpoints):
-    """Puts what an engine says into the queue, rounds not more often than a person reads.
+    """Says what an engine says, rounds not more often than a person reads.
 
     Checkpoints go the same way: the folder of the process that asked may be on another machine, and is its own.
     """
 
-    def __init__(self, before: Mapping[str, bytes], said: "queue.SimpleQueue[_Said]") -> None:
-        self._before, self._said = before, said
+    def __init__(self, before: Mapping[str, bytes], say: Callable[[Event], None]) -> None:
+        self._before, self._say = before, say
         self._rounds, self._last = 0, time.monotonic()
 
     def advanced(self, rounds: int) -> None:
@@ -123,24 +102,24 @@ class _Teller(RunObserver, Checkpoints):
             self.flush()
 
     def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
-        self._said.put(Evaluated(place, t, metrics))
+        self._say(Call("evaluated", (place, t, metrics)))
 
     def noted(self, line: str) -> None:
-        self._said.put(Noted(line))
+        self._say(Call("noted", (line,)))
 
     def flush(self) -> None:
         if self._rounds:
-            self._said.put(Advanced(self._rounds))
+            self._say(Call("advanced", (self._rounds,)))
         self._rounds, self._last = 0, time.monotonic()
 
     def latest(self, name: str) -> bytes | None:
         return self._before.get(name)
 
     def keep(self, name: str, content: bytes) -> None:
-        self._said.put(Kept(name, content))
+        self._say(Call("keep", (name, content)))
 
     def drop(self, name: str) -> None:
-        self._said.put(Kept(name, None))
+        self._say(Call("drop", (name,)))
 
 
 _ATTEMPTS = 3
@@ -177,90 +156,85 @@ class _Group:
     again: int = 0
     """Rounds of this attempt, told before or not."""
 
+    def cost(self) -> int:
+        """Estimate that decides nothing but the order."""
+        first = self.cells[0]
+        return first.schedule.rounds * (24 + len(self.cells) * sum(first.batch_sizes))
+
 
 def on_workers(name: str, workers: Workers, kept: Checkpoints = NO_CHECKPOINTS) -> Engine:
     """The engine of this name, on workers; InputError for one that starts processes of its own.
 
     What workers keep of groups that they are in the middle of comes here, to `kept`.
-    """
-    groups = engine_row(name).groups
-    if groups is None:
-        raise InputError(f"--engine {name}: it has processes of its own, and takes neither --workers nor --ray")
-    return partial(_run_groups, name, groups, workers, kept)
-
-
-def _run_groups(
-    engine: str,
-    groups: Grouping,
-    workers: Workers,
-    kept: Checkpoints,
-    cells: Sequence[Cell],
-    observer: RunObserver,
-) -> Iterator[Outcome]:
-    """Run cells, group by group, on workers that use the engine of this name.
 
     Guarantee: what a worker computes is what this process would.  The groups of a worker that dies are run again
     from their last checkpoints, and the observer hears of it (`lost`).  RunError for a group whose worker died
     three times in a row, and for workers that have other versions than this process.
     """
-    ordered = _costliest_first(groups(cells), cells)
-    with _ray_of(workers) as ray:
-        running = {_submitted(ray, engine, group, kept): group for group in ordered}
-        try:
-            while running:
-                ready, _ = ray.wait(list(running), num_returns=1, timeout=_LOOK_SECONDS)
-                for stream in ready:
-                    group = running[stream]
-                    try:
-                        event = ray.get(next(stream))
-                    except StopIteration:
-                        del running[stream]
-                    except ray.exceptions.RayTaskError as error:
-                        if isinstance(error.cause, FedprivError):
-                            raise error.cause from None
-                        reason = f"{type(error.cause).__name__}: {printable(str(error.cause))}"
-                        raise RunError(f"{group.worker}: {reason}") from None
-                    except ray.exceptions.RayError as error:
-                        del running[stream]
-                        observer.lost(group.worker, group.members)
-                        if group.attempts >= _ATTEMPTS:
-                            places, reason = ", ".join(map(str, group.members)), _first_line(error)
-                            raise RunError(
-                                f"cells {places}: {group.worker} died, {_ATTEMPTS} times in a row: {reason}"
-                            ) from error
-                        running[_submitted(ray, engine, group, kept)] = group
-                    else:
-                        yield from _heard(event, group, observer, kept)
-        finally:
-            for stream in running:
-                ray.cancel(stream, force=True)
+    groups = engine_row(name).groups
+    if groups is None:
+        raise InputError(f"--engine {name}: it has processes of its own, and takes neither --workers nor --ray")
+
+    def run(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Outcome]:
+        found = [_Group(list(members), [cells[member] for member in members]) for members in groups(cells)]
+        ordered = sorted(found, key=_Group.cost, reverse=True)  # the last to be begun should be small
+        with _ray_of(workers) as ray:
+            running = {_submitted(ray, name, group, kept): group for group in ordered}
+            try:
+                while running:
+                    ready, _ = ray.wait(list(running), num_returns=1, timeout=_LOOK_SECONDS)
+                    for stream in ready:
+                        group = running[stream]
+                        try:
+                            event = ray.get(next(stream))
+                        except StopIteration:
+                            del running[stream]
+                        except ray.exceptions.RayTaskError as error:
+                            if isinstance(error.cause, FedprivError):
+                                raise error.cause from None
+                            reason = f"{type(error.cause).__name__}: {printable(str(error.cause))}"
+                            raise RunError(f"{group.worker}: {reason}") from None
+                        except ray.exceptions.RayError as error:
+                            del running[stream]
+                            observer.lost(group.worker, group.members)
+                            if group.attempts >= _ATTEMPTS:
+                                died = f"cells {', '.join(map(str, group.members))}: {group.worker} died"
+                                raise RunError(
+                                    f"{died}, {_ATTEMPTS} times in a row: {_first_line(error)}"
+                                ) from error
+                            running[_submitted(ray, name, group, kept)] = group
+                        else:
+                            yield from _heard(event, group, observer, kept)
+            finally:
+                for stream in running:
+                    ray.cancel(stream, force=True)
+
+    return run
 
 
 def _heard(event: Event, group: _Group, observer: RunObserver, kept: Checkpoints) -> Iterator[Outcome]:
     """Tell the observer what a worker said, once, however often a group is run."""
     match event:
-        case Began():
-            group.worker = f"worker {event.process} on {printable(event.machine)}"
-            pairs = [(name, event.versions.get(name), here) for name, here in installed().items()]
+        case Call("began", (machine, process, versions)):
+            group.worker = f"worker {process} on {printable(machine)}"
+            pairs = [(name, versions.get(name), here) for name, here in installed().items()]
             if others := [
                 f"{name} {there} where this machine has {here}" for name, there, here in pairs if there != here
             ]:
                 raise RunError(f"{group.worker} has {', has '.join(others)}: results would not be the same")
-        case Advanced(rounds):
+        case Call("advanced", (int(rounds),)):
             group.again += rounds
             if (news := group.again - group.advanced) > 0:
                 group.advanced = group.again
                 observer.advanced(news)
-        case Evaluated(place, t, metrics):
+        case Call("evaluated", (int(place), int(t), metrics)):
             if (place, t) not in group.evaluated:
                 group.evaluated.add((place, t))
                 observer.evaluated(group.members[place], t, metrics)
-        case Noted(line):
+        case Call("noted", (line,)):
             observer.noted(line)
-        case Kept(name, None):
-            kept.drop(name)
-        case Kept(name, bytes(content)):
-            kept.keep(name, content)
+        case Call("keep" | "drop" as method, arguments):
+            getattr(kept, method)(*arguments)
         case Outcome(place, finished):
             if place not in group.finished:
                 group.finished.add(place)
@@ -282,42 +256,36 @@ def _submitted(ray: Any, engine: str, group: _Group, kept: Checkpoints) -> Any:
     return task.remote(engine, [cell.canonical() for cell in group.cells], imports, found)
 
 
-def _costliest_first(groups: Sequence[Sequence[int]], cells: Sequence[Cell]) -> list[_Group]:
-    """The last to be begun should be small; the estimate decides nothing else."""
-
-    def cost(group: _Group) -> int:
-        first = group.cells[0]
-        return first.schedule.rounds * (24 + len(group.cells) * sum(first.batch_sizes))
-
-    found = [_Group(list(members), [cells[member] for member in members]) for members in groups]
-    return sorted(found, key=cost, reverse=True)
-
-
 @contextmanager
 def _ray_of(workers: Workers) -> Iterator[Any]:
     """Ray, connected; a cluster that was started here is gone when the block is left."""
     if importlib.util.find_spec("ray") is None:
         raise InputError("--workers, --ray: Ray is not installed here; pip install 'fedpriv[ray]'")
-    if workers.address is not None:
-        with _connected(workers, address=workers.address) as ray:
-            yield ray
-        return
-    from fedpriv.engines.processes import left_by_nobody, refuse_root
+    with ExitStack() as stack:
+        options: dict[str, Any] = {"address": workers.address}
+        if workers.address is None:
+            from fedpriv.engines.processes import left_by_nobody, refuse_root
 
-    refuse_root(f"--workers {workers.count}")
-    with (
-        tempfile.TemporaryDirectory(prefix="fedpriv-workers-") as name,
-        left_by_nobody(Path(name)),
-        _environment(Path(name)),
-        _connected(
-            workers,
-            num_cpus=workers.count,
-            include_dashboard=False,
-            object_store_memory=_STORE_BYTES,
-            _temp_dir=str(Path(name) / "r"),  # which it opens to everybody; what is around it stays ours
-            _node_ip_address="127.0.0.1",
-        ) as ray,
-    ):
+            refuse_root(f"--workers {workers.count}")
+            home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedpriv-workers-")))
+            stack.enter_context(left_by_nobody(home))
+            stack.enter_context(_environment(home))
+            options = {"num_cpus": workers.count, "include_dashboard": False, "object_store_memory": _STORE_BYTES}
+            options["_temp_dir"] = str(home / "r")  # which it opens to everybody; what is around it stays ours
+            options["_node_ip_address"] = "127.0.0.1"
+        import ray
+
+        before = signal.getsignal(signal.SIGTERM)
+        try:
+            ray.init(**options, configure_logging=False, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            place = workers.address or "this machine"
+            raise RunError(f"Ray at {place} cannot be used: {_first_line(error)}") from None
+        stack.callback(ray.shutdown)
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)  # Ray's own would end the run without a word how to go on
+        output: Any = WithoutRay(sys.stdout)
+        stack.enter_context(redirect_stdout(output))
         yield ray
 
 
@@ -334,17 +302,15 @@ def _environment(home: Path) -> Iterator[None]:
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "FLWR_HOME": str(home),  # by which `left_by_nobody` knows them
     }
-    before = {name: os.environ.get(name) for name in own}
+    before = {name: os.environ[name] for name in own if name in os.environ}
     os.environ.update(own)
     _let_ray_read_it()
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in own:
+            del os.environ[name]
+        os.environ.update(before)
         _let_ray_read_it()
 
 
@@ -353,26 +319,6 @@ def _let_ray_read_it() -> None:
     raylet = importlib.import_module("ray._raylet")
     raylet.Config.initialize("")
     raylet.AuthenticationTokenLoader.instance().reset_cache()
-
-
-@contextmanager
-def _connected(workers: Workers, **options: Any) -> Iterator[Any]:
-    import ray
-
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        ray.init(**options, configure_logging=False, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        place = workers.address or "this machine"
-        raise RunError(f"Ray at {place} cannot be used: {_first_line(error)}") from None
-    if before is not None:
-        signal.signal(signal.SIGTERM, before)  # Ray's own would end the run without a word how to go on
-    try:
-        output: Any = WithoutRay(sys.stdout)
-        with redirect_stdout(output):
-            yield ray
-    finally:
-        ray.shutdown()
 
 
 class WithoutRay:

@@ -26,7 +26,6 @@ from fedpriv.protocol.messages import (
     key_content,
     keys_in,
     number_in,
-    one_array,
     release_content,
     roster_content,
     vector_in,
@@ -74,7 +73,7 @@ def replayed(cell: Cell, silo_keys: list[bytes], server_key: bytes) -> np.ndarra
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        strategy.start(grid, one_array(task.objective.initial()))
+        strategy.run(grid)
     finally:
         torch.set_num_threads(threads)
     return strategy.model.numpy()

@@ -18,7 +18,7 @@ from fedpriv.engines.flower_private import executor, silo_node
 from fedpriv.engines.flower_private.names import ACQUIRE_TASK, CONTROL, FLEET, REGISTER_NODE, RUNTIME, START_RUN
 from fedpriv.engines.flower_private.superlink import SuperLinkApp, superlink_app
 from fedpriv.engines.flower_private.wire import Wire
-from fedpriv.engines.processes import isolate, make_node_key, tls_options
+from fedpriv.engines.processes import SECRET, isolate, make_node_key, tls_options
 from fedpriv.engines.superlink_process import Only
 
 Keys = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
@@ -43,8 +43,7 @@ cell-json = ""
 
 def link_options(folder: Path) -> tuple[Path, list[str]]:
     """The executor's secret, and the options with which `fedpriv superlink` starts Flower's."""
-    secret, options = isolate(folder)
-    return secret, [*options, *tls_options(folder), "--enable-supernode-auth"]
+    return folder / SECRET, [*isolate(folder), *tls_options(folder), "--enable-supernode-auth"]
 
 
 class Link:

@@ -7,6 +7,7 @@ import ssl
 import stat
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,21 +23,25 @@ from fedpriv.claims.outcome import RunObserver
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.engines import certificates, processes, superlink_process
-from fedpriv.engines.deployment import follow
+from fedpriv.engines.deployment import Progress, _federation, follow
 from fedpriv.engines.flower_private.control import Control
-from fedpriv.engines.superlink import SubmittedRun, SuperLink, remote_superlink
+from fedpriv.engines.superlink import SuperLink
+from fedpriv.engines.table import Connection
 from fedpriv.protocol.cell_folder import FolderReader
+from fedpriv.scenario.schema import Cell
 
 
-def test_a_certificate_that_has_expired_is_named_with_its_date_before_anything_is_asked(tmp_path: Path) -> None:
+def test_a_certificate_that_has_expired_is_named_with_its_date_before_anything_is_asked(
+    tmp_path: Path, small_cell: Callable[..., Cell]
+) -> None:
     """Was: 93 s, and "unavailable"."""
     processes.make_server_keys(tmp_path)
     certificates.check_certificates(tmp_path / "ca.crt", tmp_path / "server.pem")
     old = Path(__file__).with_name("expired.crt")
-    with pytest.raises(
-        InputError, match=r"expired.crt: the certificate expired on 20\d\d-\d\d-\d\d \d\d:\d\d UTC"
-    ):
-        remote_superlink("127.0.0.1:1", old)
+    words = r"expired.crt: the certificate expired on 20\d\d-\d\d-\d\d \d\d:\d\d UTC"
+    remote = _federation(small_cell(), Connection("127.0.0.1:1", old), "token")
+    with pytest.raises(InputError, match=words), remote:
+        pass
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no certificate"])
@@ -148,7 +153,6 @@ def test_a_certificate_that_was_renewed_is_served_without_a_restart_and_a_broken
     served = uvicorn.Config(None, ssl_certfile=keys / "server.pem", ssl_keyfile=keys / "server.key")
     served.load()
     fleet = superlink_process._Fleet(served, keys)
-    fleet._renewed._every = 0.0
     first = serial(served)
     certificates.renew(keys, authority)
     fleet.look()
@@ -193,8 +197,6 @@ def test_a_public_key_that_is_none_is_one_line(tmp_path: Path, content: str) -> 
 
 
 def test_a_run_whose_silo_has_ended_ends_in_one_line(tmp_path: Path) -> None:
-    run = SubmittedRun(SuperLink(Control("127.0.0.1:1")), 1)
+    link, progress = SuperLink(Control("127.0.0.1:1")), Progress(RunObserver(), 0, 3)
     with pytest.raises(RunError, match="silo 2's supernode ended with exit code 1"):
-        follow(
-            run, FolderReader(tmp_path), 0, 3, RunObserver(), lambda: "silo 2's supernode ended with exit code 1"
-        )
+        follow(link, 1, FolderReader(tmp_path), lambda: "silo 2's supernode ended with exit code 1", progress)

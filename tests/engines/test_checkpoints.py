@@ -17,7 +17,7 @@ from fedpriv.engines.vectorized import engine as keeper
 from fedpriv.engines.vectorized.engine import run_vectorized
 from fedpriv.engines.vectorized.noise import NoiseFeed
 from fedpriv.engines.vectorized.silos import groups_of
-from fedpriv.engines.workers import Kept, work
+from fedpriv.engines.workers import Call, work
 from fedpriv.noise.registry import AUTO, CHOSEN
 from fedpriv.noise.trust import TRUSTS, Noise, NoiseSource
 from fedpriv.papers.table import ALGORITHMS
@@ -333,16 +333,19 @@ def test_workers_send_what_they_keep_and_go_on_from_what_was_kept() -> None:
     cells = replicates(resolve_cell(small_tree(), "test"))
     trees = [cell.canonical() for cell in cells]
     whole = list(_events(trees, {}))
-    sent = [event for event in whole if isinstance(event, Kept)]
+    sent = [event for event in whole if _is_of_checkpoints(event)]
     name = name_of([digest_of(cell) for cell in cells])
-    assert [event.name for event in sent] == [name] * 8
-    assert sent[-1].content is None, "dropped at the end"
+    assert [event.arguments[0] for event in sent] == [name] * 8
+    assert [event.method for event in sent] == ["keep"] * 7 + ["drop"]
     outcomes = [event for event in whole if isinstance(event, Outcome)]
     assert whole.index(sent[-1]) > max(map(whole.index, outcomes)), "not before its outcomes are there"
-    assert sent[3].content is not None
-    again = list(_events(trees, {name: sent[3].content}))
-    assert len([event for event in again if isinstance(event, Kept)]) == 4
+    again = list(_events(trees, dict([sent[3].arguments])))
+    assert len([event for event in again if _is_of_checkpoints(event)]) == 4
     assert bits([event for event in again if isinstance(event, Outcome)]) == bits(outcomes)
+
+
+def _is_of_checkpoints(event: Any) -> bool:
+    return isinstance(event, Call) and event.method in ("keep", "drop")
 
 
 def _events(trees: Sequence[Any], before: dict[str, bytes]) -> Iterator[Any]:

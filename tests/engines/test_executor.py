@@ -28,7 +28,7 @@ from fedpriv.engines.flower_private.executor import (
 )
 from fedpriv.engines.flower_private.names import ACQUIRE_TASK, LIST_RUNS, RUNTIME, TASK_HEARTBEAT, TASK_OUTPUT
 from fedpriv.engines.flower_private.wire import Wire
-from fedpriv.engines.processes import end_processes, make_server_keys
+from fedpriv.engines.processes import SECRET, end_processes, make_server_keys
 from tests.engines.flower_link import Link
 
 TOKEN = "5ec4e7"
@@ -146,7 +146,7 @@ def of_link(link: Link, monkeypatch: pytest.MonkeyPatch) -> Executor:
         return Wire(link.client(RUNTIME), headers)
 
     monkeypatch.setattr(Executor, "_wire", wire)
-    return Executor("superlink", link.folder / "ca.crt", link.secret.read_bytes(), os.getpid(), [SERVERAPP])
+    return Executor("superlink", link.folder, os.getpid(), [SERVERAPP])
 
 
 def test_a_server_that_is_killed_is_told_to_flower_with_its_reason(
@@ -173,9 +173,10 @@ def test_a_server_that_is_killed_is_told_to_flower_with_its_reason(
 
 
 def test_nobody_without_the_secret_gets_a_task(
-    tmp_path: Path, beats: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, beats: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Would gain: the run, as whoever asks first."""
+    caplog.set_level(logging.DEBUG, "fedpriv")
     folder = tmp_path / "link"
     folder.mkdir()
     link = Link(folder)
@@ -187,16 +188,16 @@ def test_nobody_without_the_secret_gets_a_task(
     stranger._asking = Wire(link.client(RUNTIME), lambda _, request: executor._signed(signer, request))
     stranger.look()
     assert not stranger.tasks
-    beat = service.read_beat(beats, service.EXECUTOR)
-    assert beat is not None
-    assert "401" in beat.trouble
+    assert service.read_beat(beats, service.EXECUTOR) is None, "a service whose executor is refused is ill"
+    assert "401" in caplog.text
     assert own._asking.ask(ACQUIRE_TASK, request).token
 
 
 def test_a_task_of_another_type_is_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A SuperLink that a silo's executor does not ask names a program."""
     make_server_keys(tmp_path)
-    running = Executor("127.0.0.1:1", tmp_path / "ca.crt", b"x" * 32, os.getpid(), [CLIENTAPP])
+    (tmp_path / SECRET).write_bytes(b"x" * 32)
+    running = Executor("127.0.0.1:1", tmp_path, os.getpid(), [CLIENTAPP])
 
     def ask(*_: Any) -> Any:
         answer = ACQUIRE_TASK.answer(token=TOKEN)
@@ -211,8 +212,8 @@ def test_a_task_of_another_type_is_not_started(tmp_path: Path, monkeypatch: pyte
 
 def test_an_executor_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     make_server_keys(tmp_path)
-    (tmp_path / "secret").write_bytes(b"x" * 32)
-    command = executor_command("127.0.0.1:1", tmp_path / "ca.crt", tmp_path / "secret", SERVERAPP)
+    (tmp_path / SECRET).write_bytes(b"x" * 32)
+    command = executor_command("127.0.0.1:1", tmp_path, SERVERAPP)
     code = f"import subprocess, time; print(subprocess.Popen({command!r}).pid, flush=True); time.sleep(60)"
     environment: Mapping[str, str] = {**os.environ, "TMPDIR": str(tmp_path)}
     # its parent is the program, not this test

@@ -22,12 +22,11 @@ from fedpriv.cli import app as command
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.engines import federation
 from fedpriv.engines.federation import runs_of, silos_of
-from fedpriv.engines.flower_private import FOLLOWS, VERSION, presence
+from fedpriv.engines.flower_private import FOLLOWS, STATUS, VERSION, presence
 from fedpriv.engines.flower_private import control as control_module
 from fedpriv.engines.flower_private.control import Control, Status
-from fedpriv.engines.flower_private.kept import KeptRuns
 from fedpriv.engines.flower_private.names import CONTROL, FLEET
-from fedpriv.engines.flower_private.presence import STATUS, Presence
+from fedpriv.engines.flower_private.presence import KeptRuns, Presence
 from fedpriv.engines.flower_private.superlink import SuperLinkApp
 from fedpriv.engines.superlink_process import Only
 from fedpriv.protocol.messages import REFUSED
@@ -52,7 +51,7 @@ def control(app: Any, told: Presence, monkeypatch: pytest.MonkeyPatch) -> Contro
         known.keep(await link.runs())
         return {**told.seen(), "runs": known.known()}
 
-    listening = Only(told, CONTROL, pages={STATUS: status})
+    listening = Only(told, CONTROL, status=status)
     make = control_module.open_client
 
     def client(*words: Any, **options: Any) -> Any:

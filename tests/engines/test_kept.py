@@ -11,10 +11,10 @@ from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.engines import deployment
 from fedpriv.engines.deployment import Progress, follow
-from fedpriv.engines.flower_private import kept
+from fedpriv.engines.flower_private import presence
 from fedpriv.engines.flower_private.control import LostRunError
-from fedpriv.engines.flower_private.kept import KeptRuns
 from fedpriv.engines.flower_private.names import LIST_RUNS
+from fedpriv.engines.flower_private.presence import KeptRuns
 from fedpriv.engines.superlink import simulating_superlink
 from fedpriv.protocol.cell_folder import FolderReader
 
@@ -42,7 +42,7 @@ def test_runs_are_kept_and_those_that_were_under_way_have_ended(
         "finished:failed (the SuperLink was started again)",
         "finished:completed",
     ]
-    monkeypatch.setattr(kept, "_MAX_RUNS", 3)
+    monkeypatch.setattr(presence, "_MOST_RUNS", 3)
     after.keep(run(number, "pending") for number in range(10, 12))
     assert [each["run"] for each in KeptRuns(path).known()] == ["8", "10", "11"]
     unwritten = KeptRuns(None)
@@ -79,12 +79,15 @@ class Told(RunObserver):
 
 
 class Lost:
-    """A run of which the SuperLink knows no more."""
+    """A SuperLink that knows no run any more."""
 
-    class superlink:  # noqa: N801 - an attribute
-        ended = False
+    ended = False
 
-    def status(self) -> str:
+    @property
+    def control(self) -> "Lost":
+        return self
+
+    def status(self, _: int) -> str:
         raise LostRunError("started again")
 
 
@@ -94,13 +97,13 @@ def test_a_run_that_the_superlink_lost_is_told_apart_and_rounds_are_told_once(
     monkeypatch.setattr(deployment, "_STATUS_SECONDS", 0.0)
     monkeypatch.setattr(deployment, "_POLL_SECONDS", 0.0)
     told = Told()
-    progress, reader = Progress(told), FolderReader(tmp_path)
+    progress, reader = Progress(told, 0, 9), FolderReader(tmp_path)
 
     def followed(rounds: str) -> None:
         (tmp_path / "progress").write_text(rounds)
         lost: Callable[[], None] = lambda: None  # noqa: E731
         with pytest.raises(LostRunError):
-            follow(cast(Any, Lost()), reader, 0, 9, told, lost, progress)
+            follow(cast(Any, Lost()), 1, reader, lost, progress)
 
     for rounds in ("4", "1", "6"):  # the second server begins again, from its journal
         followed(rounds)

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError
-from fedpriv.engines.node_keys import Revoked, fingerprint, registered, revoke
+from fedpriv.engines.certificates import Revoked, fingerprint, registered, revoke
 from fedpriv.engines.processes import make_node_key, node_public_key
 
 SILOS = 3
@@ -36,7 +36,7 @@ def revoking(keys: Path, *options: str) -> tuple[int, str]:
 
 def watched(keys: Path) -> tuple[Revoked, list[str]]:
     """A SuperLink's watch over these keys, and a list for the names whose keys it finds revoked."""
-    return Revoked(keys, registered(keys), every=0.0), []
+    return Revoked(keys, registered(keys)), []
 
 
 def test_the_fingerprint_is_the_one_that_ssh_keygen_shows(keys: Path) -> None:

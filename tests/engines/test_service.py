@@ -348,19 +348,22 @@ def test_a_log_format_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch) 
 
 
 class Unanswering:
-    """A run on a SuperLink of which `answers` come, one a question."""
+    """A SuperLink of which `answers` come, one a question."""
 
-    class superlink:  # noqa: N801 - as the field is called
-        ended = False
+    ended = False
 
-        @staticmethod
-        def log_tail() -> str:
-            return ""
+    @staticmethod
+    def log_tail() -> str:
+        return ""
+
+    @property
+    def control(self) -> "Unanswering":
+        return self
 
     def __init__(self, answers: list[str | None]) -> None:
         self._answers = iter(answers)
 
-    def status(self) -> Status:
+    def status(self, _: int) -> Status:
         answer = next(self._answers)
         if answer is None:
             raise UnreachableError("the SuperLink cannot be reached: timed out")
@@ -380,7 +383,7 @@ def test_a_run_says_for_whom_it_waits_and_since_when(tmp_path: Path, monkeypatch
     report_waiting(tmp_path, [1, 4], time.time() - 25.0)
     run: Any = Unanswering(["pending", None, "running", "running", "finished:failed"])
     with pytest.raises(RunError, match=r"Flower ended the run without a result \(it could not write /srv\)"):
-        deployment.follow(run, FolderReader(tmp_path), 0, 6, Hears(), lambda: None)
+        deployment.follow(run, 1, FolderReader(tmp_path), lambda: None, deployment.Progress(Hears(), 0, 6))
     assert re.fullmatch(
         r"waiting for the SuperLink to start the run, which is pending since .* UTC \(0 s\)", lines[0]
     )
@@ -398,5 +401,5 @@ def test_a_superlink_that_stays_away_ends_the_run(tmp_path: Path, monkeypatch: p
     began, run = time.monotonic(), Unanswering([None] * 1000)
     asked: Any = run
     with pytest.raises(UnreachableError, match="cannot be reached"):
-        deployment.follow(asked, FolderReader(tmp_path), 0, 6, RunObserver(), lambda: None)
+        deployment.follow(asked, 1, FolderReader(tmp_path), lambda: None, deployment.Progress(RunObserver(), 0, 6))
     assert time.monotonic() - began > 0.3

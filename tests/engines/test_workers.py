@@ -4,6 +4,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -20,9 +21,9 @@ import pytest
 from fedpriv.claims.outcome import Finished, RunObserver, digest_of
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.engines import workers as engine
-from fedpriv.engines.checkpoints import NO_CHECKPOINTS, Checkpoints, installed, name_of
-from fedpriv.engines.table import Outcome, engine_row
-from fedpriv.engines.workers import Advanced, Began, Evaluated, Event, Kept, Noted, Workers, on_workers, work
+from fedpriv.engines.checkpoints import Checkpoints, installed, name_of
+from fedpriv.engines.table import Outcome, engine_named, engine_row
+from fedpriv.engines.workers import Call, Event, Workers, on_workers, work
 from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell
 from fedpriv.study.sweep import RunOptions, run_sweep
@@ -121,25 +122,35 @@ def heard_of(
 
     monkeypatch.setattr(engine, "_ray_of", connected)
     cell: Any = SimpleNamespace(schedule=SimpleNamespace(rounds=2), batch_sizes=(1,), canonical=dict)
-    run = engine._run_groups(
-        "vectorized", lambda cells: [[1, 0]], Workers(1), kept or Checkpoints(), [cell, cell], recorder
-    )
+    monkeypatch.setattr(engine, "engine_row", lambda _: SimpleNamespace(groups=lambda _: [[1, 0]]))
+    run = on_workers("vectorized", Workers(1), kept or Checkpoints())([cell, cell], recorder)
     try:
         return list(run), recorder, ray
     finally:
         ray.script.append([])  # so that a failure can be looked at
 
 
-BEGAN = Began("here", 12, installed())
+BEGAN = Call("began", ("here", 12, installed()))
 
 
 def test_a_group_whose_worker_died_is_run_again_and_nothing_is_told_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    first = [BEGAN, Advanced(3), Evaluated(0, 1, {}), Outcome(0, FINISHED), DiedError("the node was taken away")]
+    first = [
+        BEGAN,
+        Call("advanced", (3,)),
+        Call("evaluated", (0, 1, {})),
+        Outcome(0, FINISHED),
+        DiedError("the node was taken away"),
+    ]
     again = [
-        Began("there", 7, installed()),
-        *(Advanced(2), Evaluated(0, 1, {}), Advanced(2), Evaluated(0, 2, {})),
+        Call("began", ("there", 7, installed())),
+        *(
+            Call("advanced", (2,)),
+            Call("evaluated", (0, 1, {})),
+            Call("advanced", (2,)),
+            Call("evaluated", (0, 2, {})),
+        ),
         *(Outcome(0, FINISHED), Outcome(1, FINISHED)),
     ]
     outcomes, recorder, ray = heard_of([first, again], monkeypatch)
@@ -166,8 +177,13 @@ def test_what_a_worker_kept_is_given_to_the_next_one(monkeypatch: pytest.MonkeyP
 
     cell: Any = SimpleNamespace(canonical=dict)
     name, memory = name_of([digest_of(cell)] * 2), Memory()
-    first = [BEGAN, Kept(name, b"early"), Kept(name, b"late"), DiedError("the node was taken away")]
-    again = [BEGAN, Noted("a line"), Outcome(0, FINISHED), Outcome(1, FINISHED), Kept(name, None)]
+    first = [
+        BEGAN,
+        Call("keep", (name, b"early")),
+        Call("keep", (name, b"late")),
+        DiedError("the node was taken away"),
+    ]
+    again = [BEGAN, Call("noted", ("a line",)), Outcome(0, FINISHED), Outcome(1, FINISHED), Call("drop", (name,))]
     outcomes, recorder, ray = heard_of([first, again], monkeypatch, memory)
     assert [outcome.index for outcome in outcomes] == [1, 0]
     assert ray.before == [{}, {name: b"late"}]
@@ -183,7 +199,7 @@ def test_a_group_that_kills_its_workers_is_named_after_the_third(monkeypatch: py
 
 def test_a_worker_with_other_versions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guarantee: what a worker computes is what this process would."""
-    began = Began("there", 7, {**installed(), "torch": "1.0"})
+    began = Call("began", ("there", 7, {**installed(), "torch": "1.0"}))
     with pytest.raises(RunError, match=r"worker 7 on there has torch 1\.0 where this machine has"):
         heard_of([[began, Outcome(0, FINISHED)]], monkeypatch)
 
@@ -211,27 +227,20 @@ def test_a_worker_says_what_its_engine_says(scenario: Path, name: str) -> None:
     cells, whole = cells_of(scenario), Recorder()
     row = engine_row(name)
     assert row.groups is not None
-    expected = {
-        outcome.index: outcome.finished
-        for outcome in row.made(Path(), engine_local(), NO_CHECKPOINTS)(cells, whole)
-    }
+    expected = {outcome.index: outcome.finished for outcome in engine_named(name)(cells, whole)}
     told = 0
     for group in row.groups(cells):
         began, *events = work(name, [cells[place].canonical() for place in group], [])
-        assert began == Began(began.machine, os.getpid(), installed())  # type: ignore[union-attr]
-        told += sum(event.rounds for event in events if isinstance(event, Advanced))
+        assert began == Call("began", (socket.gethostname(), os.getpid(), installed()))
+        told += sum(
+            event.arguments[0] for event in events if isinstance(event, Call) and event.method == "advanced"
+        )
         for outcome in (event for event in events if isinstance(event, Outcome)):
             same = expected.pop(group[outcome.index])
             assert np.array_equal(outcome.finished.model, same.model)
             assert outcome.finished.metrics == same.metrics
             assert outcome.finished.fraction_clipped == same.fraction_clipped
     assert (expected, told) == ({}, whole.rounds)
-
-
-def engine_local() -> Any:
-    from fedpriv.engines.table import LOCAL
-
-    return LOCAL
 
 
 def test_an_error_of_the_engine_is_raised_by_the_worker(scenario: Path) -> None:

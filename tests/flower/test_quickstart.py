@@ -22,7 +22,7 @@ from fedpriv.engines import supernode_process
 from fedpriv.engines.flower_private.names import START_RUN
 from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.engines.processes import environment
-from fedpriv.engines.superlink import SubmittedRun, SuperLink, federation_superlink, node_keys
+from fedpriv.engines.superlink import SuperLink, federation_superlink, node_keys
 from tests.e2e.flwr_command import flwr_run
 from tests.flower.quickstart import evaluating_app, numpy_app
 from tests.flower.quickstart.client_app import app
@@ -112,13 +112,13 @@ def test_flwr_run_of_a_stock_app_trains_through_guards(tmp_path: Path, style: st
     assert list(elsewhere.iterdir()) == []
 
 
-def submitted(link: SuperLink, folder: Path) -> SubmittedRun:
+def submitted(link: SuperLink, folder: Path) -> int:
     """The app as `flwr run` bundles it: its own code, and the scenario beside it."""
     config = {key: value for key, value in run_config(folder).items() if key != "guard"}
     files: dict[str, bytes | Path] = {name: text.encode() for name, text in app_files(config).items()}
     content, _ = build_fab_from_files(files)
     request = StartRunRequest(fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})))
-    return SubmittedRun(link, link.control._ask(START_RUN, request).run_id)
+    return int(link.control._ask(START_RUN, request).run_id)
 
 
 @pytest.mark.deployment
@@ -143,7 +143,7 @@ def test_supernodes_of_a_stock_app_train_through_their_sites_guards(tmp_path: Pa
                 )
         run = submitted(link, tmp_path)
         deadline = time.monotonic() + 300
-        while not (status := run.status()).is_over and time.monotonic() < deadline:
+        while not (status := link.control.status(run)).is_over and time.monotonic() < deadline:
             time.sleep(0.3)
         logs = "".join((home / f"silo-{silo}" / "log").read_text(errors="replace")[-3000:] for silo in (0, 1))
         assert status.state == "finished:completed", f"{status}\n{link.log_tail()}\n{logs}"
@@ -155,4 +155,4 @@ def test_supernodes_of_a_stock_app_train_through_their_sites_guards(tmp_path: Pa
     assert evaluate(model, load_centralized_dataset())[1] > before + 0.2, logs
     for silo in (0, 1):
         ((name_of_run, _, answered),) = ledger_of(tmp_path, silo)
-        assert (name_of_run, answered) == (str(run.run_id), 12)
+        assert (name_of_run, answered) == (str(run), 12)

@@ -24,7 +24,6 @@ from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.plan.plan import plan_of
 from fedpriv.plan.task import spread, task_of_cell
 from fedpriv.protocol.cell_folder import run_config_of
-from fedpriv.protocol.messages import one_array
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import deployed_strategy
@@ -134,7 +133,7 @@ def deployed(folder: Path, cell: Cell, *, dies_in: int) -> ReleaseStrategy:
             journal.dies_in, journal.after_writing = abs(dies_in), dies_in < 0
             strategy = deployed_strategy(plan, initial, journal)
             with suppress(KilledError):
-                strategy.start(grid, one_array(initial))
+                strategy.run(grid)
         return strategy
 
     served(dies_in)

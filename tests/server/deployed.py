@@ -13,7 +13,6 @@ from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.plan.plan import Plan, plan_of
 from fedpriv.plan.task import task_of_cell
 from fedpriv.protocol.cell_folder import run_config_of
-from fedpriv.protocol.messages import one_array
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import deployed_strategy
 from fedpriv.server.journal import Entries, ServerJournal
@@ -52,7 +51,7 @@ def serve(plan: Plan, folder: Path, grid: InProcessGrid, rounds: int = 0, dies_i
         journal.dies_in, journal.after_writing = abs(dies_in), dies_in < 0
         strategy = deployed_strategy(plan, initial, journal)
         with suppress(KilledError):
-            strategy.start(grid, one_array(initial), num_rounds=rounds)
+            strategy.run(grid, num_rounds=rounds)
     return strategy
 
 

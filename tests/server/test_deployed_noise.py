@@ -18,7 +18,7 @@ from fedpriv.core.files import OWN, write_bytes
 from fedpriv.core.random import SERVER, simulation_noise
 from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.protocol.cell_folder import run_config_of
-from fedpriv.protocol.messages import TRAIN, one_array, release_content, vector_in
+from fedpriv.protocol.messages import TRAIN, release_content, vector_in
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import deploy_cell, simulated_strategy
@@ -114,7 +114,7 @@ def test_a_flower_run_without_a_token_over_guarded_silos_is_refused(small_cell: 
 
     grid = Guarded(client_app, 3, run_config_of(cell, Path()))
     with pytest.raises(RunError, match=r"silo 0, round 1: .* use --engine deployment"):
-        strategy.start(grid, one_array(initial))
+        strategy.run(grid)
     assert fedpriv.server.app.run_cell(silos_of(cell), cell, RunObserver()).noise == "simulation"
 
 

@@ -16,7 +16,6 @@ from fedpriv.core.files import OWN, write_bytes
 from fedpriv.core.random import integers_key
 from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.protocol.cell_folder import run_config_of
-from fedpriv.protocol.messages import one_array
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import deployed_strategy
@@ -75,7 +74,7 @@ def serve(
     initial = plan.objective.initial()
     with ServerJournal(folder, Entries.of(plan)) as journal:
         strategy = deployed_strategy(plan, initial, journal, without_missing=goes_on)
-        strategy.start(grid, one_array(initial), num_rounds=rounds)
+        strategy.run(grid, num_rounds=rounds)
     return strategy
 
 

@@ -16,7 +16,7 @@ from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.plan.plan import plan_of
 from fedpriv.plan.task import task_of_cell
 from fedpriv.protocol.cell_folder import run_config_of
-from fedpriv.protocol.messages import Counts, one_array, release_content
+from fedpriv.protocol.messages import Counts, release_content
 from fedpriv.rounds import floats as rounds
 from fedpriv.rounds.floats import FloatSteps
 from fedpriv.scenario.schema import Cell
@@ -50,7 +50,7 @@ def run_with(app: ClientApp, cell: Cell, grid_type: type[InProcessGrid] = InProc
     task = task_of_cell(cell)
     strategy = simulated_strategy(plan_of(cell, task.objective), task.objective.initial(), cell)
     grid = grid_type(app, cell.federation.silos, run_config_of(cell, Path()))
-    strategy.start(grid, one_array(task.objective.initial()), timeout=1.0)
+    strategy.run(grid, timeout=1.0)
     return strategy
 
 
@@ -162,7 +162,7 @@ def test_a_trusted_server_adds_noise_once_and_an_untrusted_one_none(small_cell: 
                 plan_of(cell, task.objective), task.objective.initial(), cell.model_copy(update={"seed": seed})
             )
             grid = InProcessGrid(honest, 3, run_config_of(cell, Path()))
-            strategy.start(grid, one_array(task.objective.initial()))
+            strategy.run(grid)
             models[trust, seed] = strategy.model
     assert not torch.allclose(models["trusted", 1], models["trusted", 2])
     assert torch.equal(models["untrusted", 1], models["untrusted", 2])

@@ -27,7 +27,7 @@ from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.plan.plan import plan_of
 from fedpriv.plan.task import task_of_cell
 from fedpriv.protocol.cell_folder import run_config_of
-from fedpriv.protocol.messages import Refusal, one_array
+from fedpriv.protocol.messages import Refusal
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.server.app import simulated_strategy
 from fedpriv.silo import daemon
@@ -98,7 +98,7 @@ def test_a_whole_run_through_guards_that_are_killed_and_restarted(
     task = task_of_cell(cell)
     plan = plan_of(cell, task.objective, released=True)
     strategy = simulated_strategy(plan, task.objective.initial(), cell)
-    strategy.start(GuardedGrid(client_app, 3, run_config), one_array(task.objective.initial()))
+    strategy.run(GuardedGrid(client_app, 3, run_config))
     assert strategy.rounds_done == 8
     assert strategy.counts is None  # a guard does not tell, and nobody takes that for none
     assert torch.isfinite(strategy.model).all()
@@ -158,9 +158,7 @@ def test_a_supernode_without_a_guard_is_refused(monkeypatch: pytest.MonkeyPatch)
     plan = plan_of(cell, task.objective, released=True)
     strategy = simulated_strategy(plan, task.objective.initial(), cell)
     with pytest.raises(RunError, match="has no guard"):
-        strategy.start(
-            InProcessGrid(client_app, 3, run_config_of(cell, Path())), one_array(task.objective.initial())
-        )
+        strategy.run(InProcessGrid(client_app, 3, run_config_of(cell, Path())))
 
 
 class Clock:

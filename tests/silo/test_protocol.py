@@ -26,7 +26,7 @@ from fedpriv.noise.trust import Noise
 from fedpriv.plan.plan import Plan, plan_of
 from fedpriv.plan.task import task_of_cell
 from fedpriv.protocol.cell_folder import run_config_of
-from fedpriv.protocol.messages import KEY, keys_in, number_in, one_array, vector_in
+from fedpriv.protocol.messages import KEY, keys_in, number_in, vector_in
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import simulated_strategy
@@ -66,9 +66,7 @@ def app_that(answer: Answer) -> ClientApp:
 def run_over(app: ClientApp, cell: Cell) -> ReleaseStrategy:
     initial = objective_of(cell).initial()
     strategy = simulated_strategy(plan_with(cell), initial, cell)
-    strategy.start(
-        InProcessGrid(app, cell.federation.silos, run_config_of(cell, Path())), one_array(initial), timeout=1.0
-    )
+    strategy.run(InProcessGrid(app, cell.federation.silos, run_config_of(cell, Path())), timeout=1.0)
     return strategy
 
 
@@ -228,7 +226,7 @@ def test_a_reply_that_is_lost_is_never_summed_around() -> None:
     initial = objective_of(cell).initial()
     strategy = simulated_strategy(plan_with(cell), initial, cell)
     with pytest.raises(RunError, match="round 3: no reply from silo 2"):
-        strategy.start(Forgetful(honest, 3, run_config_of(cell, Path())), one_array(initial), timeout=1.0)
+        strategy.run(Forgetful(honest, 3, run_config_of(cell, Path())), timeout=1.0)
     assert strategy.rounds_done == 2
 
 

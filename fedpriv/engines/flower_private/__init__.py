@@ -11,8 +11,7 @@ machine can read.  A round waits some seven seconds for sleeps and starts of pro
 | `wire` | requests of Flower's wire |
 | `front` | an ASGI app before the SuperLink: checks senders, holds empty answers, hides unfinished replies |
 | `superlink` | the SuperLink behind the front; its nodes and runs |
-| `presence` | who was at the SuperLink and when |
-| `kept` | runs that a SuperLink knows after a restart |
+| `presence` | who was at the SuperLink and when, and its runs, after a restart, too |
 | `silo_node` | a silo's node, in one process |
 | `executor` | starts a process for each task, and watches it |
 | `control` | starting and stopping runs |
@@ -24,5 +23,7 @@ APP = "fedpriv.clients.app:app"
 """The one app that a silo runs, by its name in a run's bundle."""
 VERSION, FOLLOWS = "fedpriv-version", "fedpriv-follows"
 """Headers of a SuperNode's requests, and of a command's question for a run."""
+STATUS = "/v1/control/fedpriv-status"
+"""Answered on the control socket only: what `Presence.seen` and `KeptRuns.known` say."""
 RESTARTED = "the SuperLink was started again"
 """Why a run ended whose server ended with its SuperLink."""

@@ -12,9 +12,8 @@ from flwr.supercore.error import ApiErrorCode
 from google.protobuf.json_format import ParseDict
 
 from fedpriv.core.errors import RunError, printable
-from fedpriv.engines.flower_private import FOLLOWS, RESTARTED
+from fedpriv.engines.flower_private import FOLLOWS, RESTARTED, STATUS
 from fedpriv.engines.flower_private.names import LIST_RUNS, START_RUN, STOP_RUN, Route
-from fedpriv.engines.flower_private.presence import STATUS
 from fedpriv.engines.flower_private.wire import Wire, open_client, refusal_of
 
 _CONNECT_SECONDS = 5.0

@@ -1,8 +1,9 @@
 """Executor of a SuperLink's tasks, each a process, of which one that is killed or fails is reported.
 
-    python -P -m fedpriv.engines.flower_private.executor ADDRESS CERTIFICATE SECRET PARENT TYPE...
+    python -P -m fedpriv.engines.flower_private.executor ADDRESS FOLDER PARENT TYPE...
 
-ADDRESS is that of a Runtime API, and TYPE a task's type, which is the name of the program that does it.
+ADDRESS is that of a Runtime API, FOLDER has its certificate and the executor's secret, and TYPE is a task's type,
+which is the name of the program that does it.
 """
 
 import logging
@@ -26,7 +27,7 @@ from fedpriv.core.errors import printable
 from fedpriv.core.logs import log_as_service
 from fedpriv.engines.flower_private.names import ACQUIRE_TASK, TASK_HEARTBEAT, TASK_OUTPUT, Route
 from fedpriv.engines.flower_private.wire import Wire, open_client
-from fedpriv.engines.processes import end_processes, script
+from fedpriv.engines.processes import AUTHORITY, SECRET, end_processes, script
 from fedpriv.engines.service import EXECUTOR, end_when_asked, how, leave_beat
 
 _log = logging.getLogger("fedpriv.executor")
@@ -39,10 +40,9 @@ _END_SECONDS = 2.0  # Flower itself ends a process hard after 5
 _NAMES = {SERVERAPP: "a run's server", SIMULATION: "a run's simulation", CLIENTAPP: "an app"}
 
 
-def executor_command(address: str, certificate: Path, secret: Path, *types: str) -> list[str]:
+def executor_command(address: str, folder: Path, *types: str) -> list[str]:
     """The executor of the Runtime API at `address`, which ends when this process does."""
-    arguments = [address, str(certificate), str(secret), str(os.getpid()), *types]
-    return [sys.executable, "-P", "-m", __name__, *arguments]
+    return [sys.executable, "-P", "-m", __name__, address, str(folder), str(os.getpid()), *types]
 
 
 @dataclass
@@ -96,8 +96,9 @@ def start_task(command: Sequence[str], token: str) -> "subprocess.Popen[bytes]":
 class Executor:
     """The tasks of one Runtime API."""
 
-    def __init__(self, address: str, certificate: Path, secret: bytes, parent: int, types: Sequence[str]) -> None:
-        self._address, self._certificate, self._parent, self._types = address, certificate, parent, types
+    def __init__(self, address: str, folder: Path, parent: int, types: Sequence[str]) -> None:
+        self._address, self._certificate, self._parent, self._types = address, folder / AUTHORITY, parent, types
+        secret = (folder / SECRET).read_bytes()
         signer = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_METHOD])
         self._asking = self._wire(lambda _, request: _signed(signer, request))
         self.tasks: list[Task] = []
@@ -108,14 +109,15 @@ class Executor:
     def look(self) -> None:
         """Start the next task, and see how those that run are."""
         try:
-            request = ACQUIRE_TASK.request(supported_task_types=self._types)
-            answer = self._asking.ask(ACQUIRE_TASK, request)
-        except httpx.HTTPError as error:
-            leave_beat(EXECUTOR, printable(str(error)))
+            answer = self._asking.ask(ACQUIRE_TASK, ACQUIRE_TASK.request(supported_task_types=self._types))
+        except httpx.HTTPError as error:  # no beat: a service whose executor gets no answers is ill
+            _log.debug("no answer: %s", printable(str(error)))
         else:
             leave_beat(EXECUTOR)
-            if answer.token and answer.task.type in self._types:
-                self._start(answer)
+            if (token := answer.token) and answer.task.type in self._types:
+                command = command_of(answer.task.type, self._address, self._certificate, self._parent)
+                wire = self._wire(lambda _route, _request: {TASK_TOKEN_HEADER: token})
+                self.tasks.append(Task(answer.task.type, answer.task.run_id, start_task(command, token), wire))
         for task in list(self.tasks):
             if task.process.poll() is None:
                 task.beat()
@@ -123,12 +125,6 @@ class Executor:
                 task.report()
                 task.wire.client.close()
                 self.tasks.remove(task)
-
-    def _start(self, answer: Any) -> None:
-        token = str(answer.token)
-        command = command_of(answer.task.type, self._address, self._certificate, self._parent)
-        wire = self._wire(lambda _route, _request: {TASK_TOKEN_HEADER: token})
-        self.tasks.append(Task(answer.task.type, answer.task.run_id, start_task(command, token), wire))
 
 
 def _signed(signer: SuperExecAuthHttpInterceptor, request: Any) -> Mapping[str, str]:
@@ -138,11 +134,11 @@ def _signed(signer: SuperExecAuthHttpInterceptor, request: Any) -> Mapping[str, 
     return dict(context.request.headers)
 
 
-def main(address: str, certificate: str, secret: str, parent: str, *types: str) -> NoReturn:
+def main(address: str, folder: str, parent: str, *types: str) -> NoReturn:
     """Run the command line of `executor_command`."""
     log_as_service()
     end_when_asked()
-    executor = Executor(address, Path(certificate), Path(secret).read_bytes(), int(parent), types)
+    executor = Executor(address, Path(folder), int(parent), types)
     try:
         while os.getppid() == int(parent):
             executor.look()

@@ -19,7 +19,7 @@ import asyncio
 import hashlib
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,9 +63,6 @@ class Session:
     question: str = ""
     stored: set[str] = field(default_factory=set)
     last: float = field(default_factory=time.monotonic)
-
-
-Handle = Callable[[Any, "Exchange"], Awaitable[Response]]
 
 
 class Exchange:
@@ -117,7 +114,7 @@ class Front:
         self._waiting: defaultdict[int, set[asyncio.Event]] = defaultdict(set)
         self._questions: dict[str, int] = {}  # a query's id: the node that it went to
         self._sessions: dict[str, Session] = {}  # by Flower's names for them
-        handlers: list[tuple[Route, Handle]] = [(PUSH, self._silo_replies)]
+        handlers = [(PUSH, self._silo_replies)]
         if polls:
             handlers += [
                 (PULL, self._silo_asks),

@@ -1,14 +1,20 @@
-"""Who was at the SuperLink and when: SuperNodes by the keys that were registered, and commands that follow runs.
+"""What a SuperLink knows of silos and of runs.
 
-A SuperNode's requests say when it signed them and which fedpriv it runs; a command's say which run it follows.
-Nothing of it is in a message, and nothing of it is stored.
+SuperNodes, by the keys that were registered, and commands that follow runs were there at some time.  A SuperNode's
+requests say when it signed them and which fedpriv it runs; a command's say which run it follows.  Nothing of it is
+in a message, and nothing of it is stored.
+
+Runs are known after a restart, too.  They are in one file, without a message, a token or an array; messages are in
+memory only, and so is all that a trusted server could be asked for.
 """
 
 import datetime
 import json
+import os
+import stat
 import time
 from base64 import b64decode
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,14 +27,14 @@ from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIG
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fedpriv.core.errors import printable
-from fedpriv.engines.flower_private import FOLLOWS, VERSION
+from fedpriv.core.errors import InputError, printable
+from fedpriv.core.files import OWN, write_bytes
+from fedpriv.engines.flower_private import FOLLOWS, RESTARTED, VERSION
+from fedpriv.engines.flower_private.control import Status
 from fedpriv.engines.flower_private.names import CONTROL, FLEET
 from fedpriv.protocol.clocks import difference, is_tolerated
 
-STATUS = f"{CONTROL}fedpriv-status"
-"""Answered on the control socket only: what `Presence.seen` and `KeptRuns.known` say."""
-_MOST_RUNS = 1000
+_MOST_RUNS, _LOOK_SECONDS = 1000, 2.0
 
 
 class Presence:
@@ -102,15 +108,67 @@ class Presence:
 def _has_signed(key: bytes, signed: bytes, signature: bytes) -> bool:
     """Whether the signature over `signed` is that of a public key (PEM)."""
     public = serialization.load_pem_public_key(key)
-    try:
+    with suppress(InvalidSignature):
         if isinstance(public, ec.EllipticCurvePublicKey):
             public.verify(signature, signed, ec.ECDSA(hashes.SHA256()))
             return True
-    except InvalidSignature:
-        pass
     return False
 
 
 def clock_words(ahead: float) -> str:
     """Say of a silo why its clock keeps it out."""
     return f"its clock is {difference(ahead)} the SuperLink's, which refuses it; set both by NTP"
+
+
+class KeptRuns:
+    """The last thousand runs, in a file of mode 0600, if there is one."""
+
+    def __init__(self, path: Path | None) -> None:
+        """InputError for a file that cannot be used; runs that were not over in it have ended by now."""
+        self._path, self._next = path, 0.0
+        self._runs: dict[str, dict[str, Any]] = {}
+        if path is None:
+            return
+        try:
+            if path.exists():
+                if stat.S_IMODE(path.stat().st_mode) & 0o077:
+                    raise InputError(f"--state {path}: others can read it; chmod 600 {path}")
+                self._runs = {str(run["run"]): dict(run) for run in json.loads(path.read_text(encoding="utf-8"))}
+            elif not os.access(path.parent, os.W_OK):
+                raise InputError(f"--state {path}: cannot be written there")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"--state {path}: cannot be used ({error}); move it away to begin another") from None
+        now = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
+        for run in self._runs.values():
+            if not run.get("finished"):
+                run.update(state=f"finished:failed ({RESTARTED})", finished=now)
+
+    def are_due(self) -> bool:
+        """Whether it is time to look at the runs again."""
+        if self._path is None or time.monotonic() < self._next:
+            return False
+        self._next = time.monotonic() + _LOOK_SECONDS
+        return True
+
+    def keep(self, runs: Iterable[Any]) -> None:
+        """Note these runs; a full disk leaves this for another time."""
+        before = self.known()
+        self._runs |= {str(run.run_id): _as_data(run) for run in runs}
+        self._runs = dict(list(self._runs.items())[-_MOST_RUNS:])
+        if self._path is not None and (self.known() != before or not self._path.exists()):
+            told = [{key: value for key, value in run.items() if key != "details"} for run in self.known()]
+            with suppress(OSError):
+                write_bytes(self._path, json.dumps(told).encode(), OWN)
+
+    def known(self) -> list[dict[str, Any]]:
+        """Runs, the oldest first."""
+        return list(self._runs.values())
+
+
+def _as_data(run: Any) -> dict[str, Any]:
+    status = Status.of(run)
+    return {
+        **{"run": str(run.run_id), "state": status.state, "details": status.details},
+        **{"started": run.running_at, "finished": run.finished_at},
+        "folder": run.override_config["out"].string if "out" in run.override_config else "",
+    }

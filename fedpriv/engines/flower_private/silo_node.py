@@ -18,6 +18,7 @@ import tomllib
 import zipfile
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -110,7 +111,8 @@ class Fleet:
                 response = error.response
                 if response.status_code == httpx.codes.UNAUTHORIZED:
                     clock = clock_trouble(response.headers.get("date"), time.time())
-                    raise self._lost(clock or _FORGOTTEN) from None
+                    leave_beat(SUPERNODE, reason := clock or _FORGOTTEN)
+                    raise LostError(reason) from None
                 if response.status_code < 502 or time.monotonic() > until:
                     raise
             except httpx.HTTPError as error:
@@ -123,10 +125,6 @@ class Fleet:
             time.sleep(pause)
             pause = min(2.0 * pause, 2.0)
 
-    def _lost(self, reason: str) -> LostError:
-        leave_beat(SUPERNODE, reason)
-        return LostError(reason)
-
     def connect(self, earlier: int | None, *, registers: bool) -> int:
         """Connect as the node that the key is registered as, and return its id.
 
@@ -137,41 +135,37 @@ class Fleet:
         """
         if registers:
             self.ask(SELF_REGISTER, public_key=self.public_key)
-        try:
-            if earlier is not None:
+        if earlier is not None:
+            with suppress(httpx.HTTPStatusError, LostError):  # it is away, or the SuperLink was started again
                 self.ask(DEACTIVATE, node_id=earlier)
-        except (httpx.HTTPStatusError, LostError):
-            pass  # it is not connected any more, or the SuperLink was started again
         try:
             return int(self.ask(ACTIVATE, public_key=self.public_key, heartbeat_interval=_INTERVAL).node_id)
         except httpx.HTTPStatusError as error:
             code, reason = refusal_of(error.response)
             if code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
                 reason = _UNKNOWN
-            raise self._lost(reason) from None
+            leave_beat(SUPERNODE, reason)
+            raise LostError(reason) from None
 
 
 def clock_trouble(date: str | None, now: float) -> str | None:
     """Describe by how much this clock differs from an answer's `date`, if that is refused."""
-    try:
+    with suppress(ValueError):
         ahead = now - email.utils.parsedate_to_datetime(date or "").timestamp()
-    except ValueError:
-        return None
-    if is_tolerated(ahead):
-        return None
-    return f"this machine's clock is {difference(ahead)} the SuperLink's; set it by NTP"
+        if not is_tolerated(ahead):
+            return f"this machine's clock is {difference(ahead)} the SuperLink's; set it by NTP"
+    return None
 
 
 def _private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_ssh_private_key(path.read_bytes(), None)
+        if isinstance(key, ec.EllipticCurvePrivateKey):
+            return key
+        reason = "it is no ECDSA key"
     except (OSError, ValueError, TypeError) as error:
-        raise InputError(
-            f"{path}: expected a private key as `ssh-keygen -t ecdsa -b 384` makes ({error})"
-        ) from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise InputError(f"{path}: expected an ECDSA key, as `ssh-keygen -t ecdsa -b 384` makes")
-    return key
+        reason = str(error)
+    raise InputError(f"{path}: expected a private key as `ssh-keygen -t ecdsa -b 384` makes ({reason})")
 
 
 class Node:

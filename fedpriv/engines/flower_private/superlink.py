@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx
+from flwr.supercore.error import ApiErrorCode
 from starlette.types import ASGIApp
 
 from fedpriv.core.errors import InputError, RunError
@@ -70,8 +71,6 @@ class SuperLinkApp:
         Raises:
             RunError: Flower may know the key still; a service that goes on would let it in.
         """
-        from flwr.supercore.error import ApiErrorCode
-
         for _ in range(2):
             answer = await self.post(UNREGISTER_NODE, UNREGISTER_NODE.request(node_id=self._nodes[name]))
             code, reason = refusal_of(answer)
