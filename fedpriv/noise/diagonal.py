@@ -171,7 +171,7 @@ class IntegerPrefix(IntegerStrategy):
         """The state holds the last sum; none for decay 0."""
         if self.decay == 0:
             return sums, ()
-        if not state or restarts(t, self.period):
+        if not state or (self.period is not None and (t - 1) % self.period == 0):
             return sums, (sums,)
         total = (state[0] if self.decay == ONE else scaled(state[0], self.decay)) + sums
         return total, (total,)
