@@ -20,7 +20,7 @@ from typing import Protocol
 
 from fedpriv.claims.outcome import Finished, RunObserver
 from fedpriv.core.errors import InputError, suggestion
-from fedpriv.engines.checkpoints import NO_CHECKPOINTS, Checkpoints
+from fedpriv.engines.vectorized.checkpoints import NO_CHECKPOINTS, Checkpoints
 from fedpriv.scenario.schema import Cell
 
 

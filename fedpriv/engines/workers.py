@@ -31,8 +31,8 @@ from typing import Any, NamedTuple
 from fedpriv.claims.outcome import RunObserver, digest_of
 from fedpriv.core.errors import FedprivError, InputError, RunError, printable
 from fedpriv.core.extensions import VARIABLE, import_files
-from fedpriv.engines.checkpoints import NO_CHECKPOINTS, Checkpoints, installed, name_of
 from fedpriv.engines.table import Engine, Outcome, engine_named, engine_row
+from fedpriv.engines.vectorized.checkpoints import NO_CHECKPOINTS, Checkpoints, installed, name_of
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 

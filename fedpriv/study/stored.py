@@ -24,7 +24,7 @@ from fedpriv.claims.outcome import Finished, RunObserver, digest_of
 from fedpriv.core.errors import InputError, printable
 from fedpriv.core.figures import delta_figure, upper_figure
 from fedpriv.core.files import OWN, write_bytes
-from fedpriv.engines.checkpoints import Checkpoints, header_of
+from fedpriv.engines.vectorized.checkpoints import Checkpoints, header_of
 from fedpriv.scenario.load import Point, Scenario
 from fedpriv.scenario.schema import Cell
 

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import Scalar
-from fedpriv.engines.checkpoints import Checkpoints
 from fedpriv.engines.table import Outcome
 from fedpriv.engines.vectorized import engine as keeper
+from fedpriv.engines.vectorized.checkpoints import Checkpoints
 from fedpriv.engines.workers import work
 from fedpriv.flower.strategies import SilosLoss
 from fedpriv.loss.models import MODELS, SHIPPED

@@ -86,7 +86,7 @@ def rounds_kept(folder: Path) -> int:
     """The rounds that are in the checkpoint of a run, 0 where there is none."""
     import torch
 
-    from fedpriv.engines.checkpoints import unpacked
+    from fedpriv.engines.vectorized.checkpoints import unpacked
 
     found = list((folder / "checkpoints").glob("[!.]*.npz"))
     try:

@@ -11,9 +11,9 @@ import torch
 from fedpriv.claims import outcome as format_
 from fedpriv.claims.outcome import RunObserver, digest_of
 from fedpriv.core.errors import InputError
-from fedpriv.engines.checkpoints import Checkpoint, Checkpoints, header_of, name_of, packed, unpacked
 from fedpriv.engines.table import Outcome
 from fedpriv.engines.vectorized import engine as keeper
+from fedpriv.engines.vectorized.checkpoints import Checkpoint, Checkpoints, header_of, name_of, packed, unpacked
 from fedpriv.engines.vectorized.engine import run_vectorized
 from fedpriv.engines.vectorized.noise import NoiseFeed
 from fedpriv.engines.vectorized.silos import groups_of

@@ -21,8 +21,8 @@ import pytest
 from fedpriv.claims.outcome import Finished, RunObserver, digest_of
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.engines import workers as engine
-from fedpriv.engines.checkpoints import Checkpoints, installed, name_of
 from fedpriv.engines.table import Outcome, engine_named, engine_row
+from fedpriv.engines.vectorized.checkpoints import Checkpoints, installed, name_of
 from fedpriv.engines.workers import Call, Event, Workers, on_workers, work
 from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell

@@ -21,7 +21,9 @@ from fedpriv.claims.outcome import RunObserver, digest_of, evaluation_rounds, fi
 from fedpriv.core.errors import RunError
 from fedpriv.core.random import SERVER
 from fedpriv.core.replicates import one_thread
-from fedpriv.engines.checkpoints import (
+from fedpriv.engines.table import Outcome, kept_pages
+from fedpriv.engines.vectorized.batches import OrderedBatches, SampledBatches
+from fedpriv.engines.vectorized.checkpoints import (
     NO_CHECKPOINTS,
     Checkpoint,
     Checkpoints,
@@ -30,8 +32,6 @@ from fedpriv.engines.checkpoints import (
     packed,
     unpacked,
 )
-from fedpriv.engines.table import Outcome, kept_pages
-from fedpriv.engines.vectorized.batches import OrderedBatches, SampledBatches
 from fedpriv.engines.vectorized.noise import NoiseFeed, aggregate
 from fedpriv.engines.vectorized.silos import (
     AveragedSilos,
