@@ -10,7 +10,7 @@ All runs are untrusted at delta = 1e-5.  Accuracy is a share of all test records
 | advise | the scenario that `fedpriv advise` writes, mean over seeds (noise and partition) |
 | tune | from that scenario, the best of 24 of its default grid on a tenth of the training records |
 | oracle | the best of 40 settings by the mean over the same seeds on the test records: too good by its choice |
-| alone | `fedpriv.study.worth`: each silo by itself, its score weighted by test records |
+| alone | `fedpriv.addons.worth.worth`: each silo by itself, its score weighted by test records |
 | no privacy | the same model fitted to all records, with a penalty by folds |
 | constant | the largest class, or the mean, of the training records |
 """
@@ -27,6 +27,9 @@ import numpy as np
 import torch
 
 from benchmarks.federations import DEVELOPED, FEDERATIONS, Federation
+from fedpriv.addons.begin.advise import Advice, Facts, advice_of
+from fedpriv.addons.tune.grids import chosen_settings, grid_around, held_out_of, trial
+from fedpriv.addons.worth.worth import linear_objective, pooled, references
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.data.named import load
 from fedpriv.data.schema import TableSchema
@@ -35,9 +38,6 @@ from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.data import DataSection
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
-from fedpriv.study.advise import Advice, Facts, advice_of
-from fedpriv.study.grids import chosen_settings, grid_around, held_out_of, trial
-from fedpriv.study.worth import linear_objective, pooled, references
 
 EPSILONS = (0.1, 0.3, 1.0, 3.0, 8.0)
 _TRIALS, _OF_ORACLE = 24, 10

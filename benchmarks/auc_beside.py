@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedpriv.loss.curves import ALL, groupings_of
+from fedpriv.addons.statistics.curves import ALL, groupings_of
 from fedpriv.loss.scores import logits_of
 from fedpriv.plan.evaluation import held_out_shares
 from fedpriv.plan.task import task_of_cell

@@ -28,11 +28,11 @@ from flwr.supercore.fab import Fab
 
 from benchmarks.existing_app_clients import SERVER_ROUNDS, SILOS, Setting, guarded_train, guards, own_train
 from benchmarks.existing_app_model import Net
+from fedpriv.addons.services import supernode_process
+from fedpriv.addons.services.flower_private.names import START_RUN
+from fedpriv.addons.services.processes import environment
+from fedpriv.addons.services.superlink import SuperLink, federation_superlink, node_keys
 from fedpriv.data.named import load
-from fedpriv.engines import supernode_process
-from fedpriv.engines.flower_private.names import START_RUN
-from fedpriv.engines.processes import environment
-from fedpriv.engines.superlink import SuperLink, federation_superlink, node_keys
 
 _SECONDS = 500.0
 _APP = "from benchmarks.existing_app_deployed import {made}\n\napp = {made}()\n"

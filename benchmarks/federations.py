@@ -16,12 +16,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fedpriv.addons.begin.inspect import describe, see
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import write_text
 from fedpriv.data.cells import read_table
 from fedpriv.data.fetch import default_root
 from fedpriv.data.formats import pip_download
-from fedpriv.data.inspect import describe, see
 
 _REQUIREMENT = "scikit-learn==1.7.2"
 _WITHIN = "sklearn/datasets/data/"

@@ -15,7 +15,7 @@ from typing import Any
 import fedpriv
 from benchmarks.advise import facts_of
 from benchmarks.federations import FEDERATIONS
-from fedpriv.study.advise import advice_of
+from fedpriv.addons.begin.advise import advice_of
 
 _TABLES = ("wine, 4 silos", "breast cancer, 4 silos", "diabetes, 4 silos", "four hospitals")
 _EPSILONS = (1.0, 3.0, 8.0)

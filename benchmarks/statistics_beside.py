@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 import fedpriv
+from fedpriv.addons.statistics.indicators import Cells
+from fedpriv.addons.statistics.plan import Asked, StatisticsPlan, read_plan
+from fedpriv.addons.statistics.tables import Estimate, Statistics
 from fedpriv.data.named import load
 from fedpriv.data.partition import counted
-from fedpriv.loss.indicators import Cells
-from fedpriv.scenario.statistics import Asked, StatisticsPlan, read_plan
-from fedpriv.study.statistics import Estimate, Statistics
 
 EPSILONS = (1.0, 3.0)
 

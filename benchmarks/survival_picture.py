@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import fedpriv
+from fedpriv.addons.statistics.plan import read_plan
 from fedpriv.data.named import load
-from fedpriv.scenario.statistics import read_plan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -28,9 +28,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedpriv.addons.begin.advise import advise
+    from fedpriv.addons.statistics.api import StatisticsResults, statistics
     from fedpriv.api.results import CellResults, Drawing, Evaluation, Privacy, RunResults
     from fedpriv.api.run import load, run
-    from fedpriv.api.statistics import StatisticsResults, statistics
     from fedpriv.claims.outcome import RunObserver
     from fedpriv.core.errors import FedprivError, InputError, RunError
     from fedpriv.data.named import add_data
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from fedpriv.noise.registry import add_mechanism
     from fedpriv.papers.table import add_algorithm
     from fedpriv.participation.registry import add_participation
-    from fedpriv.study.advise import advise
 
     __version__: str
 
@@ -79,7 +79,7 @@ _HOMES = {
         ("CellResults", "Drawing", "Evaluation", "Privacy", "RunResults"), ("fedpriv.api.results", None)
     ),
     **dict.fromkeys(("load", "run"), ("fedpriv.api.run", None)),
-    **dict.fromkeys(("StatisticsResults", "statistics"), ("fedpriv.api.statistics", None)),
+    **dict.fromkeys(("StatisticsResults", "statistics"), ("fedpriv.addons.statistics.api", None)),
     **dict.fromkeys(("FedprivError", "InputError", "RunError"), ("fedpriv.core.errors", None)),
     "RunObserver": ("fedpriv.claims.outcome", None),
     "add_algorithm": ("fedpriv.papers.table", None),
@@ -87,7 +87,7 @@ _HOMES = {
     "add_mechanism": ("fedpriv.noise.registry", None),
     "add_model": ("fedpriv.loss.own", "add_module"),
     "add_participation": ("fedpriv.participation.registry", None),
-    "advise": ("fedpriv.study.advise", None),
+    "advise": ("fedpriv.addons.begin.advise", None),
     "freeze": ("fedpriv.loss.frozen", None),
     **dict.fromkeys(("lora", "merged"), ("fedpriv.loss.lora", None)),
 }

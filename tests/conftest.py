@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedpriv.engines.processes import ALLOW_ROOT
+from fedpriv.engines.children import ALLOW_ROOT
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 

@@ -22,6 +22,7 @@ from benchmarks.statistics_beside import lines_of
 from benchmarks.tightness import KINDS, Law, by_orders, row
 from fedpriv.accounting import renyi
 from fedpriv.accounting.gaussian import mu_of
+from fedpriv.addons.statistics.plan import read_plan
 from fedpriv.core.errors import RunError
 from fedpriv.core.random import KeyedNormal
 from fedpriv.engines.table import engine_named
@@ -31,7 +32,6 @@ from fedpriv.papers.table import algorithm_named
 from fedpriv.participation.orders import Schedule
 from fedpriv.plan.fitted import response_and_workload
 from fedpriv.scenario.load import load_scenario, resolve_cell
-from fedpriv.scenario.statistics import read_plan
 from tests.conftest import small_tree
 from tests.data.tables import rows, write_csv
 from tests.study.test_statistics import tree_of

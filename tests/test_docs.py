@@ -19,9 +19,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from fedpriv.addons.statistics.plan import read_plan
+from fedpriv.addons.tune.command import TUNING_KEYS
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.cli.app import app
-from fedpriv.cli.tune import TUNING_KEYS
 from fedpriv.engines.table import engine_named
 from fedpriv.loss.models import MODELS
 from fedpriv.noise.registry import ADDED
@@ -30,7 +31,6 @@ from fedpriv.participation import registry as participation
 from fedpriv.plan.task import check_records
 from fedpriv.scenario.load import load_scenario, scenario_of
 from fedpriv.scenario.schema import Cell
-from fedpriv.scenario.statistics import read_plan
 from fedpriv.silo.policy import Policy
 from tests.conftest import small_tree
 from tests.doc_pages import PAGES, ROOT, Block, Command, blocks, commands, commands_in

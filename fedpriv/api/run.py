@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from fedpriv.api.advised import OWN, as_advised
 from fedpriv.api.results import RunResults, results_of
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.cli.progress import Progress
+from fedpriv.core.addons import all_added
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import scenario_file
 from fedpriv.data.frames import Frame, add_frame, given_name, is_frame
@@ -31,6 +31,10 @@ from fedpriv.study.sweep import RunOptions, run_sweep
 
 ENGINES = ("vectorized", "inprocess")
 """The engines that run in the calling process, and so have what it holds."""
+
+
+_OWN = "own-data"
+"""Scenario for records that a program gives, whose numbers advice may choose."""
 
 
 def with_own(
@@ -74,7 +78,10 @@ def with_own(
         of_model = f"{OF_MODULE}{_digest(*constants, np.array([*record, checked.classes]), text=text).hex()[:16]}"
         add_given(of_model, model, record, regression=real, choice=choice_of(loss, real=real))
         found["model"] = {"name": of_model}
-    return found if asked is None else as_advised(found, checked, asked)
+    if asked is not None:
+        for as_advised in all_added("own data"):
+            found = as_advised(found, checked, asked)
+    return found
 
 
 def _with_frame(found: dict[str, Any], frame: Frame, test: object, model: object) -> dict[str, Any]:
@@ -179,7 +186,7 @@ def run(
     if own or isinstance(scenario, Mapping):
         given = scenario if isinstance(scenario, Mapping) else read_toml(scenario_file(Path(scenario)))
         source = "scenario" if isinstance(scenario, Mapping) else str(scenario)
-        asked = (set or {}) if source == OWN else None
+        asked = (set or {}) if source == _OWN else None
         loaded = scenario_of(with_own(given, train, test, model, classes, loss, asked), source, overrides)
         rerun = None
     else:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from errno import EACCES, EEXIST, EISDIR, ENOENT, ENOTDIR, EPERM, EROFS
 
 from fedpriv.cli.app import app
+from fedpriv.core.addons import all_added
 from fedpriv.core.errors import FedprivError, InputError, RunError, printable_lines
 
 INTERRUPTED = 130
@@ -58,10 +59,9 @@ def _as_python_says() -> Iterator[None]:
 
 def _other_flower(error: ImportError) -> str:
     """Say which name of Flower's is gone."""
-    from fedpriv.engines.flower_private.names import check_names
-
     try:
-        check_names()
+        for check_names in all_added("Flower"):
+            check_names()
     except FedprivError as fault:
         return str(fault)
     return str(error)

@@ -6,20 +6,16 @@ from typing import Annotated
 import typer
 
 from fedpriv.cli.data import app as data_app
-from fedpriv.cli.federation import app as federation_app
 from fedpriv.cli.options import (
-    AuditRequest,
     Display,
     Imports,
-    Overrides,
     RunDir,
     SweepOverrides,
-    TuneRequest,
     grouped,
 )
 from fedpriv.cli.privacy import app as privacy_app
 from fedpriv.cli.silo import app as silo_app
-from fedpriv.cli.silo import certificates, certify, superlink, supernode
+from fedpriv.core.addons import COMMANDS, register_of
 from fedpriv.core.errors import InputError, suggestion
 
 app = typer.Typer(
@@ -34,7 +30,6 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(privacy_app, name="privacy")
 app.add_typer(silo_app, name="silo")
-app.add_typer(federation_app, name="federation")
 
 
 def _version(wanted: bool) -> None:
@@ -133,119 +128,6 @@ def run(
     run_scenario(scenario, options, display)
 
 
-@app.command()
-@grouped
-def tune(request: TuneRequest) -> None:
-    """Choose settings on held-out training records, as many for every row; write the scenario with them.
-
-    The test set is not looked at. Without --private the choice reads records without noise, and no ε covers it.
-
-    Examples:
-
-        fedpriv tune quickstart
-
-        fedpriv tune my.toml --grid algorithm.step=[0.1,1,10] --grid algorithm.clip=[0.5,1,2] --held-out 1000
-
-        fedpriv tune my.toml --private --trials 10
-    """
-    from fedpriv.cli.tune import tune_scenario
-
-    tune_scenario(request)
-
-
-@app.command()
-def worth(
-    given: Annotated[
-        Path,
-        typer.Argument(metavar="RUN_DIR|SCENARIO", help="A run's folder, or a scenario by name or file."),
-    ],
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key. Repeatable.")
-    ] = None,
-    pooled: Annotated[
-        bool, typer.Option("--pooled", help="Also the records of all silos in one place, without noise.")
-    ] = False,
-    any_learner: Annotated[
-        bool, typer.Option("--any-learner", help="Also the best of kernel ridge and boosted trees (scikit-learn).")
-    ] = False,
-    alone: Annotated[
-        bool, typer.Option("--alone", help="Only fill the row that tables and reports show: every seed and model.")
-    ] = False,
-    personal: Annotated[
-        bool, typer.Option("--personal", help="Also models that each silo pulls home from the released one.")
-    ] = False,
-    trust: Annotated[
-        list[str] | None,
-        typer.Option("--trust", help="The gain against ε for it; all by default. Repeatable."),
-    ] = None,
-    epsilon: Annotated[
-        list[float] | None, typer.Option("--epsilon", help="A point of the grid (.1 .3 1 3 10 30). Repeatable.")
-    ] = None,
-    splits: Annotated[
-        int | None, typer.Option(min=0, help="Splits of the records into training and test; 0: as published.")
-    ] = None,
-    seeds: Annotated[int, typer.Option(min=2, help="Noise seeds in each split.")] = 2,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the gain against ε: .svg, .png or .pdf.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, silo by silo.")] = False,
-) -> None:
-    """Is it worth joining? Each silo alone, nothing released, beside what a run's models gain.
-
-    With --splits, --trust, --epsilon or --plot it runs the scenario over a grid of ε and says from which on
-    joining pays. It reads records of all silos: for simulations and public data.
-
-    Examples:
-
-        fedpriv worth heart-hospitals --pooled
-
-        fedpriv worth heart-hospitals --splits 20 --plot gain.svg
-
-        fedpriv worth runs/heart-hospitals
-    """
-    from fedpriv.cli.worth import Wanted
-    from fedpriv.cli.worth import worth as compare
-
-    grid = None
-    if trust or epsilon or splits is not None or plot is not None:
-        grid = (tuple(trust or ()), tuple(sorted(set(epsilon or ()))), splits, seeds, plot)
-    compare(given, overrides or [], Wanted(pooled, any_learner, alone, personal, grid, as_json))
-
-
-@app.command()
-def statistics(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan of tables (TOML).")],
-    overrides: Overrides = None,
-    engine: Annotated[str, typer.Option(help="vectorized, inprocess, ray or deployment.")] = "vectorized",
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder for the results; by default runs/NAME.")
-    ] = None,
-    superlink: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Deployment: a SuperLink that runs.")
-    ] = None,
-    root_certificates: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Deployment: whom to trust for the SuperLink's TLS (PEM).")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say cells, errors and price; nothing is asked or charged.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
-) -> None:
-    """Release counts, quantiles and survival curves of a table, each with an interval that has the noise in it.
-
-    Examples:
-
-        fedpriv statistics plan.toml --dry-run
-
-        fedpriv statistics plan.toml --set privacy.epsilon=3
-    """
-    from fedpriv.cli.statistics import statistics as release
-    from fedpriv.engines.table import Connection
-
-    connection = Connection(superlink, root_certificates)
-    release(plan, overrides or [], engine, out, connection, dry_run=dry_run, as_json=as_json)
-
-
 @app.command("list")
 def list_(
     what: Annotated[
@@ -262,57 +144,6 @@ def list_(
 
     import_files(imports or [])
     list_what(what)
-
-
-@app.command()
-def advise(
-    silos: Annotated[int, typer.Option(help="How many silos there are.")],
-    records: Annotated[str, typer.Option(help="Records of each silo for training: 500, or 120,80,300.")],
-    features: Annotated[int, typer.Option(help="Numbers that a record becomes.")],
-    epsilon: Annotated[float, typer.Option(help="Of the promise.")],
-    delta: Annotated[float, typer.Option(help="Of the promise.")] = 1e-5,
-    classes: Annotated[int, typer.Option(help="How many classes there are; 0 for a real target.")] = 0,
-    trust: Annotated[str, typer.Option(help="untrusted, secure-aggregation or trusted.")] = "untrusted",
-    feature_norm: Annotated[
-        float | None,
-        typer.Option(help="Bound on the norm of a record; by default that of features in -1 … 1, √features."),
-    ] = None,
-    rounds: Annotated[int | None, typer.Option(help="The most that the network allows.")] = None,
-    data: Annotated[
-        str | None, typer.Option(help="What the scenario names as its data; nothing of it is read.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the scenario there.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
-) -> None:
-    """Say from public facts which row, batch, clip, step, rounds and trust to take, and why; no record is read.
-
-    Example: fedpriv advise --silos 4 --records 120,80,300,95 --features 13 --classes 2 --epsilon 1 --out mine.toml
-    """
-    from fedpriv.cli.advise import advise_on
-
-    facts = {
-        "features": features,
-        "epsilon": epsilon,
-        "delta": delta,
-        "classes": classes,
-        "trust": trust,
-        "feature_norm": feature_norm,
-        "rounds": rounds,
-    }
-    advise_on(silos, records, facts, data, out, as_json=as_json)
-
-
-@app.command()
-def init(folder: Annotated[Path, typer.Argument(metavar="NAME", help="The folder to make.")]) -> None:
-    """Make a folder to start from: a scenario, an algorithm, a model and a notebook of your own.
-
-    Example: fedpriv init my-study
-    """
-    from fedpriv.cli.data import begin
-
-    for path in begin(folder):
-        typer.echo(path)
-    typer.echo(f"next: cd {folder}, and the commands that README.md there names", err=True)
 
 
 @app.command()
@@ -401,21 +232,6 @@ def report(
 
 
 @app.command()
-@grouped
-def audit(request: AuditRequest) -> None:
-    """Try to refute the privacy claim with canaries; exit code 0 if it stands, 3 if it is refuted.
-
-    Example: fedpriv audit scenarios/quickstart.toml --set algorithm.trust=trusted
-    """
-    from fedpriv.core.files import scenario_file
-
-    scenario_file(request.scenario)
-    from fedpriv.cli.audit import audit_scenario
-
-    audit_scenario(request)
-
-
-@app.command()
 def export(
     run_dir: RunDir,
     form: Annotated[
@@ -437,7 +253,19 @@ def export(
     typer.echo(write(run_dir, form))
 
 
-app.command()(certify)
-app.command()(superlink)
-app.command()(supernode)
-app.command()(certificates)
+def _register_missing(command: str, error: InputError) -> None:
+    """Add a command that says what it lacks."""
+    *group, name = command.split()
+    where = {"silo": silo_app, "data": data_app}.get(group[0], app) if group else app
+
+    @where.command(name, hidden=True, context_settings={"ignore_unknown_options": True})
+    def missing(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> None:
+        raise error
+
+
+for add_on, commands in COMMANDS.items():
+    try:
+        register_of(add_on)(app, silo_app, data_app)
+    except InputError as error:
+        for command in commands:
+            _register_missing(command, error)

@@ -194,90 +194,11 @@ class Display:
     ] = None
 
 
-@dataclass(frozen=True)
-class TuneRequest:
-    """All that `fedpriv tune` is asked for; a tuning file may say some of it."""
-
-    scenario: Annotated[
-        Path,
-        typer.Argument(
-            metavar="SCENARIO", help="A scenario by name or file, or a file that names one with grids."
-        ),
-    ]
-    grid: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=[VALUE, …]",
-            help="Values to try; by default factors from 1/9 to 9 of the numbers in [algorithm]. Repeatable.",
-        ),
-    ] = None
-    trials: Annotated[
-        float | None,
-        typer.Option(
-            help="So many settings of every row at random; with --private how many runs on average.  [default: "
-            "the whole grid; 25 without --grid; 20 with --private]"
-        ),
-    ] = None
-    held_out: Annotated[
-        int | None, typer.Option(min=1, help="Training records to compare on, the last ones; a tenth by default.")
-    ] = None
-    seeds: Annotated[
-        list[int] | None, typer.Option(min=0, help="Seed of the trials. Repeatable.  [default: 100]")
-    ] = None
-    metric: Annotated[
-        str | None,
-        typer.Option(
-            help="What settings are compared by.  [default: test_accuracy; of a regression test_r2 if "
-            "run.metrics has it, else test_loss]"
-        ),
-    ] = None
-    fixed: Annotated[
-        list[str] | None,
-        typer.Option("--while-tuning", metavar="KEY=VALUE", help="A key that holds while tuning. Repeatable."),
-    ] = None
-    overrides: Overrides = None
-    out: Annotated[Path | None, typer.Option(help="Where results go; runs/NAME-tuned by default.")] = None
-    private: Annotated[
-        bool,
-        typer.Option("--private", help="Publish the best of a random number of runs only, and charge for it."),
-    ] = False
-    eta: Annotated[
-        float, typer.Option(help="Of the number of private runs: 0 logarithmic, 1 geometric, between and beyond.")
-    ] = 0.0
-    poisson: Annotated[bool, typer.Option("--poisson", help="A Poisson number of private runs instead.")] = False
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            min=0, help="Of which settings are tried. With --private only for tests: it is then no secret."
-        ),
-    ] = None
-    resume: Annotated[bool, typer.Option("--resume", help="Resume a tuning that was stopped.")] = False
-    workers: Annotated[int | None, typer.Option(min=1, help="Run groups of trials in so many processes.")] = None
-    imports: Imports = None
-
-
-@dataclass(frozen=True)
-class AuditRequest:
-    """All that `fedpriv audit` is asked for."""
-
-    scenario: Annotated[
-        Path,
-        typer.Argument(
-            metavar="SCENARIO", help="A scenario, of which the first cell is audited, or a plan of statistics."
-        ),
-    ]
-    imports: Imports = None
-    overrides: Overrides = None
-    mu: Annotated[float, typer.Option(help="The claim: the scenario is recalibrated to it.")] = 1.0
-    trials: Annotated[
-        int, typer.Option(help="Canaries, a quarter of them in the round where they weigh most.")
-    ] = 16_384
-    confidence: Annotated[float, typer.Option(help="Of the lower bound that is shown.")] = 0.99
-    seed: Annotated[int, typer.Option(help="Of the coins; the noise is the operating system's.")] = 0
-    store: Annotated[
-        Path | None, typer.Option(metavar="RUN_DIR", help="Keep the outcome with this run; its report shows it.")
-    ] = None
-    as_json: Json = False
+Policy = Annotated[Path, typer.Argument(metavar="POLICY", help="The silo's policy file (TOML).")]
+Metrics = Annotated[
+    str | None,
+    typer.Option(metavar="PORT|SOCKET", help="Where this machine, and no other, asks for Prometheus figures."),
+]
 
 
 def validated(model: type[M], assignments: Sequence[str], defaults: Mapping[str, Any] | None = None) -> M:

@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 from fedpriv.claims.outcome import Finished, RunObserver
+from fedpriv.core.addons import added
 from fedpriv.core.errors import InputError, suggestion
 from fedpriv.engines.vectorized.checkpoints import NO_CHECKPOINTS, Checkpoints
 from fedpriv.scenario.schema import Cell
@@ -120,9 +121,8 @@ def engine_named(
         from fedpriv.engines.inprocess import run_inprocess
 
         return run_inprocess
-    from fedpriv.engines.deployment import run_deployment, run_ray
-
-    return run_ray if name == "ray" else partial(run_deployment, folder=folder, connection=connection)
+    engine: Any = added("engine", name)
+    return cast(Engine, engine) if name == "ray" else partial(engine, folder=folder, connection=connection)
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's malloc.h

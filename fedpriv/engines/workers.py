@@ -264,7 +264,7 @@ def _ray_of(workers: Workers) -> Iterator[Any]:
     with ExitStack() as stack:
         options: dict[str, Any] = {"address": workers.address}
         if workers.address is None:
-            from fedpriv.engines.processes import left_by_nobody, refuse_root
+            from fedpriv.engines.children import left_by_nobody, refuse_root
 
             refuse_root(f"--workers {workers.count}")
             home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedpriv-workers-")))

@@ -5,7 +5,7 @@ Linear models take the features that the settings name, scaled, and a constant 1
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 import numpy as np
 import torch
@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from fedpriv.core.addons import ADDED, added
 from fedpriv.core.errors import InputError, own_or_close
 from fedpriv.core.extensions import changed, load_extensions
 from fedpriv.data.fetch import LINEAR_REGRESSION, PHASE_RETRIEVAL
 from fedpriv.data.synthetic import power_law
 from fedpriv.loss.features import IMAGES, frozen_features, orientation_histograms, pixels, scaled
 from fedpriv.loss.imported import is_import_path
-from fedpriv.loss.indicators import ROW as STATISTICS_ROW
-from fedpriv.loss.indicators import STATISTICS
 from fedpriv.loss.layered import objective_of
 from fedpriv.loss.linear import (
     LeastSquares,
@@ -342,11 +341,10 @@ MODELS = {
     "amplitude-phase-retrieval": phase_retrieval(1),
     "robust-phase-retrieval": phase_retrieval(2),
     COLUMN_MOMENTS: Model(MomentSettings, moments, column_moments, evaluated=False),
-    STATISTICS: STATISTICS_ROW,
 }
 
 
-SHIPPED = frozenset(MODELS)
+SHIPPED = frozenset({*MODELS, *ADDED["model"]})
 
 
 def add_model(name: str, model: Model) -> None:
@@ -364,11 +362,14 @@ def model_named(name: str) -> Model:
     """A row by name, one's own included, or one for an import path; InputError if there is none."""
     if is_import_path(name):
         return model_at(name)
+    if name not in MODELS and name in ADDED["model"]:
+        return cast(Model, added("model", name))
     if name not in MODELS:
         load_extensions()
     if name not in MODELS:
         raise InputError(
-            f"model.name = {name!r}: known models are {', '.join(map(repr, MODELS))}, or package.module:Name"
+            f"model.name = {name!r}: known models are {', '.join(map(repr, (*MODELS, *ADDED['model'])))}, or "
+            "package.module:Name"
             f"{own_or_close(name, MODELS)}"
         )
     return MODELS[name]

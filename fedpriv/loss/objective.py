@@ -276,6 +276,12 @@ class Deterministic(ABC):
         )
 
 
+PROVED_DIAMETERS: set[type] = set()
+"""Classes whose `diameter` is proved; no subclass of one is believed."""
+ADDED_WHOLE: set[type] = set()
+"""Classes whose increments are added cell by cell, by their own `whole`."""
+
+
 class FastPaths(NamedTuple):
     """Faster ways to a loss's increments; None where it has none."""
 

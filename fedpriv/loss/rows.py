@@ -73,6 +73,10 @@ class Model:
     """Whether labels are bins survived and events, of a table with `survival`, and outputs hazards."""
     of_cells: bool = False
     """Whether `features` maps the raw cells of a table, (n, columns), in place of what they are encoded to."""
+    check: Callable[[Any], None] = lambda _: None
+    """Check of a whole cell, which raises ValueError for sections that the row cannot be with."""
+    guard: str | None = None
+    """Name of what a guard asks about the row, in `ADDED["guard"]`: `of_cells` without one is refused."""
     several_labels: bool = False
     """Whether a record may have labels of any shape, which lie behind its features: see `Layout`."""
 

@@ -267,6 +267,10 @@ class SummedScores(View):
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
         return self.contributions(query.points[0], batch.records) * batch.weights.double().unsqueeze(-1)
 
+    def figures(self, mean: Tensor, std: float, places: int, *, groups: bool = True) -> dict[str, float]:
+        """Return more figures than `named`, by name, of a mean over so many places with noise of `std`."""
+        return {}
+
     def contributions(self, model: Tensor, records: Records) -> Tensor:
         """(..., B, `dimension`), float64, of `model` (..., d)."""
         if not self.classes:

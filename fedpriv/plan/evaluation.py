@@ -26,9 +26,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER
 from fedpriv.data.encode import Scaling
 from fedpriv.data.partition import alike, iid, roster
-from fedpriv.loss.curves import CurveScores, groupings_of
 from fedpriv.loss.objective import Objective, Records
-from fedpriv.loss.roc import TwoClasses, together
 from fedpriv.loss.rows import CLIP, COLUMN_MOMENTS
 from fedpriv.loss.scores import LOWER_IS_BETTER, MEAN, WORST, SummedScores, summed_scores
 from fedpriv.noise.trust import TRUSTED, UNTRUSTED, USER
@@ -198,7 +196,7 @@ class EvaluationPlan:
         places, published = published.double(), published.double() / self.counted
         shares = torch.tensor(self.plan.weights if self.apart else (1.0,), dtype=torch.float64)
         found = {name: float(value) for name, value in self.scores.named(shares @ published).items()}
-        curves = self._curves(shares @ places, self.plan.noise.std_in_mean, sum(self.plan.batch_sizes))
+        curves = self.scores.figures(shares @ places, self.plan.noise.std_in_mean, sum(self.plan.batch_sizes))
         if not self.silos:
             return found | curves
         for name, values in self.scores.named(published).items():
@@ -207,31 +205,9 @@ class EvaluationPlan:
             found[f"{name}_{WORST}"] = float(values.max() if name in LOWER_IS_BETTER else values.min())
         for number, silo in enumerate(self.silos):
             std, size = float(self.plan.noise.std_of(number)), self.plan.batch_sizes[number]
-            own = self._curves(places[number], std, size, groups=False)
+            own = self.scores.figures(places[number], std, size, groups=False)
             found |= {f"{name}_at_{silo}": value for name, value in own.items()}
         return found | curves
-
-    def _curves(self, mean: Tensor, std: float, places: int, *, groups: bool = True) -> dict[str, float]:
-        """What the tables of a mean over so many places say: none where there are none, or too few records."""
-        if not isinstance(self.scores, CurveScores):
-            return {}
-        scores, settings = self.scores, self.scores.settings
-        tables, noise = scores.tables(mean, places), float(std) * places / scores.scale
-        (negative, positive), whole = together(tables, [noise] * len(tables))
-        parts = {"": TwoClasses(positive, negative, whole, settings.logits, settings.cut)}
-        if groups and settings.by:
-            parts |= {
-                f"_of_{grouping.name}={label}": TwoClasses(own[1], own[0], noise, settings.logits, settings.cut)
-                for grouping, table in zip(scores.groupings, tables, strict=True)
-                for label, own in zip(grouping.labels, table, strict=True)
-            }
-        named = {
-            f"test_{name}{of}": figure for of, each in parts.items() for name, figure in each.figures().items()
-        }
-        if groups:
-            named |= {f"test_observed_where_{each.predicted:.3f}": each.share for each in parts[""].reliability()}
-        ends = {f"{name}_{end}": getattr(figure, end) for name, figure in named.items() for end in ("low", "high")}
-        return {name: figure.value for name, figure in named.items()} | ends
 
 
 def evaluations_of(cell: Cell) -> int:
@@ -276,8 +252,7 @@ def evaluation_plan_of(cell: Cell, objective: Objective, *, released: bool = Fal
     schema, tests = cell.data.table_schema, cell.data.validation is None
     scores = summed_scores(objective, cell.evaluation.loss_bound, classes=cell.model.classifies)
     if (curves := cell.evaluation.curves) is not None:
-        groupings = groupings_of(curves, schema, cell.model.settings, scaled=cell.data.scaling is not None)
-        scores = CurveScores(objective, scores.loss_bound, scores.classes, curves, groupings)
+        scores = curves.scores_beside(scores, schema, cell.model.settings, scaled=cell.data.scaling is not None)
     plan = replace(plan_of(evaluation_cell(cell), scores, released=released), model_length=objective.dimension)
     counted = 1.0 if schema is None else schema.counted_share(tests=tests)
     return EvaluationPlan(plan, scores, _names(cell) if cell.run.per_silo else (), counted)

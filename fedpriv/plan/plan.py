@@ -8,7 +8,7 @@ says how long its messages are and, by `survives_gaps` and
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -18,10 +18,8 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER, public_generator
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.augment import check_seen_whole
-from fedpriv.loss.curves import CurveScores
 from fedpriv.loss.estimators import Estimator, RaisedClips, Round, rounds_of
-from fedpriv.loss.indicators import Indicators
-from fedpriv.loss.objective import Deterministic, Objective
+from fedpriv.loss.objective import PROVED_DIAMETERS, Deterministic, Objective
 from fedpriv.loss.ridge import RidgeStatistics
 from fedpriv.loss.rows import ColumnMoments
 from fedpriv.loss.views import PerUnit
@@ -329,8 +327,7 @@ so that all of this is below (1 + √d + 2^-30 K) / K < 2^-20 of a.  In float64 
 """
 
 
-_Close = Indicators | ColumnMoments | CurveScores | RidgeStatistics
-"""Classes whose `diameter` is proved."""
+PROVED_DIAMETERS |= {ColumnMoments, RidgeStatistics}
 
 
 def apart_of(objective: Objective, estimator: Estimator, mechanism: Mechanism, order: Participation) -> float:
@@ -343,11 +340,12 @@ def apart_of(objective: Objective, estimator: Estimator, mechanism: Mechanism, o
     base = objective.base if type(objective) is PerUnit else objective
     first, fresh = estimator.round(1), type(mechanism) is IndependentGaussian
     plain = first.split is None and first.local is None and tuple(first.coefficients) == (1.0,)
-    if not isinstance(base, _Close) or type(base) not in get_args(_Close):
+    if type(base) not in PROVED_DIAMETERS:
         return APART
     if not plain or not fresh or order.secret or order.rounds != 1:
         return APART
-    return min(APART, max(1.0, base.diameter / float(first.clip)) * (1.0 + ALLOWANCE))
+    diameter: float = cast(Any, base).diameter
+    return min(APART, max(1.0, diameter / float(first.clip)) * (1.0 + ALLOWANCE))
 
 
 def check_scaled(cell: Cell) -> None:

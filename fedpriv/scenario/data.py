@@ -160,19 +160,6 @@ class DataSection(Section):
         """Whether a first step is still to be taken."""
         return self.scale is not None and self.scale.means is None
 
-    def check_counted(self) -> None:
-        """ValueError for what cells cannot be counted of: no table, one that drops rows, records drawn anew."""
-        schema = self.table_schema
-        if schema is None:
-            raise ValueError(f"data.name = {self.name!r}: statistics are of a table")
-        if schema.missing == "drop":
-            raise ValueError(
-                'table.missing = "drop": a row with a missing value is to be counted as missing; give every '
-                "column `missing`, what stands in for it"
-            )
-        if self.scale is not None or self.validation is not None or self.redrawn != (None, None):
-            raise ValueError("data: scale, validation, split and spared say nothing of counts; leave them out")
-
     def check_table(self, silos: int, *, private: bool, per_silo: bool) -> None:
         """ValueError unless the table is described as a run needs it: with noise in public, by site for `silos`.
 

@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER, seed_key
 from fedpriv.loss.imported import is_import_path
-from fedpriv.loss.indicators import STATISTICS
 from fedpriv.loss.models import model_named
 from fedpriv.loss.ridge import RIDGE_STATISTICS, check_one_release
 from fedpriv.loss.rows import Model, ModelSettings
@@ -239,10 +238,7 @@ class Cell(Section):
         if self.model.name == RIDGE_STATISTICS:
             keys = self.algorithm.settings.model_dump()
             check_one_release(federation.total_rounds, self.algorithm.name, keys.get("step"), keys.get("clip"))
-        if self.model.name == STATISTICS:
-            self.data.check_counted()
-            if privacy.shares:
-                raise ValueError("privacy.shares: a count weighs the records of all silos alike; leave it out")
+        self.model.row.check(self)
         if self.evaluation is not None:
             if not self.model.row.evaluated:
                 raise ValueError("[evaluation]: there is no model to be evaluated; leave it out")

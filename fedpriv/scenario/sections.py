@@ -12,13 +12,13 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from fedpriv.accounting.gaussian import mu_of
 from fedpriv.accounting.renyi import mu_of_zcdp
+from fedpriv.core.addons import added
 from fedpriv.core.random import SERVER
 from fedpriv.data.partition import silo_sizes
-from fedpriv.loss.curves import CurveSettings
 from fedpriv.loss.scores import Score
 from fedpriv.noise.trust import RECORD, USER, Trust, Unit, UnitName, unit_named
 from fedpriv.papers.base import Count, Positive
@@ -376,6 +376,10 @@ _NO_SUM = {
 """Why a score of test records is no sum of bounded vectors, one a record."""
 
 
+def _curves(given: Any) -> Any:
+    return None if given is None else added("evaluation", "curves").model_validate(given)
+
+
 class EvaluationSection(Section):
     """[evaluation]: silos send sums over their own test records, which no training reads: no public ones.
 
@@ -394,7 +398,7 @@ class EvaluationSection(Section):
     loss_bound: Annotated[float, Field(ge=2.0**-40, le=2.0**40)] = Field(
         10.0, description="a test record's loss counts as this where it is larger: no one record is a mean's"
     )
-    curves: CurveSettings | None = Field(
+    curves: Annotated[Any, BeforeValidator(_curves)] = Field(
         None, description="AUC, sensitivity, specificity and calibration of two classes, with intervals, by groups"
     )
 

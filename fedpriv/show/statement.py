@@ -245,7 +245,7 @@ _SAME = ("algorithm", "model")
 
 @dataclass(frozen=True)
 class StoredAudit:
-    """What a report shows of an audit; see `fedpriv.audit.audit.Audit`."""
+    """What a report shows of an audit; see `fedpriv.addons.audit.audit.Audit`."""
 
     claimed_mu: float
     mu: float

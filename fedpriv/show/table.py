@@ -9,12 +9,11 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from fedpriv.core.addons import all_added
 from fedpriv.core.figures import delta_figure, epsilon_figure, upper_figure, with_spread
 from fedpriv.core.files import write_text
-from fedpriv.loss.scores import MEAN
 from fedpriv.scenario.published import Growth, Paper
 from fedpriv.show.growth import scaling_lines
-from fedpriv.show.intervals import intervals_of
 from fedpriv.show.summary import (
     Metric,
     cells_at,
@@ -33,10 +32,11 @@ from fedpriv.show.summary import (
     value_text,
     warnings_of,
 )
-from fedpriv.study.references import References, alone_of
 from fedpriv.study.results import Results, read_claims
 
 Style = Literal["markdown", "csv", "latex"]
+AddedRow = tuple[str, Callable[[Metric, Mapping[str, Any]], str]]
+"""A row's title, and its text for a metric at the sweep points that have some values."""
 
 
 _BEFORE = ("silos", "rounds", "μ", "ε at δ")
@@ -78,12 +78,12 @@ def tables_of(results: Results) -> list[Table]:
     if results.scaling is not None:
         return [_scaling(results, results.scaling)]
     shown = published_metrics(results)
-    known = alone_of(cell["scenario"] for cell in results.cells)
+    added_rows = [rows(results) for rows in all_added("rows")]
     if results.published is None or not shown:
-        return [_list(results, known), *_by_silo(results), *_intervals(results)]
+        return [_list(results, added_rows), *_by_silo(results), *_intervals(results)]
     paper = results.published.table
     others = {key: values for key, values in results.axes.items() if key not in (paper.rows, paper.columns)}
-    grids = [_grid(results, paper, metric, fixed, known) for metric in shown for fixed in product(others)]
+    grids = [_grid(results, paper, metric, fixed, added_rows) for metric in shown for fixed in product(others)]
     return [*grids, *_by_silo(results), *_intervals(results)]
 
 
@@ -103,7 +103,7 @@ def _by_silo(results: Results) -> list[Table]:
 
 
 def _intervals(results: Results) -> list[Table]:
-    return [Table(*each) for each in intervals_of(results)]
+    return [Table(*table) for tables in all_added("tables") for table in tables(results)]
 
 
 def _scaling(results: Results, scaling: Growth) -> Table:
@@ -115,44 +115,17 @@ def _scaling(results: Results, scaling: Growth) -> Table:
     return Table(caption, header, body, labels=1)
 
 
-ALONE = "each silo alone, nothing released"
-
-
-def _alone_text(
-    results: Results, known: Mapping[int, References], metric: Metric, fixed: Mapping[str, Any]
-) -> str:
-    """The metric of each silo alone at the points that have `fixed`; nothing where the cache has none of them.
-
-    A range where settings of the scenario change the silos' records or their model.
-    """
-    by_point: dict[str, list[float]] = {}
-    for place, found in known.items():
-        cell = results.cells[place]
-        if any(cell["point"][key] != value for key, value in fixed.items()):
-            continue
-        if found.metric == "accuracy" and metric.key in ("test_accuracy", f"test_accuracy_{MEAN}"):
-            by_point.setdefault(str(cell["point"]), []).append(found.mean)
-        elif found.metric == "-loss" and metric.key == "test_loss":
-            by_point.setdefault(str(cell["point"]), []).append(-found.mean)
-    texts = dict.fromkeys(
-        f"{metric.factor * mean:.{metric.digits}f}"
-        for mean in sorted(statistics.fmean(values) for values in by_point.values())
-    )
-    ends = list(texts)
-    return ends[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}" if ends else ""
-
-
 def _grid(
-    results: Results, paper: Paper, metric: Metric, fixed: Mapping[str, Any], known: Mapping[int, References]
+    results: Results, paper: Paper, metric: Metric, fixed: Mapping[str, Any], added_rows: Sequence[AddedRow]
 ) -> Table:
     names, columns = short_names(results.axes), results.axes[paper.columns]
     body = []
     for row in results.axes[paper.rows]:
         along = [{**fixed, paper.rows: row, paper.columns: column} for column in columns]
         body.append([value_text(row), *(_cell_text(results, metric, point) for point in along)])
-    alone = [_alone_text(results, known, metric, {**fixed, paper.columns: column}) for column in columns]
-    if any(alone):
-        body.append([ALONE, *alone])
+    for title, text_of in added_rows:
+        texts = [text_of(metric, {**fixed, paper.columns: column}) for column in columns]
+        body += [[title, *texts]] if any(texts) else []
     where = f", {point_text(results, fixed)}" if fixed else ""
     published = ": measured [published, measured - published]" if getattr(paper, metric.key, None) else ""
     caption = f"{metric.title}{where}{published}"
@@ -175,7 +148,7 @@ def _cell_text(results: Results, metric: Metric, point: Mapping[str, Any]) -> st
     return f"{text} [{', '.join(known)}]" if known else text
 
 
-def _list(results: Results, known: Mapping[int, References]) -> Table:
+def _list(results: Results, added_rows: Sequence[AddedRow]) -> Table:
     """A row a sweep point; what is swept is not shown twice."""
     names = list(short_names(results.axes).values())
     columns = [*_BEFORE, *(metric.title for metric in shared_metrics(results)), *_AFTER]
@@ -184,11 +157,12 @@ def _list(results: Results, known: Mapping[int, References]) -> Table:
     for point in points(results):
         row = _row(results, point)
         body.append([*map(value_text, point.values()), *(row.get(name, "") for name in shown)])
-    alone = {metric.title: _alone_text(results, known, metric, {}) for metric in shared_metrics(results)}
-    if any(alone.values()):
-        if not names:  # one point: two rows have to say which is which
-            names, body = ["model"], [["released", *row] for row in body]
-        body.append([ALONE, *[""] * (len(names) - 1), *(alone.get(name, "") for name in shown)])
+    for title, text_of in added_rows:
+        texts = {metric.title: text_of(metric, {}) for metric in shared_metrics(results)}
+        if any(texts.values()):
+            if not names:  # one point: two rows have to say which is which
+                names, body = ["model"], [["released", *row] for row in body]
+            body.append([title, *[""] * (len(names) - 1), *(texts.get(name, "") for name in shown)])
     return Table("", [*names, *shown], body, labels=len(names))
 
 

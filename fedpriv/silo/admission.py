@@ -24,13 +24,13 @@ import torch
 
 from fedpriv.accounting.budget import ApproximateGDP, LifetimeBudget, Price, composed, price
 from fedpriv.accounting.gaussian import relation_named
+from fedpriv.core.addons import added
 from fedpriv.core.errors import CodeError, FedprivError, InputError, RunError, printable
 from fedpriv.core.figures import lower_figure, upper_figure
 from fedpriv.core.limits import mebibytes
 from fedpriv.core.random import SERVER
 from fedpriv.core.signed import bounded_int, no_number
 from fedpriv.loss.imported import is_import_path
-from fedpriv.loss.indicators import StatisticsSettings
 from fedpriv.loss.models import SHIPPED as SHIPPED_MODELS
 from fedpriv.loss.objective import Objective
 from fedpriv.noise.registry import AUTO
@@ -285,7 +285,7 @@ class Admission:
         allow, number, federation = self.policy.allow, self.policy.silo, cell.federation
         if not number < federation.silos <= _MOST_SILOS:
             raise self.refusal(f"the scenario has {federation.silos} silos, and this is number {number}")
-        if (reason := unaccountable(cell) or _uncounted(self.policy, cell)) is not None:
+        if (reason := unaccountable(cell) or unguarded(self.policy, cell)) is not None:
             raise self.refusal(reason)
         if federation.total_rounds > allow.rounds:
             raise self.refusal(f"the scenario has {federation.total_rounds} rounds, allowed are {allow.rounds}")
@@ -374,6 +374,18 @@ class Admission:
         return cost_of(plan, stream.guarantee, number)
 
 
+def unguarded(policy: Policy, cell: Cell) -> str | None:
+    """Return why a model's add-on lets a policy allow no such run, or None if it does.
+
+    Guarantee: raw cells go to no model whose row names nobody to ask.
+    """
+    row = cell.model.row
+    if row.guard is None:
+        return "the model reads raw cells, and nothing guards it" if row.of_cells else None
+    reason: str | None = added("guard", row.guard).refused(policy, cell)
+    return reason
+
+
 @dataclass(frozen=True)
 class _Refusing:
     """Whatever goes wrong with a stranger's scenario is a refusal, in one line."""
@@ -396,22 +408,6 @@ class _Refusing:
         if isinstance(error, Exception) and not isinstance(error, FedprivError):
             _log.warning("silo %d: a scenario cannot be planned: %s", self.silo, printable(repr(error)))
             raise RunError(f"silo {self.silo} refuses: the scenario cannot be planned") from None
-
-
-def _uncounted(policy: Policy, cell: Cell) -> str | None:
-    """Why a policy allows no statistics that a scenario asks for; None if it does, or none are asked for.
-
-    This is data minimisation: the budget protects, within which a model may ask about every column.
-    """
-    if not isinstance(settings := cell.model.settings, StatisticsSettings):
-        return None
-    columns = () if policy.table is None else policy.table.raw
-    if max(settings.columns) >= len(columns):
-        return "statistics are of the columns of a table, and these records have no such columns"
-    asked = {columns[place] for place in settings.columns}
-    if unknown := sorted(asked - set(policy.allow.statistics)):
-        return f"statistics of {unknown[0]!r} are asked for, and allow.statistics does not name it"
-    return None
 
 
 def _numbers_in(tree: Any, section: str = "", name: str = "") -> Iterable[tuple[str, str, float]]:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.accounting.budget import decimal
+from fedpriv.core.addons import added
 from fedpriv.core.errors import InputError
 from fedpriv.core.limits import MIB
 from fedpriv.data.cells import write_rows
@@ -20,7 +21,6 @@ from fedpriv.data.named import Dataset, load, table_path
 from fedpriv.data.partition import counted
 from fedpriv.data.schema import TableSchema
 from fedpriv.data.tables import raw_table, schema_toml
-from fedpriv.loss.indicators import StatisticsSettings
 from fedpriv.noise.trust import RECORD
 from fedpriv.plan.evaluation import (
     evaluation_plan_of,
@@ -132,21 +132,8 @@ def allowance_of(cell: Cell, task: PublicTask, silo: int | None = None) -> dict[
         **({"silos": cell.federation.silos} if plan.masked else {}),
         **({} if cell.privacy.unit == RECORD.name else {"unit": cell.privacy.unit}),
         **({"models": sorted(cell.model.code)} if cell.model.code else {}),
-        **_counted(cell),
+        **({} if (guard := cell.model.row.guard) is None else added("guard", guard).allowance(cell)),
     }
-
-
-def _counted(cell: Cell) -> dict[str, Any]:
-    """Columns that statistics ask about; InputError for a table whose rows have other places in a silo's file."""
-    settings, schema = cell.model.settings, cell.data.table_schema
-    if not isinstance(settings, StatisticsSettings) or schema is None:
-        return {}
-    if schema.split is None and schema.share:
-        raise InputError(
-            "table.test_share: by their place in the file other rows would be for testing in a silo's own; for "
-            "statistics of a deployment give a column `split`, or test_share = 0"
-        )
-    return {"statistics": [schema.raw[place] for place in sorted(settings.columns)]}
 
 
 def _memory(cell: Cell, plan: Plan, task: PublicTask) -> int:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedpriv.addons.certificate.attest import SAYS, signing_key
+from fedpriv.addons.certificate.certify import FORMAT
 from fedpriv.claims.ledger import released_by, releases_of
 from fedpriv.claims.outcome import Finished
 from fedpriv.core.signed import made_key, sha256, signature, spelled
@@ -17,12 +19,10 @@ from fedpriv.plan.plan import Plan, plan_of
 from fedpriv.plan.task import public_task_of_cell
 from fedpriv.scenario.load import scenario_of
 from fedpriv.scenario.schema import Cell
-from fedpriv.silo.attest import SAYS, signing_key
 from fedpriv.silo.demo import prepare_silos
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.guards import begin_ledgers, open_guards
 from fedpriv.silo.policy import read_policy
-from fedpriv.study.certify import FORMAT
 from fedpriv.study.first_steps import FirstSteps, scaled_scenario
 from fedpriv.study.results import RunFolder
 from tests.cli.command import fedpriv as command

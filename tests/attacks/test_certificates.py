@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import pytest
 
 import fedpriv
+from fedpriv.addons.certificate.attest import _find_unanswered
 from fedpriv.claims.entries import entry_of
 from fedpriv.scenario.load import resolve_cell
-from fedpriv.silo.attest import _find_unanswered
 from fedpriv.silo.guards import open_guards
 from fedpriv.silo.mark import Mark
 from fedpriv.silo.policy import read_policy

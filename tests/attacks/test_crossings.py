@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedpriv.addons.worth.hazards import LinearHazards
 from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import Scalar
 from fedpriv.engines.table import Outcome
@@ -38,7 +39,6 @@ from fedpriv.loss.objective import (
     Slots,
     View,
 )
-from fedpriv.loss.survival import LinearHazards
 from fedpriv.loss.views import LocalTraining
 from fedpriv.noise.registry import CHOSEN as NOISES
 from fedpriv.noise.registry import MECHANISMS

@@ -17,6 +17,7 @@ import torch
 from dp_accounting.pld import privacy_loss_distribution as pld
 
 import fedpriv
+from fedpriv.addons.certificate.certify import recomputed
 from fedpriv.claims.entries import LedgerEntry, check_copies, read_ledger
 from fedpriv.core.errors import InputError
 from fedpriv.loss.objective import Records, View
@@ -28,7 +29,6 @@ from fedpriv.rounds.round import Read
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.silo import Silo
-from fedpriv.study.certify import recomputed
 from fedpriv.study.results import read_claims
 from tests.conftest import small_tree
 from tests.parts import in_parts

@@ -301,7 +301,7 @@ def test_only_the_silos_own_user_can_read_what_has_keys(tmp_path: Path) -> None:
 
 def test_a_local_runs_folders_are_the_users_own(tmp_path: Path) -> None:
     """Gains: shards, ledgers and sockets of a run on one machine, for its other users (finding 52)."""
-    from fedpriv.engines.deployment import write_silos
+    from fedpriv.addons.services.deployment import write_silos
     from fedpriv.scenario.load import resolve_cell
     from tests.conftest import small_tree
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from fedpriv.audit.guards import GuardedSilo
+from fedpriv.addons.audit.guards import GuardedSilo
 from fedpriv.core.errors import RunError
 from fedpriv.core.random import KeyedNormal, derive_key, integers_key
 from fedpriv.loss.objective import Batch, Query
@@ -23,7 +23,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 def fixed_keys(plant: pytest.MonkeyPatch) -> None:
     """No bug: keys that are the same in every run of a test, each used once."""
     drawn = iter(range(10**9))
-    for module in ("fedpriv.silo.guard", "fedpriv.audit.transcripts", "fedpriv.server.journal"):
+    for module in ("fedpriv.silo.guard", "fedpriv.addons.audit.transcripts", "fedpriv.server.journal"):
         plant.setattr(f"{module}.system_key", lambda: derive_key(b"test", str(next(drawn))))
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.audit import secret
+from fedpriv.addons.audit import secret
 from fedpriv.core.random import KeyedNormal, derive_key, simulation_noise
 from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.loss.views import PerUnit

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.audit.audit import audit
-from fedpriv.audit.canaries import CanaryLayout, auditable, rows_read
-from fedpriv.audit.statistics import bound_at, mu_lower_bound
+from fedpriv.addons.audit.audit import audit
+from fedpriv.addons.audit.canaries import CanaryLayout, auditable, rows_read
+from fedpriv.addons.audit.statistics import bound_at, mu_lower_bound
 from fedpriv.cli import main
 from fedpriv.core.errors import InputError
 from fedpriv.scenario.schema import Cell

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from fedpriv.audit import secret
-from fedpriv.audit.audit import Audit, audit
-from fedpriv.audit.canaries import (
+from fedpriv.addons.audit import secret
+from fedpriv.addons.audit.audit import Audit, audit
+from fedpriv.addons.audit.canaries import (
     FAR,
     CanaryLayout,
     auditable,
@@ -22,9 +22,9 @@ from fedpriv.audit.canaries import (
     rows_read,
     units_of,
 )
-from fedpriv.audit.families import AuditRefutedError
-from fedpriv.audit.statistics import heaviest_round, matched_filter, noise_factor
-from fedpriv.audit.transcripts import known_rounds
+from fedpriv.addons.audit.families import AuditRefutedError
+from fedpriv.addons.audit.statistics import heaviest_round, matched_filter, noise_factor
+from fedpriv.addons.audit.transcripts import known_rounds
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import derive_key
 from fedpriv.loss.objective import Batch, Query, Records

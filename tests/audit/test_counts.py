@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from fedpriv.audit.audit import audit
-from fedpriv.audit.counts import _world, found_of, furthest, small_cell
-from fedpriv.audit.families import Steps
-from fedpriv.audit.statistics import weight_of
+from fedpriv.addons.audit.audit import audit
+from fedpriv.addons.audit.counts import _world, found_of, furthest, small_cell
+from fedpriv.addons.audit.families import Steps
+from fedpriv.addons.audit.statistics import weight_of
 from fedpriv.core.errors import InputError
 from fedpriv.plan.plan import Plan, plan_of
 from fedpriv.plan.task import task_of_schema

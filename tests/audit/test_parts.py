@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.audit import families, secret
-from fedpriv.audit.audit import Audit, audit
-from fedpriv.audit.families import parts_of, sees
-from fedpriv.audit.statistics import bound_at, separation
-from fedpriv.audit.transcripts import Trials
+from fedpriv.addons.audit import families, secret
+from fedpriv.addons.audit.audit import Audit, audit
+from fedpriv.addons.audit.families import parts_of, sees
+from fedpriv.addons.audit.statistics import bound_at, separation
+from fedpriv.addons.audit.transcripts import Trials
 from fedpriv.core.random import derive_key
 from fedpriv.noise.integers.gaussian import KeyedIntegers
 from fedpriv.rounds import integers

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.audit import attacks
-from fedpriv.audit import families as auditing
-from fedpriv.audit.audit import Audit, audit
-from fedpriv.audit.families import AuditRefutedError
+from fedpriv.addons.audit import attacks
+from fedpriv.addons.audit import families as auditing
+from fedpriv.addons.audit.audit import Audit, audit
+from fedpriv.addons.audit.families import AuditRefutedError
 from fedpriv.scenario.schema import Cell
 from tests.audit import planted
 from tests.audit.planted import Plant

@@ -14,11 +14,11 @@ import torch
 
 from fedpriv.accounting.guarantees import Sampled
 from fedpriv.accounting.poisson import PoissonGaussian
-from fedpriv.audit import secret
-from fedpriv.audit.audit import audit
-from fedpriv.audit.canaries import objective_for
-from fedpriv.audit.guards import GuardedSilo
-from fedpriv.audit.statistics import ClaimedCurve, Shown, shown
+from fedpriv.addons.audit import secret
+from fedpriv.addons.audit.audit import audit
+from fedpriv.addons.audit.canaries import objective_for
+from fedpriv.addons.audit.guards import GuardedSilo
+from fedpriv.addons.audit.statistics import ClaimedCurve, Shown, shown
 from fedpriv.claims.ledger import stream_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import derive_key

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.audit.canaries import CanaryLayout, auditable, objective_for, rows_read
-from fedpriv.audit.families import CANARIES, IN_HEAVIEST
-from fedpriv.audit.statistics import best_bound, heaviest_round
-from fedpriv.audit.transcripts import Trials
+from fedpriv.addons.audit.canaries import CanaryLayout, auditable, objective_for, rows_read
+from fedpriv.addons.audit.families import CANARIES, IN_HEAVIEST
+from fedpriv.addons.audit.statistics import best_bound, heaviest_round
+from fedpriv.addons.audit.transcripts import Trials
 from fedpriv.core.random import public_generator
 from fedpriv.data.partition import iid
 from fedpriv.engines.vectorized import engine as vectorized

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from fedpriv.addons.services import deployment
 from fedpriv.core.errors import RunError
-from fedpriv.engines import deployment
 from tests.cli.command import FEDPRIV, SMALL, fedpriv, refusal
 
 

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fedpriv.addons.begin.inspect import see
 from fedpriv.core.errors import InputError
 from fedpriv.data import cells as cells_of_files
 from fedpriv.data.cells import MISSING, RawTable, as_number, read_table
 from fedpriv.data.encode import encode
-from fedpriv.data.inspect import see
 from fedpriv.data.named import load, load_test
 from fedpriv.data.partition import counted
 from fedpriv.data.schema import TableSchema

@@ -7,7 +7,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedpriv.engines.processes import environment, left_by_nobody, script
+from fedpriv.addons.services.processes import environment, script
+from fedpriv.engines.children import left_by_nobody
 
 _SECONDS = 400.0
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fedpriv.addons.services import supernode_process
+from fedpriv.addons.services.deployment import run_deployment
+from fedpriv.addons.services.processes import script
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import RunError
-from fedpriv.engines import supernode_process
-from fedpriv.engines.deployment import run_deployment
-from fedpriv.engines.processes import script
 from fedpriv.engines.table import LOCAL
 from fedpriv.scenario.schema import Cell
 from fedpriv.study.results import read_results

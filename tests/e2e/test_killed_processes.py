@@ -8,11 +8,14 @@ import numpy as np
 import psutil
 import pytest
 
-from fedpriv.engines.federation import runs_of
-from fedpriv.engines.superlink import start_superlink
+from fedpriv.addons.services.federation import runs_of
+from fedpriv.addons.services.superlink import start_superlink
 from tests.e2e.federation import federation, finish, kill_process, results, say, wait_until
 
 pytestmark = pytest.mark.deployment
+
+
+PRIVATE = "fedpriv.addons.services.flower_private"
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
@@ -95,7 +98,9 @@ def test_a_superlink_whose_executor_is_killed_ends_and_says_so(tmp_path: Path) -
         fed.wait_for_round(1, running)
         assert fed.link.process is not None
         children = psutil.Process(fed.link.process.pid).children()
-        (executor,) = [each for each in children if "fedpriv.engines.flower_private.executor" in each.cmdline()]
+        (executor,) = [
+            each for each in children if "fedpriv.addons.services.flower_private.executor" in each.cmdline()
+        ]
         say("killing the executor of the SuperLink")
         executor.kill()
         assert fed.link.process.wait(timeout=30) == 1

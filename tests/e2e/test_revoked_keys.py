@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedpriv.engines import supernode_process
-from fedpriv.engines.federation import silos_of
-from fedpriv.engines.processes import environment, make_node_key, script
-from fedpriv.engines.superlink import node_keys, start_superlink
+from fedpriv.addons.services import supernode_process
+from fedpriv.addons.services.federation import silos_of
+from fedpriv.addons.services.processes import environment, make_node_key, script
+from fedpriv.addons.services.superlink import node_keys, start_superlink
 from tests.e2e.federation import Federation, federation, finish, kill_process, say, wait_until
 
 pytestmark = pytest.mark.deployment

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedpriv.addons.services.deployment import SOCKET
+from fedpriv.addons.services.processes import make_node_key
+from fedpriv.addons.services.supernode_process import NODE_KEY
 from fedpriv.clients.app import ask
-from fedpriv.engines.deployment import SOCKET
-from fedpriv.engines.processes import make_node_key
-from fedpriv.engines.supernode_process import NODE_KEY
 from fedpriv.protocol.messages import Refusal
 from tests.e2e.federation import federation, finish, kill_process, results, say
 

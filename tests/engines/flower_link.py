@@ -14,12 +14,19 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.superlink.grid.http_grid import HttpGrid
 from starlette.testclient import TestClient
 
-from fedpriv.engines.flower_private import executor, silo_node
-from fedpriv.engines.flower_private.names import ACQUIRE_TASK, CONTROL, FLEET, REGISTER_NODE, RUNTIME, START_RUN
-from fedpriv.engines.flower_private.superlink import SuperLinkApp, superlink_app
-from fedpriv.engines.flower_private.wire import Wire
-from fedpriv.engines.processes import SECRET, isolate, make_node_key, tls_options
-from fedpriv.engines.superlink_process import Only
+from fedpriv.addons.services.flower_private import executor, silo_node
+from fedpriv.addons.services.flower_private.names import (
+    ACQUIRE_TASK,
+    CONTROL,
+    FLEET,
+    REGISTER_NODE,
+    RUNTIME,
+    START_RUN,
+)
+from fedpriv.addons.services.flower_private.superlink import SuperLinkApp, superlink_app
+from fedpriv.addons.services.flower_private.wire import Wire
+from fedpriv.addons.services.processes import SECRET, isolate, make_node_key, tls_options
+from fedpriv.addons.services.superlink_process import Only
 
 Keys = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
 PYPROJECT = """\

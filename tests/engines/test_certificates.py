@@ -19,13 +19,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from typer.testing import CliRunner
 
+from fedpriv.addons.services import certificates, processes, superlink_process
+from fedpriv.addons.services.deployment import Progress, _federation, follow
+from fedpriv.addons.services.flower_private.control import Control
+from fedpriv.addons.services.superlink import SuperLink
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.engines import certificates, processes, superlink_process
-from fedpriv.engines.deployment import Progress, _federation, follow
-from fedpriv.engines.flower_private.control import Control
-from fedpriv.engines.superlink import SuperLink
 from fedpriv.engines.table import Connection
 from fedpriv.protocol.cell_folder import FolderReader
 from fedpriv.scenario.schema import Cell

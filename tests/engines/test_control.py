@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from fedpriv.addons.services.flower_private.control import Control
+from fedpriv.addons.services.processes import make_server_keys
 from fedpriv.core.errors import RunError
-from fedpriv.engines.flower_private.control import Control
-from fedpriv.engines.processes import make_server_keys
 
 
 @pytest.mark.parametrize("address", ["unix:/nowhere/control.sock", "127.0.0.1:1"])

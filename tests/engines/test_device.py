@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedpriv.addons.statistics.indicators import STATISTICS
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import RunError
 from fedpriv.engines.vectorized import engine
 from fedpriv.engines.vectorized import noise as noise_module
 from fedpriv.engines.vectorized.engine import device_named
 from fedpriv.engines.vectorized.noise import DeviceSums, NoiseSum
-from fedpriv.loss.indicators import STATISTICS
 from fedpriv.loss.models import MODELS
 from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.loss.ridge import RIDGE_STATISTICS

@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
-from fedpriv.engines import service
-from fedpriv.engines.flower_private import executor
-from fedpriv.engines.flower_private.executor import (
+from fedpriv.addons.services import service
+from fedpriv.addons.services.flower_private import executor
+from fedpriv.addons.services.flower_private.executor import (
     CLIENTAPP,
     SERVERAPP,
     SIMULATION,
@@ -26,9 +26,16 @@ from fedpriv.engines.flower_private.executor import (
     executor_command,
     start_task,
 )
-from fedpriv.engines.flower_private.names import ACQUIRE_TASK, LIST_RUNS, RUNTIME, TASK_HEARTBEAT, TASK_OUTPUT
-from fedpriv.engines.flower_private.wire import Wire
-from fedpriv.engines.processes import SECRET, end_processes, make_server_keys
+from fedpriv.addons.services.flower_private.names import (
+    ACQUIRE_TASK,
+    LIST_RUNS,
+    RUNTIME,
+    TASK_HEARTBEAT,
+    TASK_OUTPUT,
+)
+from fedpriv.addons.services.flower_private.wire import Wire
+from fedpriv.addons.services.processes import SECRET, make_server_keys
+from fedpriv.engines.children import end_processes
 from tests.engines.flower_link import Link
 
 TOKEN = "5ec4e7"

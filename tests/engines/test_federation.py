@@ -18,17 +18,17 @@ from flwr.supernode import node_auth_http_interceptor as signing
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
+from fedpriv.addons.services import federation
+from fedpriv.addons.services.federation import runs_of, silos_of
+from fedpriv.addons.services.flower_private import FOLLOWS, STATUS, VERSION, presence
+from fedpriv.addons.services.flower_private import control as control_module
+from fedpriv.addons.services.flower_private.control import Control, Status
+from fedpriv.addons.services.flower_private.names import CONTROL, FLEET
+from fedpriv.addons.services.flower_private.presence import KeptRuns, Presence
+from fedpriv.addons.services.flower_private.superlink import SuperLinkApp
+from fedpriv.addons.services.superlink_process import Only
 from fedpriv.cli import app as command
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.engines import federation
-from fedpriv.engines.federation import runs_of, silos_of
-from fedpriv.engines.flower_private import FOLLOWS, STATUS, VERSION, presence
-from fedpriv.engines.flower_private import control as control_module
-from fedpriv.engines.flower_private.control import Control, Status
-from fedpriv.engines.flower_private.names import CONTROL, FLEET
-from fedpriv.engines.flower_private.presence import KeptRuns, Presence
-from fedpriv.engines.flower_private.superlink import SuperLinkApp
-from fedpriv.engines.superlink_process import Only
 from fedpriv.protocol.messages import REFUSED
 from fedpriv.server import grid
 from tests.attacks.test_hostile_silo import Keys, fleet

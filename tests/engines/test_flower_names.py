@@ -8,10 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from fedpriv.addons.services.flower_private import executor, names, superlink
+from fedpriv.addons.services.flower_private.names import (
+    NAMES,
+    PULL,
+    PUSH,
+    ROUTES,
+    Name,
+    Route,
+    check_names,
+    faults,
+)
+from fedpriv.addons.services.processes import script
 from fedpriv.core.errors import InputError
-from fedpriv.engines.flower_private import executor, names, superlink
-from fedpriv.engines.flower_private.names import NAMES, PULL, PUSH, ROUTES, Name, Route, check_names, faults
-from fedpriv.engines.processes import script
 from tests.engines.flower_link import link_options
 
 ROOT = Path(__file__).resolve().parents[2]

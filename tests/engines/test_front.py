@@ -12,16 +12,10 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 from starlette.testclient import TestClient
 
-from fedpriv.engines.flower_private import front, silo_node
-from fedpriv.engines.flower_private.names import (
-    FLEET,
-    PULL,
-    PUSH,
-    PUSH_OBJECT,
-    UNREGISTER_NODE,
-)
-from fedpriv.engines.flower_private.wire import MEDIA_TYPE
-from fedpriv.engines.superlink_process import Only
+from fedpriv.addons.services.flower_private import front, silo_node
+from fedpriv.addons.services.flower_private.names import FLEET, PULL, PUSH, PUSH_OBJECT, UNREGISTER_NODE
+from fedpriv.addons.services.flower_private.wire import MEDIA_TYPE
+from fedpriv.addons.services.superlink_process import Only
 from tests.engines.flower_link import Link, send
 
 QUERY = RecordDict({"config": ConfigRecord({"x": b"1" * 3000, "t": 1})})

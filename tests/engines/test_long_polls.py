@@ -8,9 +8,9 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from fedpriv.engines.flower_private import front
-from fedpriv.engines.flower_private.front import Front, Session
-from fedpriv.engines.flower_private.names import PULL, PUSH, PUSH_OBJECT, SERVER_PULL, SERVER_PUSH
+from fedpriv.addons.services.flower_private import front
+from fedpriv.addons.services.flower_private.front import Front, Session
+from fedpriv.addons.services.flower_private.names import PULL, PUSH, PUSH_OBJECT, SERVER_PULL, SERVER_PUSH
 
 
 def test_sessions_that_flower_has_forgotten_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

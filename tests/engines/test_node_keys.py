@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from fedpriv.addons.services.certificates import Revoked, fingerprint, registered, revoke
+from fedpriv.addons.services.processes import make_node_key, node_public_key
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError
-from fedpriv.engines.certificates import Revoked, fingerprint, registered, revoke
-from fedpriv.engines.processes import make_node_key, node_public_key
 
 SILOS = 3
 

@@ -15,9 +15,10 @@ import httpx
 import psutil
 import pytest
 
+from fedpriv.addons.services import processes
+from fedpriv.addons.services.processes import made_anew, script, service_folder
 from fedpriv.core.errors import InputError
-from fedpriv.engines import processes
-from fedpriv.engines.processes import left_by_nobody, made_anew, script, service_folder
+from fedpriv.engines.children import left_by_nobody
 from fedpriv.protocol.metrics import private_socket
 
 
@@ -154,7 +155,7 @@ def test_a_helper_that_is_killed_is_replaced_within_a_second(
         found = []
         for each in psutil.Process().children():
             with suppress(psutil.NoSuchProcess):  # also a zombie, which nobody has waited for yet
-                if "fedpriv.engines.processes" in each.cmdline():
+                if "fedpriv.addons.services.processes" in each.cmdline():
                     found.append(each)
         return found
 
@@ -170,7 +171,7 @@ def test_a_helper_that_is_killed_is_replaced_within_a_second(
 def test_a_helper_that_was_replaced_ends_what_its_owner_left(tmp_path: Path) -> None:
     code = (
         "import os, subprocess, sys, time\nfrom pathlib import Path\nimport psutil\n"
-        "from fedpriv.engines.processes import left_by_nobody\n"
+        "from fedpriv.addons.services.processes import left_by_nobody\n"
         "home = Path(sys.argv[1])\n"
         "with left_by_nobody(home):\n"
         "    own = {**os.environ, 'FLWR_HOME': str(home)}\n"

@@ -19,16 +19,16 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
+from fedpriv.addons.services import deployment, service, supernode_process
+from fedpriv.addons.services.flower_private.control import Status, UnreachableError
+from fedpriv.addons.services.flower_private.names import CONTROL
+from fedpriv.addons.services.flower_private.silo_node import clock_trouble
+from fedpriv.addons.services.processes import free_port
+from fedpriv.addons.services.service import EXECUTOR, LOST, SUPERNODE, Absence, leave_beat, read_beat
+from fedpriv.addons.services.superlink_process import Only, _config, _serve, _Server
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.logs import facts, log_as_service
-from fedpriv.engines import deployment, service, supernode_process
-from fedpriv.engines.flower_private.control import Status, UnreachableError
-from fedpriv.engines.flower_private.names import CONTROL
-from fedpriv.engines.flower_private.silo_node import clock_trouble
-from fedpriv.engines.processes import free_port
-from fedpriv.engines.service import EXECUTOR, LOST, SUPERNODE, Absence, leave_beat, read_beat
-from fedpriv.engines.superlink_process import Only, _config, _serve, _Server
 from fedpriv.protocol.cell_folder import FolderReader, report_waiting
 from fedpriv.protocol.metrics import private_socket
 

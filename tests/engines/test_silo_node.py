@@ -9,13 +9,13 @@ from typing import Any
 import httpx
 import pytest
 
+from fedpriv.addons.services import service
+from fedpriv.addons.services.flower_private import front, silo_node
+from fedpriv.addons.services.flower_private.names import ACTIVATE, HEARTBEAT, PULL
+from fedpriv.addons.services.flower_private.silo_node import Fleet, LostError, Node, configuration_in
+from fedpriv.addons.services.processes import make_node_key
+from fedpriv.addons.services.service import SUPERNODE, read_beat
 from fedpriv.core.errors import InputError
-from fedpriv.engines import service
-from fedpriv.engines.flower_private import front, silo_node
-from fedpriv.engines.flower_private.names import ACTIVATE, HEARTBEAT, PULL
-from fedpriv.engines.flower_private.silo_node import Fleet, LostError, Node, configuration_in
-from fedpriv.engines.processes import make_node_key
-from fedpriv.engines.service import SUPERNODE, read_beat
 from tests.engines.flower_link import Link, silo_bundle
 
 

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 import torch
 
+from fedpriv.addons.services.processes import environment, script
+from fedpriv.engines.children import left_by_nobody
 from fedpriv.engines.inprocess import InProcessGrid
-from fedpriv.engines.processes import environment, left_by_nobody, script
 from tests.doc_pages import ROOT
 from tests.e2e.flwr_command import flwr_run
 

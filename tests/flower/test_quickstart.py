@@ -17,12 +17,12 @@ from flwr.proto.control_pb2 import StartRunRequest
 from flwr.serverapp import ServerApp
 from flwr.supercore.fab import Fab
 
+from fedpriv.addons.services import supernode_process
+from fedpriv.addons.services.flower_private.names import START_RUN
+from fedpriv.addons.services.processes import environment
+from fedpriv.addons.services.superlink import SuperLink, federation_superlink, node_keys
 from fedpriv.data.named import load
-from fedpriv.engines import supernode_process
-from fedpriv.engines.flower_private.names import START_RUN
 from fedpriv.engines.inprocess import InProcessGrid
-from fedpriv.engines.processes import environment
-from fedpriv.engines.superlink import SuperLink, federation_superlink, node_keys
 from tests.e2e.flwr_command import flwr_run
 from tests.flower.quickstart import evaluating_app, numpy_app
 from tests.flower.quickstart.client_app import app

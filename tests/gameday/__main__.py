@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
-from fedpriv.engines.processes import left_by_nobody
+from fedpriv.engines.children import left_by_nobody
 from tests.gameday.faults import FAULTS, OVERTAKEN, TWICE, Fault
 from tests.gameday.game import Game, GameError, Struck
 

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import psutil
 
+from fedpriv.addons.services.deployment import SOCKET
+from fedpriv.addons.services.federation import runs_of
+from fedpriv.addons.services.flower_private.control import Control
+from fedpriv.addons.services.flower_private.wire import UNIX
+from fedpriv.addons.services.processes import free_port, script
+from fedpriv.addons.services.superlink import SuperLink
 from fedpriv.core.errors import FedprivError
-from fedpriv.engines.deployment import SOCKET
-from fedpriv.engines.federation import runs_of
-from fedpriv.engines.flower_private.control import Control
-from fedpriv.engines.flower_private.wire import UNIX
-from fedpriv.engines.processes import free_port, script
-from fedpriv.engines.superlink import SuperLink
 from fedpriv.silo.backup import back_up
 from tests.e2e.federation import Federation
 from tests.gameday.checks import charges, finished_run

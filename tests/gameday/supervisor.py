@@ -11,8 +11,9 @@ from pathlib import Path
 
 import psutil
 
-from fedpriv.engines.processes import environment, stop_all_of
-from fedpriv.engines.service import how
+from fedpriv.addons.services.processes import environment
+from fedpriv.addons.services.service import how
+from fedpriv.engines.children import stop_all_of
 
 _RESTART = 3.0
 """Seconds before a service that ended is started again; the units have 5."""

@@ -10,14 +10,14 @@ import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from fedpriv.addons.statistics.curves import CurveScores, CurveSettings, Grouping, groupings_of
+from fedpriv.addons.statistics.indicators import Block, extent_of, summing
+from fedpriv.addons.statistics.roc import Figure, TwoClasses, together
 from fedpriv.core.errors import InputError
 from fedpriv.data.schema import TableSchema
-from fedpriv.loss.curves import CurveScores, CurveSettings, Grouping, groupings_of
-from fedpriv.loss.indicators import Block, extent_of, summing
 from fedpriv.loss.linear import LogisticRegression
 from fedpriv.loss.models import LinearSettings
 from fedpriv.loss.objective import Query, Records
-from fedpriv.loss.roc import Figure, TwoClasses, together
 from fedpriv.loss.scores import auc, logits_of
 from fedpriv.noise.integers.increments import integer_sum
 from fedpriv.plan.plan import ALLOWANCE

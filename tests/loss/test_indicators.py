@@ -9,7 +9,15 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from fedpriv.loss.indicators import Axis, Block, Cells, Indicators, StatisticsSettings, extent_of, square_root
+from fedpriv.addons.statistics.indicators import (
+    Axis,
+    Block,
+    Cells,
+    Indicators,
+    StatisticsSettings,
+    extent_of,
+    square_root,
+)
 from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.loss.views import PerUnit
 from fedpriv.noise.integers.increments import integer_sum

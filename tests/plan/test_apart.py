@@ -9,10 +9,10 @@ import pytest
 
 import fedpriv
 from fedpriv.accounting.gaussian import APART, factor_of, moved_by
+from fedpriv.addons.statistics.indicators import Indicators
 from fedpriv.claims.entries import entry_of
 from fedpriv.claims.ledger import as_data, from_data, releases_of
 from fedpriv.core.errors import InputError
-from fedpriv.loss.indicators import Indicators
 from fedpriv.plan.plan import plan_of
 from fedpriv.plan.task import task_of_schema
 from fedpriv.scenario.load import resolve_cell

@@ -12,6 +12,8 @@ import torch
 from typer.testing import CliRunner
 
 from fedpriv.accounting.gaussian import mu_of
+from fedpriv.addons.statistics.plan import read_plan
+from fedpriv.addons.statistics.tables import Statistics
 from fedpriv.claims.claim import claim_of, of_each_silo
 from fedpriv.claims.entries import read_ledger
 from fedpriv.claims.ledger import as_data, from_data, releases_of, stream_of
@@ -25,12 +27,10 @@ from fedpriv.plan.task import task_of_cell
 from fedpriv.rounds.integers import IntegerSteps
 from fedpriv.scenario.load import resolve_cell, scenario_of
 from fedpriv.scenario.schema import Cell
-from fedpriv.scenario.statistics import read_plan
 from fedpriv.silo.demo import prepare_silos
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import read_policy
 from fedpriv.study.results import RunFolder
-from fedpriv.study.statistics import Statistics
 from tests.conftest import small_tree
 from tests.data.tables import SCHEMA, rows, write_csv
 from tests.engines.test_engines import run

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from fedpriv.addons.services.processes import free_port
 from fedpriv.core.errors import InputError
-from fedpriv.engines.processes import free_port
 from fedpriv.protocol.metrics import Figure, exposition, metrics_served
 
 FIGURES = [

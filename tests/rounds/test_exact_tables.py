@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from fedpriv.addons.statistics.plan import read_plan
+from fedpriv.addons.statistics.tables import Statistics
 from fedpriv.clients import simulated
 from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.random import integers_key
@@ -19,14 +21,12 @@ from fedpriv.data.partition import secret_order
 from fedpriv.rounds.evaluation import evaluation_integers_key
 from fedpriv.scenario.load import scenario_of
 from fedpriv.scenario.schema import Cell
-from fedpriv.scenario.statistics import read_plan
 from fedpriv.server import grid as patient_grid
 from fedpriv.server.app import deploy_cell
 from fedpriv.server.journal import ServerJournal
 from fedpriv.silo.demo import prepare_silos
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.silo import Silo
-from fedpriv.study.statistics import Statistics
 from tests.data.tables import rows, table_tree, write_csv
 from tests.engines.test_engines import run
 from tests.engines.test_units import persons_tree

@@ -15,12 +15,12 @@ import torch
 from flwr.app import Message
 from torch import Tensor
 
+from fedpriv.addons.services.deployment import write_silos
 from fedpriv.claims.outcome import Finished, RunObserver
 from fedpriv.clients.app import app as client_app
 from fedpriv.clients.simulated import client_app_of
 from fedpriv.core.errors import RunError
 from fedpriv.data.partition import counted
-from fedpriv.engines.deployment import write_silos
 from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.loss.objective import Records
 from fedpriv.plan.task import public_task_of_cell

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from fedpriv.addons.statistics.curves import CurveScores
 from fedpriv.claims.ledger import releases_of
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.data.schema import TableSchema
 from fedpriv.engines.table import engine_named
-from fedpriv.loss.curves import CurveScores
 from fedpriv.loss.scores import SummedScores
 from fedpriv.plan.evaluation import EvaluationPlan, evaluation_plan_of
 from fedpriv.plan.plan import apart_of

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedpriv.addons.services.processes import script
 from fedpriv.core import limits
 from fedpriv.core.errors import InputError
 from fedpriv.core.limits import MIB, limit_of, mebibytes, with_room
-from fedpriv.engines.processes import script
 from fedpriv.protocol.messages import Refusal
 from tests.attacks.guards import Socket, guard_for, random_records, scenario, zeros
 from tests.silo.guarded import guard_of, write_silo

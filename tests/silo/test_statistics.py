@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedpriv.addons.statistics.plan import read_plan
+from fedpriv.addons.statistics.tables import Statistics
 from fedpriv.claims.ledger import releases_of
 from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError, RunError
@@ -18,13 +20,11 @@ from fedpriv.noise.integers.increments import integers
 from fedpriv.plan.plan import ALLOWANCE, plan_of
 from fedpriv.plan.task import task_of_schema
 from fedpriv.scenario.load import resolve_cell
-from fedpriv.scenario.statistics import read_plan
 from fedpriv.silo.demo import policy_text
 from fedpriv.silo.guard import Guard, open_guard
 from fedpriv.silo.guards import begin_ledgers
 from fedpriv.silo.policy import read_policy
 from fedpriv.silo.silo import Silo
-from fedpriv.study.statistics import Statistics
 from tests.data.tables import SCHEMA, rows, write_csv
 
 FILLED = {

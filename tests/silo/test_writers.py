@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from fedpriv.addons.services.deployment import write_silos
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.engines.deployment import write_silos
 from fedpriv.scenario.load import resolve_cell, scenario_of
 from fedpriv.silo.demo import prepare_silos
 from fedpriv.silo.guard import open_guard

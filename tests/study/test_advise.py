@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedpriv as package
+from fedpriv.addons.begin.advise import CLIP, REASONS, Advice, Facts, advice_of, advise
 from fedpriv.claims.claim import claim_of
 from fedpriv.claims.ledger import releases_of
 from fedpriv.core.errors import InputError
 from fedpriv.plan.plan import plan_of
 from fedpriv.plan.task import DTYPES
 from fedpriv.scenario.load import resolve_cell, scenario_of
-from fedpriv.study.advise import CLIP, REASONS, Advice, Facts, advice_of, advise
 from tests.cli.command import fedpriv, refusal
 
 TRUSTS = ("untrusted", "trusted", "secure-aggregation")

@@ -11,20 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 import fedpriv
-from fedpriv.cli.app import app
-from fedpriv.core.errors import InputError
-from fedpriv.data.own import Dataset, Sites
-from fedpriv.data.partition import counted
-from fedpriv.data.splits import resplit, spared
-from fedpriv.scenario.load import resolve_cell
-from fedpriv.show.gains import gain_chart
-from fedpriv.show.plots import save_chart
-from fedpriv.show.svg import svg
-from fedpriv.show.table import render
-from fedpriv.study import alone as fits
-from fedpriv.study import joining as joined
-from fedpriv.study.alone import PULLS, Pull, personal
-from fedpriv.study.break_even import (
+from fedpriv.addons.worth import joining as joined
+from fedpriv.addons.worth import local_models as fits
+from fedpriv.addons.worth.break_even import (
     better_by_chance,
     break_even,
     crossing,
@@ -32,10 +21,21 @@ from fedpriv.study.break_even import (
     estimate,
     verdict,
 )
-from fedpriv.study.joining import Question, joining
-from fedpriv.study.references import alone_of, folder_of, key_of, known_references
+from fedpriv.addons.worth.gains import gain_chart
+from fedpriv.addons.worth.joining import Question, joining
+from fedpriv.addons.worth.local_models import PULLS, Pull, personal
+from fedpriv.addons.worth.references import alone_of, folder_of, key_of, known_references
+from fedpriv.addons.worth.worth import gains_of, held_of, linear_objective, references
+from fedpriv.cli.app import app
+from fedpriv.core.errors import InputError
+from fedpriv.data.own import Dataset, Sites
+from fedpriv.data.partition import counted
+from fedpriv.data.splits import resplit, spared
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.show.plots import save_chart
+from fedpriv.show.svg import svg
+from fedpriv.show.table import render
 from fedpriv.study.results import read_claims
-from fedpriv.study.worth import gains_of, held_of, linear_objective, references
 from tests.study.test_worth import added, cell_on, own_cache, two_classes
 
 __all__ = ["own_cache"]

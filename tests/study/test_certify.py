@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import fedpriv
+from fedpriv.addons.certificate.certify import COORDINATOR, SAYS, about, verified
 from fedpriv.core.errors import FedprivError, InputError, RunError
 from fedpriv.core.signed import made_key, public_line, read_spelled, sha256, signature, signers_of, spelled
-from fedpriv.study.certify import COORDINATOR, SAYS, about, verified
 from tests.attacks.deployment import Deployment, deployment, fixed_order
 from tests.cli.command import FEDPRIV
 from tests.cli.command import fedpriv as command

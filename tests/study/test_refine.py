@@ -11,9 +11,9 @@ import torch
 from typer.testing import CliRunner
 
 import fedpriv
+from fedpriv.addons.worth import local_models as fits
+from fedpriv.addons.worth.worth import held_of, linear_objective
 from fedpriv.cli.app import app
-from fedpriv.study import alone as fits
-from fedpriv.study.worth import held_of, linear_objective
 from tests.study.test_worth import added, cell_on, own_cache, two_classes
 
 __all__ = ["own_cache"]

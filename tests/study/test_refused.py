@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from fedpriv.accounting.selection import NegativeBinomial
+from fedpriv.addons.tune import tune as search
+from fedpriv.addons.tune.grids import HeldOut, Row, check_grid, held_out_of, settings_of, trial
+from fedpriv.addons.tune.tune import check_promise, tuned_privately
 from fedpriv.claims.ledger import releases_of
 from fedpriv.claims.outcome import finished_after
 from fedpriv.core.errors import InputError
 from fedpriv.plan.plan import plan_of
 from fedpriv.plan.task import spread, task_of_cell
 from fedpriv.scenario.load import load_scenario, resolve_cell
-from fedpriv.study import tune as search
-from fedpriv.study.grids import HeldOut, Row, check_grid, held_out_of, settings_of, trial
-from fedpriv.study.tune import check_promise, tuned_privately
 from tests.cli.command import fedpriv, refusal
 from tests.conftest import small_tree
 from tests.data.tables import rows, table_tree, write_csv

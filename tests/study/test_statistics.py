@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fedpriv.addons.statistics.indicators import PRESENT, Cells, extent_of, square_root, summing
+from fedpriv.addons.statistics.plan import Asked, read_plan
+from fedpriv.addons.statistics.tables import TRUSTS, Statistics, TableResult, result_of
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import InputError
 from fedpriv.data.schema import TableSchema
 from fedpriv.engines.table import engine_named
-from fedpriv.loss.indicators import PRESENT, Cells, extent_of, square_root, summing
-from fedpriv.scenario.statistics import Asked, read_plan
-from fedpriv.study.statistics import TRUSTS, Statistics, TableResult, result_of
 from tests.data.tables import SCHEMA, rows, write_csv
 from tests.silo.test_statistics import FILLED, TABLES
 

@@ -11,15 +11,8 @@ import numpy as np
 import pytest
 
 from fedpriv.accounting.selection import NegativeBinomial, Poisson, Selection
-from fedpriv.claims.outcome import Finished
-from fedpriv.cli.options import TuneRequest
-from fedpriv.cli.tune import with_file
-from fedpriv.core.errors import InputError
-from fedpriv.plan.task import spread, task_of_cell
-from fedpriv.scenario.load import load_scenario, resolve_cell
-from fedpriv.show.statement import statements
-from fedpriv.show.summary import choice_of_settings
-from fedpriv.study.grids import (
+from fedpriv.addons.tune.command import with_file
+from fedpriv.addons.tune.grids import (
     chosen_settings,
     grid_around,
     held_out_of,
@@ -28,8 +21,15 @@ from fedpriv.study.grids import (
     settings_of,
     trial,
 )
+from fedpriv.addons.tune.options import TuneRequest
+from fedpriv.addons.tune.tune import noisy_score
+from fedpriv.claims.outcome import Finished
+from fedpriv.core.errors import InputError
+from fedpriv.plan.task import spread, task_of_cell
+from fedpriv.scenario.load import load_scenario, resolve_cell
+from fedpriv.show.statement import statements
+from fedpriv.show.summary import choice_of_settings
 from fedpriv.study.results import read_results
-from fedpriv.study.tune import noisy_score
 from tests.cli import command
 from tests.cli.command import refusal
 from tests.conftest import small_tree
@@ -323,7 +323,7 @@ def test_what_cannot_be_tuned_is_refused_in_one_line(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text(SCENARIO)
-    monkeypatch.setattr("fedpriv.cli.tune.Progress", _Quiet)
+    monkeypatch.setattr("fedpriv.addons.tune.command.Progress", _Quiet)
     line = refusal(["tune", "mine.toml", *words])
     assert all(part in line for part in parts), line
     assert not (tmp_path / "runs" / "mine-tuned" / "scenario.toml").exists()

@@ -12,18 +12,18 @@ import torch
 from typer.testing import CliRunner
 
 import fedpriv
+from fedpriv.addons.worth import local_models as fits
+from fedpriv.addons.worth import worth
+from fedpriv.addons.worth.hazards import LinearHazards
+from fedpriv.addons.worth.local_models import PENALTIES, Held, folds_of
+from fedpriv.addons.worth.references import MOST_SILOS, Alone, References, spread
+from fedpriv.addons.worth.worth import gains_of, held_of, linear_objective, references
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError
 from fedpriv.loss.objective import Records
-from fedpriv.loss.survival import LinearHazards
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
-from fedpriv.study import alone as fits
-from fedpriv.study import worth
-from fedpriv.study.alone import PENALTIES, Held, folds_of
-from fedpriv.study.references import MOST_SILOS, Alone, References, spread
 from fedpriv.study.results import read_claims
-from fedpriv.study.worth import gains_of, held_of, linear_objective, references
 from tests.loss.test_survival import tree_of as hazards
 
 DIMENSION = 20

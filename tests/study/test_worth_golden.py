@@ -12,15 +12,15 @@ import torch
 import fedpriv
 from fedpriv.accounting.gaussian import epsilon_of
 from fedpriv.accounting.renyi import mu_of_zcdp
+from fedpriv.addons.worth import local_models as fits
+from fedpriv.addons.worth import references as kept
+from fedpriv.addons.worth.break_even import break_even, estimate, verdict
+from fedpriv.addons.worth.joining import Question, joining
+from fedpriv.addons.worth.worth import Bench, bench_of, gains_of, held_of, linear_objective, pooled, references
 from fedpriv.core.files import scenario_file
 from fedpriv.data.fetch import default_root
 from fedpriv.loss.objective import Records
 from fedpriv.scenario.load import load_scenario, resolve_cell
-from fedpriv.study import alone as fits
-from fedpriv.study import references as kept
-from fedpriv.study.break_even import break_even, estimate, verdict
-from fedpriv.study.joining import Question, joining
-from fedpriv.study.worth import Bench, bench_of, gains_of, held_of, linear_objective, pooled, references
 from tests.study.test_break_even import federation_of, flipped, written
 from tests.study.test_worth import own_cache
 

@@ -10,17 +10,26 @@ import pytest
 from typer.testing import CliRunner
 
 import fedpriv
+from fedpriv.addons.worth import local_models as fits
+from fedpriv.addons.worth.break_even import break_even, error_words, verdict
+from fedpriv.addons.worth.command import _budgets, _verdict
+from fedpriv.addons.worth.gains import gain_chart
+from fedpriv.addons.worth.joining import Question, joining
+from fedpriv.addons.worth.joining_command import print_joining
+from fedpriv.addons.worth.worth import (
+    Gains,
+    Row,
+    bench_of,
+    gains_of,
+    held_of,
+    linear_objective,
+    pooled,
+    references,
+)
 from fedpriv.cli.app import app
-from fedpriv.cli.joining import print_joining
-from fedpriv.cli.worth import _budgets, _verdict
 from fedpriv.data.schema import TableSchema
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.show.charts import Chart
-from fedpriv.show.gains import gain_chart
-from fedpriv.study import alone as fits
-from fedpriv.study.break_even import break_even, error_words, verdict
-from fedpriv.study.joining import Question, joining
-from fedpriv.study.worth import Gains, Row, bench_of, gains_of, held_of, linear_objective, pooled, references
 from tests.study.test_break_even import federation_of, flipped, written
 from tests.study.test_worth import added, cell_on, own_cache
 

@@ -15,7 +15,7 @@ of an integer simulation and an audit all come through it, and compute the same 
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.loss.alone import LEAST_BITS, each_alone, own, scores_of, sum_in_order, weight_bits
-from fedpriv.loss.indicators import Indicators
-from fedpriv.loss.objective import Batch, Objective, Outer, Query, Records, fast_paths
+from fedpriv.loss.objective import ADDED_WHOLE, Batch, Objective, Outer, Query, Records, fast_paths
 from fedpriv.noise.integers.fixed_point import Ints
 
 Floats = NDArray[np.float64]
@@ -275,15 +274,16 @@ def integer_sum(
     whatever bits the points have and whatever the objective computes or raises for a record; its integers depend
     on its own content, its row index and public values alone, whoever else is read.  Increments that are outer
     products have the same bits on every processor (`linear_sum`); counts are added cell by cell
-    (`Indicators.whole`); others are computed for one record after another, each in a batch of one.
+    (`ADDED_WHOLE`); others are computed for one record after another, each in a batch of one.
     """
     if records is None:
         return np.zeros(objective.dimension, np.int64)
     # torch's own memory is aligned, and products may round by that
     asked = query._replace(points=[own(point) for point in query.points])
     there = np.ones(len(records.labels), np.bool_) if counts is None else counts
-    if type(objective) is Indicators and np.isfinite(whole := sum(query.coefficients) * factor):
-        return objective.whole(records.features.double().numpy(), there, norm, whole)
+    if type(objective) in ADDED_WHOLE and np.isfinite(whole := sum(query.coefficients) * factor):
+        whole_sum: Ints = cast(Any, objective).whole(records.features.double().numpy(), there, norm, whole)
+        return whole_sum
     outer = fast_paths(objective).outer
 
     def of_one(features: Tensor, label: Tensor, row: Tensor) -> Tensor:

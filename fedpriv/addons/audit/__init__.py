@@ -1,0 +1,6 @@
+"""Attempts to refute a claim, by canaries, hostile queries and guards.
+
+`audit` runs the families of tests of a cell, and returns an `Audit`.
+
+Imports: the core, and `statistics`.
+"""

@@ -1,0 +1,252 @@
+"""Attacks on the bits of noisy integers, and by hostile queries: do they tell more than the noise's law?
+
+On integers everything but one record is known, so that for each world (the record is there, or not) an attacker
+can compute what the noise would be: z = y - (C s).  For the right world it is noise, for the wrong one something
+else:
+
+* the lattice of a generator, in the manner of Mironov 2012: Box & Muller's transform takes the radius of two
+  values from one integer n of few bits, r = √(-2 ln((n + ½) 2^-w)), so that k = 2^w exp(-r²/2) - ½ is close to a
+  whole number, where k is small enough for its type to show it;
+* residues: a discrete Gaussian is uniform modulo numbers far below its size, and a sum that is rounded after its
+  noise, or noise of few digits, is not;
+* the public seed: whether the noise is the one that a simulation of the scenario would draw.
+
+"On significance of the least significant bits for differential privacy", CCS 2012, did the first to Laplace noise.
+
+A server may send any finite vector.  Where a query drives the arithmetic out of its range for some records and not
+for others, the reply is not finite, or none, or far too long for those: one look is enough, whatever the noise is.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedpriv.addons.audit.canaries import FAR, auditable, nothing, objective_for, units_of
+from fedpriv.addons.audit.guards import Restartable
+from fedpriv.addons.audit.statistics import Scores, bound_at, noise_factor
+from fedpriv.addons.audit.transcripts import broadcasts, folder_of_silos, masked_sums, replies, zeros
+from fedpriv.core.errors import RunError
+from fedpriv.core.random import SERVER, integers_key, public_generator
+from fedpriv.loss.objective import Objective
+from fedpriv.noise.integers.fixed_point import Ints
+from fedpriv.noise.integers.plan import ExactPlan
+from fedpriv.noise.trust import TRUSTED
+from fedpriv.plan.plan import Plan, plan_of
+from fedpriv.rounds.integers import IntegerSteps
+from fedpriv.scenario.schema import Cell
+from fedpriv.silo.shard import Shard
+from fedpriv.silo.silo import Silo
+
+TRIALS = 32
+"""Of integers, and of every kind of query."""
+
+WIDTHS = (31, 23, 15)
+"""Bits of a radius that are tried."""
+MODULI = (8, 16, 24, 32)
+"""Powers of 2 of the residues that are tried."""
+TESTS = (
+    *(f"the lattice of {width}-bit radii" for width in WIDTHS),
+    *(f"residues modulo 2^{bits}" for bits in MODULI),
+    "noise of the public seed",
+)
+_ROUNDS = 4
+_FEATURES = 2**17 - 1  # and a bias: with two classes as many values as blocks of bits have, whatever their type
+_SMALL = 4e4
+"""k up to which float32 shows it: rounding moves k by about k r² 2^-23."""
+_RESIDUES = 2**14
+"""Values of a round whose residues are looked at: where they tell anything, few do."""
+_ALIKE = 2.0**-12
+"""Of the noise: values this near to the guess are the guess, but for the type they were sent in."""
+
+
+def integers_cell(cell: Cell, mu: float) -> Cell:
+    """The cell as this attack needs it: one record a batch, few rounds, a long vector."""
+    return auditable(cell, mu, min(_ROUNDS, cell.schedule.rounds), min(2, cell.federation.silos), 1)
+
+
+def integers_attack(cell: Cell, seed: int) -> tuple[bool, Scores]:
+    """One run with a record that is there or not: whether it is, and how much each test says so; (tests,)."""
+    objective = objective_for(cell, _FEATURES)
+    plan = plan_of(cell, objective, released=True)
+    present = bool(public_generator(seed, "audit integers").random() < 0.5)
+    idle = [nothing(plan.schedule.batches_held, _FEATURES)] * (len(plan.weights) - 1)
+    records = {world: _record(cell, plan, there=world) for world in (False, True)}
+    with folder_of_silos(cell, plan, [records[present], *idle]) as (folder, silos):
+        if plan.trust.draws(SERVER):
+            noisy = _integers(plan, plan.exact, broadcasts(plan, folder, silos, zeros(plan)))
+        elif plan.masked:
+            noisy = masked_sums(plan, silos, zeros(plan)).astype(np.float64)
+        else:
+            noisy = _integers(plan, plan.exact, replies(silos[0], zeros(plan)))
+    others = []
+    if plan.trust.releases(SERVER):
+        others = [_sums(cell, plan, shard, number) for number, shard in enumerate(idle, start=1)]
+    without, there = (
+        _fits(cell, plan, plan.exact, noisy, [_sums(cell, plan, records[world], 0), *others])
+        for world in (False, True)
+    )
+    return present, there - without
+
+
+def integers_bound(present: Sequence[bool], scores: Sequence[Scores], failure: float) -> tuple[float, str]:
+    """The largest lower bound on μ that the trials give, and by which test."""
+    coins, found = np.array(present), (0.0, "none")
+    for place, test in enumerate(TESTS):
+        found = max(found, (bound_at(0.0, np.array(scores)[:, place], coins, failure / len(TESTS)), test))
+    return found
+
+
+def _record(cell: Cell, plan: Plan, *, there: bool) -> Shard:
+    """The record that is looked for, in a world, among records of zeros."""
+    shard = nothing(plan.schedule.batches_held, _FEATURES)
+    if there or cell.privacy.relation == "replace-one":
+        shard.images[0] = FAR / _FEATURES**0.5
+    shard.labels[0] = not there
+    return shard
+
+
+def _integers(plan: Plan, exact: ExactPlan, releases: Sequence[torch.Tensor]) -> NDArray[np.float64]:
+    """y, (T, d), as far as the type that it was sent in shows it."""
+    rows = np.stack([vector.double().numpy() for vector in releases])
+    records = sum(plan.batch_sizes) if plan.trust.draws(SERVER) else plan.batch_sizes[0]
+    return np.asarray(np.linalg.inv(noise_factor(plan)) @ rows * (records / exact.lattice.unit))
+
+
+def _sums(cell: Cell, plan: Plan, shard: Shard, number: int) -> list[Ints]:
+    """A silo's integer sums of every round, by its own code: what it would send a trusted server."""
+    records, sending = units_of(shard, cell), dataclasses.replace(plan, trust=TRUSTED)
+    silo = Silo.of(number, sending, records, bytes(32), b"")
+    state, sums = silo.start(), []
+    for t, query in enumerate(zeros(plan), start=1):
+        release, state = silo.answer(state, t, query)
+        sums.append(release.vector.numpy())
+    return sums
+
+
+def _fits(
+    cell: Cell, plan: Plan, exact: ExactPlan, noisy: NDArray[np.float64], sums: Sequence[Sequence[Ints]]
+) -> Scores:
+    """Score how well what is left of y without the sums of a world, `sums[silo][t - 1]`, fits each test."""
+    strategy, passed = exact.run.factored.strategy, []
+    state = strategy.start()
+    for t, of_round in enumerate(zip(*sums, strict=True), start=1):
+        out, state = strategy.step(state, t, _total(of_round))
+        passed.append(out)
+    fresh = noisy - np.array(passed)
+    size = exact.claim_of(0).sigma * (exact.run.owners**0.5)
+    guess = _of_the_seed(cell, plan, [own[0] for own in sums])
+    alike = float((np.abs(noisy[0] - guess) <= _ALIKE * size).mean())
+    few = fresh[:, :_RESIDUES]
+    residues = [float(np.cos(2.0 * np.pi * np.mod(few, 2.0**bits) / 2.0**bits).sum()) for bits in MODULI]
+    return np.array([*_radii(fresh / size), *residues, alike])
+
+
+def _of_the_seed(cell: Cell, plan: Plan, sums: Sequence[Ints]) -> Scores:
+    """y of round 1, (d,), with the noise that a simulation of the scenario draws, for everybody's sums."""
+    step, query = IntegerSteps(plan, integers_key(cell.seed)), zeros(plan)[0]
+    of_owners = {SERVER: _total(sums)} if plan.trust.draws(SERVER) else dict(enumerate(sums))
+    drawn = [
+        step.noisy(step.start(owner), 1, torch.from_numpy(own), owner, query)[0].numpy()
+        for owner, own in of_owners.items()
+    ]
+    return _total(drawn).astype(np.float64)
+
+
+def _total(vectors: Sequence[Ints]) -> Ints:
+    total: Ints = np.sum(vectors, axis=0)
+    return total
+
+
+def _radii(fresh: NDArray[np.float64]) -> list[float]:
+    """Σ cos 2πk of what would be the fresh vectors (T, d), for each width."""
+    half = fresh.shape[1] // 2
+    squares = fresh[:, :half] ** 2 + fresh[:, half:] ** 2
+    fits = []
+    for width in WIDTHS:
+        far = squares[squares > 2.0 * (width * np.log(2.0) - np.log(_SMALL))]
+        fits.append(float(np.cos(2.0 * np.pi * (2.0**width * np.exp(-far / 2.0) - 0.5)).sum()))
+    return fits
+
+
+KINDS = ("overflowing logits", "large weights", "denormal weights", "cancelling points")
+_HOSTILE_ROUNDS = 3
+_HOSTILE_FEATURES = 2
+_HOSTILE_TESTS = ("no finite reply to", "too long a reply to")
+
+
+def hostile_cell(cell: Cell, mu: float) -> Cell | None:
+    """The cell as this attack needs it; None where silos answer to a server that they trust."""
+    if cell.algorithm.trust_setting.draws(SERVER):
+        return None
+    return auditable(cell, mu, min(_HOSTILE_ROUNDS, cell.schedule.rounds), min(2, cell.federation.silos), 1)
+
+
+def hostile_attack(cell: Cell, kind: str, seed: int) -> tuple[bool, Scores]:
+    """A run of one kind of query: whether its record is bright, and what came back, one number a test; (2,)."""
+    objective = objective_for(cell, _HOSTILE_FEATURES)
+    plan = plan_of(cell, objective, released=True)
+    bright = bool(public_generator(seed, "audit hostile", kind).random() < 0.5)
+    record = nothing(plan.schedule.batches_held, _HOSTILE_FEATURES)
+    record.images[0] = FAR / _HOSTILE_FEATURES**0.5 if bright else 0.0
+    idle = [nothing(plan.schedule.batches_held, _HOSTILE_FEATURES)] * (len(plan.weights) - 1)
+    with folder_of_silos(cell, plan, [record, *idle]) as (_, silos):
+        keys = b"".join(silo.public_key("run") for silo in silos) if plan.masked else b""
+        queries = _queries(kind, objective, plan.schedule.rounds)
+        replies = [_reply(silos[0], t, query, keys) for t, query in enumerate(queries, start=1)]
+    silent = [reply is None or not torch.isfinite(reply.double()).all() for reply in replies]
+    return bright, np.array([float(any(silent)), max(_length(plan, reply) for reply in replies)])
+
+
+def hostile_bound(trials: Mapping[str, list[tuple[bool, Scores]]], failure: float) -> tuple[float, str]:
+    """The largest lower bound on μ that the trials of all kinds give, and by which test."""
+    found, share = (0.0, "none"), failure / (len(trials) * len(_HOSTILE_TESTS))
+    for kind, outcomes in trials.items():
+        coins = np.array([bright for bright, _ in outcomes])
+        for place, test in enumerate(_HOSTILE_TESTS):
+            scores = np.array([seen[place] for _, seen in outcomes])
+            found = max(found, (bound_at(0.5, scores, coins, share), f"{test} a query with {kind}"))
+    return found
+
+
+def driving(plan: Plan) -> list[Tensor]:
+    """One query a round, of all kinds in turn: what canaries are looked at under."""
+    rounds = plan.schedule.rounds
+    kinds = [_queries(kind, plan.objective, rounds) for kind in KINDS]
+    return [kinds[t % len(kinds)][t] for t in range(rounds)]
+
+
+def _queries(kind: str, objective: Objective, rounds: int) -> list[Tensor]:
+    """One query a round."""
+    pattern = torch.zeros_like(objective.initial())
+    pattern.view(2, -1)[0, :-1], pattern.view(2, -1)[1, :-1] = 1.0, -1.0
+    largest = torch.finfo(pattern.dtype)
+    match kind:
+        case "overflowing logits":
+            return [largest.max / (2 * pattern.numel()) * pattern] * rounds  # sums of its values do not overflow
+        case "large weights":
+            return [2.0**39 * pattern] * rounds
+        case "denormal weights":
+            return [largest.smallest_normal * 2.0**-20 * pattern] * rounds
+        case _:
+            return [(-1.0) ** t * (1.0 + 1e-6 * t) * 2.0**39 * pattern for t in range(rounds)]
+
+
+def _reply(silo: Restartable, t: int, query: Tensor, keys: bytes) -> Tensor | None:
+    try:
+        return silo.answer("run", t, query, keys)
+    except RunError:
+        return None
+
+
+def _length(plan: Plan, reply: Tensor | None) -> float:
+    """1 if a reply is longer than clipped records and six times the noise account for, else 0."""
+    if reply is None or plan.masked:  # masked words have no length
+        return 0.0
+    rounds = range(1, plan.schedule.rounds + 1)
+    accounted = sum(plan.estimator.round(t).largest for t in rounds)
+    noise = float(plan.noise.std_of(0)) * float(np.sqrt(len(reply) * len(rounds)))
+    return float(float(torch.linalg.vector_norm(reply.double())) > accounted + 6.0 * noise)

@@ -1,0 +1,241 @@
+"""`fedpriv audit`: does the code leak more than it claims?
+
+The code that a deployment runs (guards with their ledgers, the server with its journal) is asked about canaries in
+the scenario's own arithmetic, and fixed families of tests try to tell the worlds apart:
+
+* canaries in the worst case of the clip and the relation (`transcripts`, `statistics`), in the rounds, in a first
+  step, in evaluations, and in all of them together,
+* the same canaries where hostile queries drive the arithmetic (`attacks.driving`),
+* the same where a machine is put back to before a round, and asked another query there (`transcripts`),
+* the bits of the noisy integers, and of the floats that leave (`attacks`),
+* whether replies to hostile queries come, and are finite (`attacks`),
+
+and the order in which records are read is compared with the definition of a single pass.  The largest lower bound
+on μ, corrected for the size of the families (Bonferroni), must stay under the claim.
+"""
+
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from fedpriv.accounting.gaussian import epsilon_of
+from fedpriv.addons.audit import secret
+from fedpriv.addons.audit.canaries import objective_for, rows_read
+from fedpriv.addons.audit.counts import A_RELEASE, COUNTS, found_of, small_cell
+from fedpriv.addons.audit.families import (
+    CANARIES,
+    FAMILIES,
+    Found,
+    Progress,
+    Steps,
+    canaries,
+    evaluations_of,
+    parts_of,
+    seed_of,
+    tried,
+)
+from fedpriv.addons.audit.statistics import ClaimedCurve
+from fedpriv.addons.audit.transcripts import check_clients
+from fedpriv.addons.statistics.indicators import STATISTICS
+from fedpriv.core.errors import InputError
+from fedpriv.core.replicates import one_thread
+from fedpriv.noise.trust import CLIENT, RECORD
+from fedpriv.plan.plan import plan_of
+from fedpriv.scenario.schema import Cell
+
+LEAST_TRIALS = 2 * CANARIES
+SMALLEST_MU, LARGEST_MU = 1e-3, 100.0  # beyond, no number of trials that can be run says anything
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The outcome: `mu` is exceeded by what the code leaks, but for a probability of 1 - confidence.
+
+    Both are of the family that comes nearest to its claim, or exceeds it most: `families` has the bound of each
+    that was tried, `claims` what each is about (parts of a run have claims of their own).  `sees` says, by
+    family, which share of the noise it would notice: noise of that share of its size, or less, is refuted with
+    probability 95 % or more, and a smaller loss of noise could be missed.  Where rounds are secret it has no share
+    of theirs, and the claim is a curve: `claimed_mu` is what it allows at the rate `alarms` of false alarms, where
+    `mu` was shown.
+    `pool` says that units are clients, whose pool is simulated only: the server alone is a deployment's.
+    """
+
+    claimed_mu: float
+    mu: float
+    epsilon: float
+    claimed_epsilon: float
+    delta: float
+    statistic: str
+    families: Mapping[str, float]
+    claims: Mapping[str, float]
+    sees: Mapping[str, float]
+    confidence: float
+    trials: int
+    rounds: int
+    silos: int
+    trust: str
+    relation: str
+    unit: str
+    dtype: str
+    seconds: float
+    alarms: float | None = None
+    pool: bool = False
+
+    @property
+    def stands(self) -> bool:
+        return self.mu <= self.claimed_mu
+
+
+def audit(
+    cell: Cell,
+    claimed_mu: float = 1.0,
+    trials: int = 16_384,
+    confidence: float = 0.99,
+    seed: int = 0,
+    progress: Progress = lambda _: None,
+    families: Collection[str] = tuple(FAMILIES),
+) -> Audit:
+    """Audit a cell's code path, recalibrated to `claimed_mu` and cut to a few rounds and silos by the same code.
+
+    About `trials` canaries are tried, a quarter of them in the round where they weigh most.  InputError for a cell
+    without noise or options out of range; AuditRefutedError if records are not read as the claim presumes.
+    Coins are `seed`'s; noise is keyed by the operating system, as in every deployment.
+    `families` are those to try.
+
+    Guarantee: code that keeps its claim is refuted with probability at most 1 - confidence.
+    """
+    _check(cell, claimed_mu, trials, confidence, seed)
+    started = time.perf_counter()
+    if cell.schedule.secret:
+        with one_thread(), torch.inference_mode():
+            return _secret(cell, claimed_mu, trials, confidence, seed, progress, started)
+    if cell.model.name == STATISTICS:
+        with one_thread(), torch.inference_mode():
+            return _counted(cell, claimed_mu, trials, confidence, seed, progress, started)
+    runs = -(-trials // CANARIES)
+    parts = parts_of(cell, claimed_mu, runs, seed)
+    with one_thread(), torch.inference_mode():
+        found = tried(parts, 1.0 - confidence, families, progress)
+    bound = _bound_of(_worst(found), cell.privacy.delta)
+    return _outcome(cell, parts["rounds"].small, bound, found, confidence, runs * CANARIES, started)
+
+
+class _Bound(NamedTuple):
+    """The first fields of an outcome: the bound that is the largest part of its claim."""
+
+    claimed_mu: float
+    mu: float
+    epsilon: float
+    claimed_epsilon: float
+    statistic: str
+    alarms: float | None = None
+
+
+def _bound_of(worst: Found, delta: float) -> _Bound:
+    epsilon = epsilon_of(worst.mu, delta) if worst.mu else 0.0
+    return _Bound(worst.claimed, worst.mu, epsilon, epsilon_of(worst.claimed, delta), worst.test)
+
+
+def _outcome(
+    cell: Cell,
+    small: Cell,
+    bound: _Bound,
+    found: Mapping[str, Found],
+    confidence: float,
+    trials: int,
+    started: float,
+) -> Audit:
+    return Audit(
+        **bound._asdict(),
+        delta=cell.privacy.delta,
+        families={family: each.mu for family, each in found.items()},
+        claims={family: each.claimed for family, each in found.items()},
+        sees={family: each.sees for family, each in found.items() if each.sees is not None},
+        confidence=confidence,
+        trials=trials,
+        rounds=small.schedule.rounds,
+        silos=small.federation.silos,
+        trust=cell.algorithm.trust,
+        relation=cell.privacy.relation,
+        unit=cell.privacy.protected.words,
+        dtype=cell.run.dtype,
+        seconds=time.perf_counter() - started,
+        pool=cell.federation.clients is not None,
+    )
+
+
+def _worst(found: Mapping[str, Found]) -> Found:
+    """The bound that is the largest part of its claim."""
+    return max(found.values(), key=lambda each: each.mu / each.claimed)
+
+
+def _check(cell: Cell, claimed_mu: float, trials: int, confidence: float, seed: int) -> None:
+    if cell.privacy.target is None:
+        raise InputError('privacy.mode = "none": a run without noise claims nothing that could be audited')
+    if trials < LEAST_TRIALS or not 0.5 <= confidence < 1.0 or not SMALLEST_MU <= claimed_mu <= LARGEST_MU:
+        raise InputError(
+            f"trials = {trials}, confidence = {confidence}, mu = {claimed_mu}: expected at least {LEAST_TRIALS} "
+            f"trials, a confidence in [0.5, 1) and a mu in [{SMALLEST_MU:g}, {LARGEST_MU:g}]"
+        )
+    if cell.algorithm.row.model is not None:
+        raise InputError(
+            f"algorithm.name = {cell.algorithm.name!r}: canaries are gradients, and its records answer with more; "
+            "audit a copy with 'dp-sgd', whose clip, noise and guards are the same"
+        )
+    if cell.model.name == STATISTICS and cell.privacy.unit != RECORD.name:
+        raise InputError(
+            f'privacy.unit = "{cell.privacy.unit}": canaries of statistics are records; audit a plan of records'
+        )
+    if cell.privacy.unit == CLIENT.name:
+        check_clients(cell)
+    if cell.algorithm.trust == "curator":
+        raise InputError('algorithm.trust = "curator": the audit is of what a deployment runs, and none runs this')
+    if not cell.schedule.secret:
+        rows_read(cell)
+    if seed < 0:
+        raise InputError(f"seed = {seed}: expected a whole number of at least 0")
+
+
+def _counted(
+    cell: Cell, mu: float, trials: int, confidence: float, seed: int, progress: Progress, started: float
+) -> Audit:
+    """Statistics: releases of the plan's own tables, in which the canary is in one of two cells of each."""
+    releases = -(-trials // A_RELEASE)
+    found = {COUNTS: found_of(cell, mu, releases, 1.0 - confidence, seed, Steps(progress, releases))}
+    bound = _bound_of(found[COUNTS], cell.privacy.delta)
+    return _outcome(cell, small_cell(cell, mu), bound, found, confidence, releases, started)
+
+
+def _secret(
+    cell: Cell, mu: float, trials: int, confidence: float, seed: int, progress: Progress, started: float
+) -> Audit:
+    """Secret rounds against the curve that is claimed for them: canaries, and a canary in known company."""
+    small, few = secret.canary_cell(cell, mu), secret.company_cell(cell, mu)
+    plan, alone = (plan_of(each, objective_for(each, 1), released=True) for each in (small, few))
+    runs, companies = -(-trials // secret.CANARIES), trials // secret.COMPANIES
+    steps = Steps(progress, runs + companies / secret.COMPANIES_A_STEP)
+    gathered = []
+    for number in range(runs):
+        gathered.append(secret.canaries(small, seed_of(seed, number)))
+        steps()
+    seen = secret.Seen(*(np.concatenate(columns) for columns in zip(*gathered, strict=True)))
+    beside = secret.company(few, companies, seed, steps)
+    tests, failure = evaluations_of(cell, mu, -(-trials // CANARIES), seed), 1.0 - confidence
+    of_tests = canaries(tests, failure / 5.0, steps) if tests else {}
+    failure, curve = failure * (0.4 if tests else 0.5), ClaimedCurve(secret.guarantee_of(plan))
+    shown = {
+        "canaries": secret.canaries_shown(small, plan, seen, curve, failure),
+        "company": secret.company_shown(alone, beside, ClaimedCurve(secret.guarantee_of(alone)), failure),
+    }
+    best, delta = max(shown.values(), key=lambda each: each.excess), cell.privacy.delta
+    bound = _Bound(
+        best.allowed, max(0.0, best.mu), best.epsilon(delta), epsilon_of(mu, delta), best.test, best.alarms
+    )
+    if bound.mu <= bound.claimed_mu and of_tests and (worst := _worst(of_tests)).mu > worst.claimed:
+        bound = _bound_of(worst, delta)
+    found = {family: Found(max(0.0, each.mu), each.test, each.allowed) for family, each in shown.items()}
+    return _outcome(cell, small, bound, found | of_tests, confidence, len(seen.present) + companies, started)

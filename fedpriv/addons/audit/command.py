@@ -1,0 +1,112 @@
+"""`fedpriv audit`: run it, show it, exit 0 if the claim stands and 3 if it is refuted."""
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+from rich.console import Console
+from rich.progress import Progress
+
+from fedpriv.addons.audit.audit import Audit, audit
+from fedpriv.addons.audit.families import AuditRefutedError
+from fedpriv.addons.audit.options import AuditRequest
+from fedpriv.cli.shown import say
+from fedpriv.core.addons import all_added
+from fedpriv.core.errors import InputError
+from fedpriv.core.extensions import import_files
+from fedpriv.core.figures import epsilon_words, lower_figure, upper_figure
+from fedpriv.noise.trust import trust_named
+from fedpriv.scenario.load import load_scenario
+from fedpriv.scenario.schema import Cell
+from fedpriv.show.statement import check_audited, power_words, store_audit
+
+_LINE_EVERY = 5.0  # seconds, where there is no terminal to draw a bar on
+
+
+def audit_scenario(asked: AuditRequest) -> None:
+    """Audit the first cell of a scenario."""
+    import_files(asked.imports or [])
+    cell = _cell_of(asked)
+    if asked.store is not None:
+        if cell.schedule.secret:
+            raise InputError(
+                "--store: a report draws the claim of an audit as a mu, and secret rounds have none; leave it out"
+            )
+        check_audited(asked.store, cell.canonical())
+    with _progress() as progress:
+        outcome = audit(cell, asked.mu, asked.trials, asked.confidence, asked.seed, progress)
+    told = {**dataclasses.asdict(outcome), "stands": outcome.stands}
+    if asked.store is not None:
+        store_audit(asked.store, told)
+    say(json.dumps(told) + "\n" if asked.as_json else _report(outcome))
+    if not outcome.stands:
+        raise AuditRefutedError(
+            f"the claim μ = {upper_figure(outcome.claimed_mu)} is refuted: {outcome.statistic} shows "
+            f"at least {lower_figure(outcome.mu)} with confidence {outcome.confidence:g}"
+        )
+
+
+def _cell_of(asked: AuditRequest) -> Cell:
+    """The first cell of a scenario, or that of a plan of statistics."""
+    path, overrides = Path(asked.scenario), asked.overrides or []
+    for cell_of in all_added("scenario file"):
+        if path.is_file() and (cell := cell_of(path, overrides)) is not None:
+            return cast(Cell, cell)
+    return load_scenario(asked.scenario, overrides).points[0].cell
+
+
+def _tested(outcome: Audit, name: str, bound: float) -> str:
+    """Write a family's bound, and its claim where parts of a run have claims of their own."""
+    several = outcome.alarms is None and len(set(outcome.claims.values())) > 1
+    return f"{name} μ ≥ {bound:.3g}" + (f" of {outcome.claims[name]:.3g}" if several else "")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[float], None]]:
+    """Show a bar on a terminal, a line now and then elsewhere; on stderr, so that --json stays JSON."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        with Progress(console=console, transient=True) as progress:
+            bar = progress.add_task("auditing", total=1.0)
+            yield lambda done: progress.update(bar, completed=done)
+        return
+    last = time.monotonic()
+
+    def line(done: float) -> None:
+        nonlocal last
+        if time.monotonic() - last > _LINE_EVERY:
+            last = time.monotonic()
+            sys.stderr.write(f"fedpriv: auditing, {100 * done:.0f} % done\n")
+
+    sys.stderr.write("fedpriv: auditing\n")
+    yield line
+
+
+def _report(outcome: Audit) -> str:
+    claimed = epsilon_words(outcome.claimed_epsilon, outcome.delta)
+    if outcome.alarms is None:
+        claimed = f"μ = {upper_figure(outcome.claimed_mu, 6)}, {claimed}"
+    else:
+        claimed += (
+            f", a curve that allows μ = {upper_figure(outcome.claimed_mu)} at {outcome.alarms:.2g} false alarms"
+        )
+    path = "its deployed path" if not outcome.pool else "the server's deployed path, with its simulated pool"
+    size = f"{outcome.silos} silos, {outcome.rounds} rounds, {outcome.dtype}"
+    lines = [
+        "the claim stands" if outcome.stands else "THE CLAIM IS REFUTED",
+        f"claimed  {claimed}",
+        f"shown    μ ≥ {lower_figure(outcome.mu)}, ε ≥ {lower_figure(outcome.epsilon)}, "
+        f"confidence {outcome.confidence:g}",
+        f"by       {outcome.statistic}",
+        f"for      {outcome.unit}, {outcome.relation} neighbours, {trust_named(outcome.trust).title}",
+        "tests    " + ", ".join(_tested(outcome, name, bound) for name, bound in outcome.families.items()),
+        f"power    {power_words(outcome.sees, outcome.trials)}",
+        f"from     {outcome.trials} canaries in {outcome.seconds:.1f} s; {size}:",
+        f"         the scenario, recalibrated to this mu and cut to this size by the code under audit, on {path}",
+    ]
+    return "\n".join(lines) + "\n"

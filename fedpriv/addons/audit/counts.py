@@ -1,0 +1,189 @@
+"""Statistics under audit: which of the two records that lie furthest apart was counted?
+
+A release of statistics is charged for the distance of two indicators (`apart`, √2 clips of plain counts), not for
+two clips.  Here real guards of a table count one of two raw records whose increments differ the most, a fair coin
+says which, and the matched filter on what the trust setting's adversary sees has to guess.  Every trial is another
+plan by its title, and so another charge with noise of its own.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedpriv.addons.audit.families import Found, Steps, sees
+from fedpriv.addons.audit.guards import PublicGuard
+from fedpriv.addons.audit.statistics import bound_at, mu_lower_bound, weight_of
+from fedpriv.addons.audit.transcripts import seen_of, temporary_folder
+from fedpriv.addons.statistics.indicators import Axis, StatisticsSettings
+from fedpriv.core.random import public_generator
+from fedpriv.data.schema import TableSchema
+from fedpriv.loss.objective import UNCLIPPED, Batch, Query
+from fedpriv.noise.trust import RECORD
+from fedpriv.plan.plan import Plan, plan_of
+from fedpriv.plan.task import ModelInputs, task_of_schema
+from fedpriv.scenario.schema import Cell
+from fedpriv.silo.fingerprint import begin_ledger
+from fedpriv.silo.ledger import SiloLedger
+from fedpriv.silo.policy import Allowed, Policy
+from fedpriv.silo.shard import Shard
+
+COUNTS = "counts"
+A_RELEASE = 16
+"""So many canaries of another audit take as long as a release of statistics, of which each is one trial."""
+_ROWS, _SILOS, _CANDIDATES, _VALUES = 2, 3, 400, 2**24
+_A_LEDGER = 32
+"""Releases of a guard: with every charge in its ledger the next one takes longer."""
+
+
+def small_cell(cell: Cell, mu: float) -> Cell:
+    """The plan over two places in each of at most three silos, recalibrated to `mu` by the same code."""
+    schema, silos = _schema(cell), min(cell.federation.silos, _SILOS)
+    table = schema.model_copy(update={"sites": schema.sites[:silos]}) if schema.sites else schema
+    federation = cell.federation.model_copy(
+        update={"silos": silos, "batches": (_ROWS,) * silos, "batch": None, "samples": None, "size_skew": None}
+    )
+    target = {"mu": mu, "rho": None, "zcdp": None, "epsilon": None, "unit": RECORD.name, "records": None}
+    data = cell.data.model_copy(update={"name": "audit.csv", "table": table})
+    run = cell.run.model_copy(update={"arithmetic": "float", "noise": "per-silo", "device": "cpu"})
+    return cell.derived(
+        cell.privacy.model_copy(update=target), federation, cell.algorithm, data=data, model=cell.model, run=run
+    )
+
+
+def _schema(cell: Cell) -> TableSchema:
+    schema = cell.data.table_schema
+    assert schema is not None  # a cell of statistics has one
+    return schema
+
+
+class _Pair(NamedTuple):
+    """Raw records (2, columns), whether each is there, and their increments (2, d)."""
+
+    raw: NDArray[np.float64]
+    there: tuple[bool, bool]
+    increments: Tensor
+
+
+def furthest(cell: Cell, plan: Plan, seed: int) -> _Pair:
+    """The two worlds of the relation that lie furthest apart, of a few hundred records in cells of all kinds.
+
+    What is missed costs the audit power, and nothing else.
+    """
+    settings = cell.model.settings
+    assert isinstance(settings, StatisticsSettings)
+    draw = public_generator(seed, "audit cells")
+    raw = np.zeros((min(_CANDIDATES, max(8, _VALUES // plan.objective.dimension)), len(_schema(cell).raw)))
+    for axis in (axis for table in settings.tables for axis in table.axes):
+        kinds = _kinds(axis)
+        raw[:, axis.column] = draw.choice(kinds, len(raw))
+        raw[: len(kinds), axis.column] = kinds[: len(raw)]
+    records = ModelInputs.of(cell).records(raw, np.zeros(len(raw), np.int64))
+    batch, rows = Batch(records, torch.ones(len(raw)).double()), torch.arange(len(raw))
+    found = plan.objective.per_record(Query((plan.objective.initial(),)), batch, rows, UNCLIPPED).double()
+    if plan.relation == "zero-out":
+        one = int(found.norm(dim=1).argmax())
+        return _Pair(raw[[one, one]], (True, False), torch.stack([found[one], 0.0 * found[one]]))
+    one, other = divmod(int(torch.cdist(found, found).argmax()), len(raw))
+    return _Pair(raw[[one, other]], (True, True), found[[one, other]])
+
+
+def _kinds(axis: Axis) -> NDArray[np.float64]:
+    """A value of every cell, extreme ones first."""
+    if axis.edges is None:
+        return np.array([0.0, *range((axis.words or 1) - 1, 0, -1), np.nan])
+    edges = np.array(axis.edges)
+    inside = (edges[1:] + edges[:-1]) / 2.0
+    return np.array([edges[0], edges[-1], edges[0] - 1.0, edges[-1] + 1.0, np.nan, *inside])
+
+
+class _Counting:
+    """A silo's guard over raw records, asked for one plan after another; `restart` is another process of it."""
+
+    def __init__(self, folder: Path, number: int, cell: Cell, raw: NDArray[np.float64], *, there: bool) -> None:
+        schema, cells = _schema(cell), np.zeros((_ROWS, len(raw)))
+        labels = np.full(_ROWS, -1) if schema.class_count else np.full(_ROWS, np.nan)
+        if there:
+            cells[0], labels[0] = raw, 0
+        self._shard = Shard(np.zeros((_ROWS, schema.width)), labels, cells=cells)
+        allow = {
+            "trust": cell.algorithm.trust, "relation": cell.privacy.relation, "clip": 1.0, "rounds": 1,
+            "budget": 1e6, "statistics": list(schema.raw),
+            "silos": cell.federation.silos if cell.federation.silos > 1 else None,
+        }  # fmt: skip
+        self._policy = Policy(
+            silo=number, shard=folder / f"{number}.csv", table=schema, ledger=folder / f"{number}.sqlite",
+            socket=folder / f"{number}.sock", allow=Allowed.model_validate(allow),
+        )  # fmt: skip
+        begin_ledger(self._policy, self._shard)
+        self._tree, self._run, self._text = cell.canonical(), "", ""
+        self._open()
+
+    def ask(self, number: int) -> None:
+        """From now on it is plan `number` that is asked for."""
+        self._run = f"run-{number}"
+        self._text = json.dumps({**self._tree, "title": self._run}, sort_keys=True)
+
+    def _open(self) -> None:
+        self._ledger = SiloLedger(self._policy.ledger)
+        self._guard = PublicGuard(self._policy, self._ledger, self._shard)
+
+    def restart(self) -> None:
+        self._ledger.close()
+        self._open()
+
+    def keep(self) -> Callable[[], None]:
+        raise NotImplementedError  # nothing is put back here
+
+    def close(self) -> None:
+        self._ledger.close()
+
+    def answer(self, run: str, t: int, query: Tensor, keys: bytes = b"") -> Tensor:
+        return self._guard.answer(self._run, self._text, t, query, keys)
+
+    def public_key(self, run: str) -> bytes:
+        return self._guard.public_key(self._run, self._text)
+
+
+def found_of(cell: Cell, mu: float, trials: int, failure: float, seed: int, steps: Steps) -> Found:
+    """The bound on μ that so many releases of a plan's tables show, against the claim `mu`."""
+    small = small_cell(cell, mu)
+    plan = plan_of(small, task_of_schema(small, _schema(small)).objective, released=True)
+    pair, (weight, std) = furthest(small, plan, seed), weight_of(plan, 1)
+    apart = pair.increments[0] - pair.increments[1]
+    middle = weight * float(pair.increments.mean(0) @ apart)
+    present = public_generator(seed, "audit coins").random(trials) < 0.5
+    scores, query = np.empty(trials), plan.objective.initial()
+    with temporary_folder() as name:
+        for first in range(0, trials, _A_LEDGER):
+            of_ledger, folder = range(first, min(trials, first + _A_LEDGER)), Path(name) / f"{first}"
+            folder.mkdir()
+            worlds = [_world(folder / f"world-{world}", small, pair, world) for world in (0, 1)]
+            for number in of_ledger:
+                silos, run = worlds[0 if present[number] else 1], folder / f"run-{number}"
+                for silo in silos:
+                    silo.ask(number)
+                run.mkdir()
+                (released,) = seen_of(plan, run, silos, [query])
+                scores[number] = float(released.double() @ apart) - middle
+                steps()
+            for silo in (each for world in worlds for each in world):
+                silo.close()
+    bound = max(mu_lower_bound(scores, present, failure / 2.0), bound_at(0.0, scores, present, failure / 2.0))
+    distance = float(apart.norm())
+    would_see = sees(weight * distance / std, mu, trials, failure)
+    return Found(bound, f"the two worlds that lie furthest apart, {distance:.4f} clips", mu, would_see)
+
+
+def _world(folder: Path, cell: Cell, pair: _Pair, world: int) -> list[_Counting]:
+    """The guards of all silos, where silo 0 counts one of the two records, and nobody anything else."""
+    folder.mkdir()
+    return [
+        _Counting(folder, number, cell, pair.raw[world], there=number == 0 and pair.there[world])
+        for number in range(cell.federation.silos)
+    ]

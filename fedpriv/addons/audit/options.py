@@ -1,0 +1,52 @@
+"""Commands of this add-on: their options.  What a command does is imported when it is called."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedpriv.cli.options import Imports, Json, Overrides, grouped
+
+
+@dataclass(frozen=True)
+class AuditRequest:
+    """All that `fedpriv audit` is asked for."""
+
+    scenario: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SCENARIO", help="A scenario, of which the first cell is audited, or a plan of statistics."
+        ),
+    ]
+    imports: Imports = None
+    overrides: Overrides = None
+    mu: Annotated[float, typer.Option(help="The claim: the scenario is recalibrated to it.")] = 1.0
+    trials: Annotated[
+        int, typer.Option(help="Canaries, a quarter of them in the round where they weigh most.")
+    ] = 16_384
+    confidence: Annotated[float, typer.Option(help="Of the lower bound that is shown.")] = 0.99
+    seed: Annotated[int, typer.Option(help="Of the coins; the noise is the operating system's.")] = 0
+    store: Annotated[
+        Path | None, typer.Option(metavar="RUN_DIR", help="Keep the outcome with this run; its report shows it.")
+    ] = None
+    as_json: Json = False
+
+
+@grouped
+def audit(request: AuditRequest) -> None:
+    """Try to refute the privacy claim with canaries; exit code 0 if it stands, 3 if it is refuted.
+
+    Example: fedpriv audit scenarios/quickstart.toml --set algorithm.trust=trusted
+    """
+    from fedpriv.core.files import scenario_file
+
+    scenario_file(request.scenario)
+    from fedpriv.addons.audit.command import audit_scenario
+
+    audit_scenario(request)
+
+
+def register(app: Any, silo: Any, data: Any) -> None:
+    """Add the commands to those of `fedpriv`, `fedpriv silo` and `fedpriv data`."""
+    app.command()(audit)

@@ -1,0 +1,84 @@
+"""Commands of this add-on: their options.  What a command does is imported when it is called."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def advise(
+    silos: Annotated[int, typer.Option(help="How many silos there are.")],
+    records: Annotated[str, typer.Option(help="Records of each silo for training: 500, or 120,80,300.")],
+    features: Annotated[int, typer.Option(help="Numbers that a record becomes.")],
+    epsilon: Annotated[float, typer.Option(help="Of the promise.")],
+    delta: Annotated[float, typer.Option(help="Of the promise.")] = 1e-5,
+    classes: Annotated[int, typer.Option(help="How many classes there are; 0 for a real target.")] = 0,
+    trust: Annotated[str, typer.Option(help="untrusted, secure-aggregation or trusted.")] = "untrusted",
+    feature_norm: Annotated[
+        float | None,
+        typer.Option(help="Bound on the norm of a record; by default that of features in -1 … 1, √features."),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="The most that the network allows.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="What the scenario names as its data; nothing of it is read.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the scenario there.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+) -> None:
+    """Say from public facts which row, batch, clip, step, rounds and trust to take, and why; no record is read.
+
+    Example: fedpriv advise --silos 4 --records 120,80,300,95 --features 13 --classes 2 --epsilon 1 --out mine.toml
+    """
+    from fedpriv.addons.begin.advise_command import advise_on
+
+    facts = {
+        "features": features,
+        "epsilon": epsilon,
+        "delta": delta,
+        "classes": classes,
+        "trust": trust,
+        "feature_norm": feature_norm,
+        "rounds": rounds,
+    }
+    advise_on(silos, records, facts, data, out, as_json=as_json)
+
+
+def init(folder: Annotated[Path, typer.Argument(metavar="NAME", help="The folder to make.")]) -> None:
+    """Make a folder to start from: a scenario, an algorithm, a model and a notebook of your own.
+
+    Example: fedpriv init my-study
+    """
+    from fedpriv.addons.begin.folder import begin
+
+    for path in begin(folder):
+        typer.echo(path)
+    typer.echo(f"next: cd {folder}, and the commands that README.md there names", err=True)
+
+
+def data_inspect(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .csv or .parquet file.")],
+    target: Annotated[str | None, typer.Option(help="The column that is to be predicted.")] = None,
+    site: Annotated[str | None, typer.Option(help="The column that says whose records they are.")] = None,
+    person: Annotated[str | None, typer.Option(help="The column that says who a record is about.")] = None,
+    split: Annotated[str | None, typer.Option(help='A column with "train" and "test".')] = None,
+    regression: Annotated[
+        bool | None, typer.Option("--regression/--classes", help="What the target is; guessed otherwise.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write scenario.toml and a policy a silo, to start from.")
+    ] = None,
+) -> None:
+    """Say what is in a table, and write a scenario and policies to start from; they have to be made public first.
+
+    Example: fedpriv data inspect patients.csv --target outcome --site hospital --out patients
+    """
+    from fedpriv.addons.begin.inspect_command import Roles, inspect_table
+
+    inspect_table(file, Roles(target, site, person, split, regression), out)
+
+
+def register(app: Any, silo: Any, data: Any) -> None:
+    """Add the commands to those of `fedpriv`, `fedpriv silo` and `fedpriv data`."""
+    app.command()(advise)
+    app.command()(init)
+    data.command("inspect")(data_inspect)

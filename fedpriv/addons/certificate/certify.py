@@ -1,0 +1,417 @@
+"""Certificate of a released model, one signed JSON document from which anybody can recompute a claim.
+
+    about         first line: who has signed, and who has not
+    body          the model's digest, the run's record with its releases, tuning, audit, answers of people
+    coordinator   the coordinator's signature over the other four keys
+    format        "fedpriv certificate 2"
+    silos         each silo's signed statement: policy, charges, budget left (fedpriv/addons/certificate/attest.py)
+
+The record in the body has no exact score on the silos' own records, and no folder of a machine.  Every figure of
+the record that follows from its scenario is recomputed.  A certificate does not say whose keys are to be trusted:
+its reader has a file of these from elsewhere (`signers_of`).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from fedpriv.claims.claim import PrivacyClaim, figures_of
+from fedpriv.claims.entries import LedgerEntry, check_copies, entry_of
+from fedpriv.core.errors import InputError, RunError, printable
+from fedpriv.core.figures import counted
+from fedpriv.core.signed import bytes_of, check_signature, read_spelled, sha256, signature, spelled
+
+if TYPE_CHECKING:
+    from fedpriv.study.results import Results
+
+FORMAT = "fedpriv certificate 2"
+SAYS = FORMAT
+"""Name of the coordinator's document, which is signed with the document."""
+COORDINATOR = "coordinator"
+PEOPLE = {
+    "purpose": "the coordinator",
+    "intended_use": "the coordinator",
+    "reason_for_epsilon": "the information-governance board",
+    "holders_of_records": "each silo",
+    "access_to_records": "each silo",
+    "retention": "each silo",
+    "subgroups": "the coordinator",
+    "contact": "the coordinator",
+    "approved_by": "the information-governance board",
+}
+"""Facts that no program knows, and who answers for each."""
+_RECORD_FIELDS = (
+    *("cell", "point", "seed", "trust", "relation", "unit", "participation", "noise", "delta", "releases"),
+    *("target", "guarantee", "holds", "attained", "counted_mu", "several_records", "mu", "zcdp", "epsilon"),
+    *("epsilon_paper", "rho", "evaluation", "silos", "clients", "rounds", "records", "unread", "smallest_silo"),
+    *("batch", "dimension", "missed", "engine", "scenario"),
+)
+_MAX_ROUNDS, _MAX_SILOS = 10**7, 10**6
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A recomputed certificate."""
+
+    body: Mapping[str, Any]
+    silos: Sequence[Mapping[str, Any]]
+    claim: PrivacyClaim[Any] | None
+    from_scenario: bool = True
+    """Whether the scenario could be planned here.  That of a deployment was planned by its silos in any case."""
+
+    @property
+    def simulated(self) -> bool:
+        return bool(self.body["record"]["engine"] != "deployment")
+
+    @property
+    def about(self) -> str:
+        """First line of the certificate, with the silos that have not signed."""
+        return about(self.body, self.silos)
+
+    @property
+    def unsigned(self) -> list[int]:
+        """Numbers of the scenario's silos that have not signed, empty for a simulation."""
+        return _unsigned(self.body, self.silos)
+
+    @property
+    def lines(self) -> list[str]:
+        """Lines about the certificate for the terminal: signers, claim, and a caveat if there is one."""
+        record = self.body["record"]
+        claim_line = (
+            "no noise: nothing is claimed" if self.claim is None else self.claim.sentence("line", record["delta"])
+        )
+        caveat = _CODE_NOT_HERE if self.simulated else _PLANNED_BY_SILOS
+        return [self.about, f"recomputed: {claim_line}", *([] if self.from_scenario else [caveat])]
+
+
+_PLANNED_BY_SILOS = (
+    "the scenario's model is code that is none of fedpriv's, which no certificate may run: its noise was "
+    "recomputed by the silos that signed, and not here"
+)
+_CODE_NOT_HERE = "the scenario names code that is not here: the record was compared with its releases alone"
+
+
+def about(body: Mapping[str, Any], silos: Sequence[Mapping[str, Any]]) -> str:
+    """Write the first line of a certificate: the number of silos that signed, and those that did not."""
+    if body["record"]["engine"] != "deployment":
+        return "a simulation: no silo's guard had a part in it, and none signed"
+    from fedpriv.claims.recomputed import format_silos
+
+    count, missing = _silo_count(body), _unsigned(body, silos)
+    summary = f"{count - len(missing)} of {counted(count, 'silo')} signed"
+    if not missing:
+        return summary
+    return f"{summary}: {format_silos(missing)} {'has' if len(missing) == 1 else 'have'} not"
+
+
+def _silo_count(body: Mapping[str, Any]) -> int:
+    """Return the number of silos in the scenario, whatever the record says elsewhere."""
+    from fedpriv.scenario.sections import FederationSection
+
+    return FederationSection.model_validate(body["record"]["scenario"]["federation"]).silos
+
+
+def _unsigned(body: Mapping[str, Any], silos: Sequence[Mapping[str, Any]]) -> list[int]:
+    if body["record"]["engine"] != "deployment":
+        return []
+    return sorted(set(range(_silo_count(body))) - {statement["silo"] for statement in silos})
+
+
+def body_of(
+    folder: Path,
+    results: "Results",
+    place: int | None,
+    people: Mapping[str, str],
+    extra: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Make the body of a certificate for one cell of a run.
+
+    Args:
+        folder: Folder of the run.
+        results: The folder's results.
+        place: Number of the cell, or None if the run has a single one.
+        people: Answers of people, by keys of `PEOPLE`.
+        extra: Further keys of the body: what was not protected, and an audit.
+
+    Raises:
+        InputError: The folder or an answer cannot be certified.
+        RunError: The cell claims something else than its releases and scenario give.
+    """
+    cells = {cell["cell"]: cell for cell in results.cells}
+    if place is None and len(cells) != 1:
+        raise InputError(
+            f"{folder}: has {len(cells)} finished cells; say which model is released by --cell NUMBER"
+        )
+    if (cell := cells.get(next(iter(cells)) if place is None else place)) is None:
+        raise InputError(f"{folder}: has no finished cell {place}")
+    if unknown := sorted(set(people) - set(PEOPLE)):
+        raise InputError(f"{unknown[0]}: expected one of {', '.join(PEOPLE)}")
+    if cell["cell"] in results.differs:
+        reason = entry_of(cell).disagreement or "its figures are written otherwise"
+        raise RunError(
+            f"{folder}: cell {cell['cell']} claims something else than its releases and scenario give: {reason}"
+        )
+    from fedpriv.claims.recomputed import without_paths
+
+    model, scenario = bytes_of(folder / cell["model"]), without_paths(cell["scenario"])
+    has_exact_scores = cell["evaluation"] is not None and cell["evaluation"]["published"] == "without noise"
+    names = [
+        name for name in cell if name in _RECORD_FIELDS or (name.startswith("test_") and not has_exact_scores)
+    ]
+    body = {
+        "run": {
+            "name": results.name,
+            "title": results.title,
+            "date": results.date,
+            "versions": dict(results.versions),
+            "cells": len(cells),
+            "released_cells": sum(finished["noise"] == "release" for finished in results.cells),
+        },
+        "model": {"file": Path(cell["model"]).name, "bytes": len(model), "sha256": sha256(model)},
+        "record": {
+            **{name: cell[name] for name in names},
+            "point": {key: without_paths(value, key) for key, value in cell["point"].items()},
+            "scenario": scenario,
+            "scenario_sha256": sha256(json.dumps(cell["scenario"], sort_keys=True).encode()),
+        },
+        "tuned": results.tuned and results.tuned.model_dump(mode="json"),
+        "people": {name: people.get(name) for name in PEOPLE},
+        **extra,
+    }
+    # The digest of the body is that of plain data as a reader has them: tuples are lists, keys are text.
+    return {**json.loads(spelled(body))}
+
+
+def certificate(body: Mapping[str, Any], silos: Sequence[Mapping[str, Any]], key: Ed25519PrivateKey) -> bytes:
+    """Sign a body and the silos' statements with the coordinator's key.
+
+    Raises:
+        InputError: A silo signed another body.
+    """
+    for statement in silos:
+        if statement.get("body") != sha256(spelled(body)):
+            raise InputError(
+                f"silo {statement.get('silo')} signed another certificate than this: run, answers or audit were "
+                "changed since, so let it sign the present one"
+            )
+    statements = sorted(silos, key=lambda statement: str(statement.get("silo")))
+    document = {"about": about(body, statements), "body": body, "format": FORMAT, "silos": statements}
+    return spelled({**document, "coordinator": signature(key, SAYS, document)})
+
+
+def read_certificate(path: Path) -> dict[str, Any]:
+    """Read a certificate without recomputing a figure or checking a signature.
+
+    Raises:
+        InputError: The file is no certificate of this format.
+    """
+    tree = read_spelled(bytes_of(path), path)
+    if str(tree.get("format")).startswith("fedpriv certificate ") and tree["format"] != FORMAT:
+        raise InputError(
+            f"{path}: has the format {printable(repr(tree['format']), 40)}, which silos signed without planning "
+            f"the run again; certify the run anew for {FORMAT!r}"
+        )
+    if tree.get("format") != FORMAT or set(tree) != {"about", "format", "body", "silos", "coordinator"}:
+        raise InputError(f"{path}: is no certificate of a model; expected the format {FORMAT!r}")
+    return tree
+
+
+def verified(
+    path: Path, signers: Mapping[str, Ed25519PublicKey], model: Path | None = None, *, all_silos: bool = True
+) -> Verified:
+    """Recompute a certificate without the data.
+
+    Args:
+        path: The certificate.
+        signers: Trusted public keys, "coordinator" and "silo-NUMBER".
+        model: A file to compare with the certified model, or None for no comparison.
+        all_silos: Whether a deployment's certificate without each silo's signature is refused.
+
+    Raises:
+        InputError: The file is no certificate of this format.
+        RunError: Something differs; the message names the first difference.
+
+    Guarantee: a certificate that passes was signed, byte for byte, by the coordinator whom `signers` names.  A
+    certificate of a deployment was signed by every silo of its scenario, each for itself, or, without `all_silos`,
+    by those silos that the certificate says.  Its figures are what its releases give, and its releases are what
+    its scenario gives.  No silo was charged otherwise than these releases cost.  `model`, if it is given, is the
+    model that was certified.
+    """
+    tree = read_certificate(path)
+    try:
+        if COORDINATOR not in signers:
+            raise InputError(f"the keys that you trust have none of the {COORDINATOR}")
+        document = {name: tree[name] for name in ("about", "format", "body", "silos")}
+        check_signature(tree["coordinator"], SAYS, document, signers[COORDINATOR], f"the {COORDINATOR}")
+        entry = recomputed(tree["body"])
+        from_scenario = _check_silos(tree, signers, entry)
+        result = Verified(tree["body"], tree["silos"], entry.claim, from_scenario)
+        if tree["about"] != result.about:
+            raise InputError(f"about is {printable(repr(tree['about']), 60)}, and it is: {result.about}")
+        if all_silos and result.unsigned:
+            raise InputError(result.about)
+        if model is not None and sha256(content := bytes_of(model)) != tree["body"]["model"]["sha256"]:
+            raise InputError(f"{model} ({len(content)} bytes) is not the model that was certified")
+    except InputError as error:
+        raise RunError(f"{path}: {error}") from None
+    except Exception as error:  # a signed document of any other shape ends in one line, too
+        raise RunError(
+            f"{path}: is not a whole certificate ({type(error).__name__}: {printable(str(error), 100)})"
+        ) from None
+    return result
+
+
+def recomputed(body: Mapping[str, Any]) -> LedgerEntry:
+    """Recompute the record of a body, with its claim.
+
+    Raises:
+        InputError: A figure is not what releases and scenario give; the message names the first one.
+    """
+    record = body["record"]
+    _check_sizes(record)
+    entry = entry_of(record)
+    for name, value in _derived_figures(entry).items():
+        if name not in record or not _matches(record[name], value, name):
+            raise InputError(
+                f"record.{name} is {record.get(name)!r:.80}, and releases and scenario give {value!r:.80}"
+            )
+    if (reason := entry.disagreement) is not None:
+        raise InputError(f"record: {reason}")
+    _check_texts(body, entry)
+    check_copies("the certificate", body["run"]["versions"], [record])
+    return entry
+
+
+def _derived_figures(entry: LedgerEntry) -> dict[str, Any]:
+    """Derive the figures of a record from its scenario and releases.
+
+    A simulation's figures are derived from the releases alone if its scenario names code that is not here.
+
+    Guarantee: no figure is believed that the scenario decides: trust, silos, rounds, records, δ, participation.
+    """
+    from fedpriv.study.stored import stated_of
+
+    record, cell = entry.record, entry.resolved
+    if cell is None and record["engine"] == "deployment":
+        raise InputError("record.scenario cannot be planned here; code of one's own is given with --import")
+    if cell is None:
+        return figures_of(entry.claim, entry.delta)
+    noise: Literal["simulation", "release"] = "release" if record["noise"] == "release" else "simulation"
+    stated: dict[str, Any] = json.loads(json.dumps(stated_of(cell, entry.streams, entry.tests, noise)))
+    return stated
+
+
+def _check_texts(body: Mapping[str, Any], entry: LedgerEntry) -> None:
+    """Refuse a name or title that is not the scenario's, and missed rounds or silos that it does not have."""
+    record, scenario = body["record"], body["record"]["scenario"]
+    for name in ("name", "title"):
+        if (record_text := body["run"][name]) != scenario[name]:
+            record_text, scenario_text = (printable(repr(text), 60) for text in (record_text, scenario[name]))
+            raise InputError(f"run.{name} is {record_text}, and the scenario's is {scenario_text}")
+    for silo, rounds in record["missed"].items():
+        in_range = silo.isdecimal() and int(silo) < record["silos"]
+        if not in_range or any(not 1 <= t <= record["rounds"] for t in rounds):
+            raise InputError("record.missed has silos or rounds that the scenario has not")
+
+
+def _check_sizes(record: Mapping[str, Any]) -> None:
+    """Refuse releases that would exhaust a reader's memory, before any of them is expanded."""
+    evaluation = record.get("evaluation") or {"releases": []}
+    rounds = 0
+    for release in (*record["releases"], *evaluation["releases"]):
+        values_by_field = [
+            value if isinstance(value, list) else [value] for value in release["participation"].values()
+        ]
+        counts = [value for values in values_by_field for value in values if isinstance(value, int)]
+        rounds += sum(abs(int(count)) for count in (*counts, *(count for _, count in release["clips"])))
+    if rounds > _MAX_ROUNDS or abs(int(record["silos"])) > _MAX_SILOS:
+        raise InputError("record: has more rounds or silos than any run")
+
+
+def _matches(recorded: Any, expected: Any, name: str) -> bool:
+    if isinstance(expected, dict):
+        return (
+            isinstance(recorded, dict)
+            and recorded.keys() == expected.keys()
+            and all(_matches(recorded[key], expected[key], name) for key in expected)
+        )
+    if not isinstance(expected, float) or isinstance(recorded, bool) or not isinstance(recorded, float | int):
+        return bool(recorded == expected)
+    lowest, highest = expected * (1.0 - 1e-8), expected * (1.01 if name.startswith("epsilon") else 1.0 + 1e-8)
+    return lowest <= recorded <= highest
+
+
+def _check_silos(tree: Mapping[str, Any], signers: Mapping[str, Ed25519PublicKey], entry: LedgerEntry) -> bool:
+    """Check the silos' signatures, and the releases with the shapes that silos signed.
+
+    Returns:
+        Whether the scenario could be planned here, or True for a deployment that no silo has signed yet.
+
+    Raises:
+        InputError: A silo or a figure differs; the message names the first one.
+    """
+    record, body_digest = tree["body"]["record"], sha256(spelled(tree["body"]))
+    if not isinstance(tree["silos"], list):
+        raise InputError("silos: expected a list")
+    if record["engine"] != "deployment":
+        if tree["silos"]:
+            raise InputError(f"silo {tree['silos'][0]['silo']!r:.20} signed, and has no part in a simulation")
+        return entry.resolved is not None
+    from fedpriv.addons.certificate.attest import (
+        SAYS as SILO_SAYS,  # imports torch, which no simulation's certificate needs
+    )
+
+    statements = dict[int, Mapping[str, Any]]()
+    for statement in tree["silos"]:
+        number = statement["silo"]
+        if isinstance(number, bool) or not isinstance(number, int) or number in statements:
+            raise InputError(f"silos: {number!r:.20} is no silo's number, or is there twice")
+        name, facts = f"silo-{number}", {key: value for key, value in statement.items() if key != "signed"}
+        if number not in range(_silo_count(tree["body"])):
+            raise InputError(f"silo {number} signed, and has no part in this run")
+        if name not in signers:
+            raise InputError(f"the keys that you trust have none of {name}")
+        check_signature(statement["signed"], SILO_SAYS, facts, signers[name], name)
+        if statement["body"] != body_digest:
+            raise InputError(f"{name} signed another certificate than this")
+        statements[number] = statement
+    return not statements or _check_plan(record, entry, statements)
+
+
+def _check_plan(
+    record: Mapping[str, Any], entry: LedgerEntry, statements: Mapping[int, Mapping[str, Any]]
+) -> bool:
+    """Plan the run again, and compare streams and charges.
+
+    Returns:
+        True, or False if nothing was compared because the model is code outside fedpriv.
+    """
+    from fedpriv.addons.certificate.attest import find_charge_difference
+    from fedpriv.claims.recomputed import objective_of, recompute
+    from fedpriv.plan.plan import plan_of
+
+    cell, (first_shapes, *other_shapes) = (
+        entry.resolved,
+        [statement["shapes"] for statement in statements.values()],
+    )
+    assert cell is not None
+    for number, shapes in zip(list(statements)[1:], other_shapes, strict=True):
+        if shapes != first_shapes:
+            raise InputError(f"silo {number} has records of other shapes than silo {next(iter(statements))}")
+    if cell.model.code:
+        return False
+    plans = recompute(
+        cell,
+        objective_of(cell, first_shapes),
+        record["releases"],
+        lambda step: plan_of(step, objective_of(step, first_shapes), released=True),
+    )
+    plans.check(record)
+    for number, facts in statements.items():
+        if (reason := find_charge_difference(number, facts, plans)) is not None:
+            raise InputError(reason)
+    return True

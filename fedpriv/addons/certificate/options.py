@@ -1,0 +1,99 @@
+"""Commands of this add-on: their options.  What a command does is imported when it is called."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedpriv.cli.options import Imports, Policy
+from fedpriv.core.errors import InputError
+
+
+def key(policy: Policy) -> None:
+    """Print the public key by which readers of certificates know this silo; made where there is none.
+
+    It is the policy's identity, or a key beside the ledger, mode 0600, that never leaves this machine.
+
+    Example: fedpriv silo key silo-0.toml
+    """
+    from fedpriv.addons.certificate.command import key_line
+
+    typer.echo(key_line(policy))
+
+
+def sign(
+    policy: Policy,
+    certificate: Annotated[Path, typer.Argument(metavar="CERTIFICATE", help="As `fedpriv certify` wrote it.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="silo-N.json beside the certificate by default.")
+    ] = None,
+) -> None:
+    """Sign what this silo's ledger says of a certified run: its charge, all before it, what budget is left.
+
+    The run is planned again from the ledger's scenario, with the shapes of the records. Refused for a run that
+    the ledger does not have, for releases that are not the plan's, and for a charge that is not its price.
+
+    Example: fedpriv silo sign silo-0.toml certificate.json
+    """
+    from fedpriv.addons.certificate.command import sign as signed
+
+    signed(policy, certificate, out)
+
+
+def certify(
+    run_dir: Annotated[
+        Path | None, typer.Argument(metavar="RUN_DIR", help="The folder that `fedpriv run` wrote.")
+    ] = None,
+    key: Annotated[
+        Path, typer.Option(metavar="FILE", help="The coordinator's Ed25519 key; made where there is none.")
+    ] = Path("coordinator.key"),
+    cell: Annotated[
+        int | None, typer.Option(help="Which cell's model is released, where there are several.")
+    ] = None,
+    people: Annotated[
+        Path | None, typer.Option(metavar="TOML", help="What only people know: purpose, retention, …")
+    ] = None,
+    say: Annotated[list[str] | None, typer.Option(metavar="KEY=TEXT", help="One such fact. Repeatable.")] = None,
+    signed: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="What `fedpriv silo sign` wrote. Repeatable.")
+    ] = None,
+    verify: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Recompute this certificate, without the data.")
+    ] = None,
+    keys: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --verify: whom you trust, lines of NAME KEY.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --verify: the model that you got.")
+    ] = None,
+    imports: Imports = None,
+) -> None:
+    """Certify a released model: its claim, releases and budgets in one signed JSON, and pages made of it.
+
+    Of a deployment every silo signs the draft, by `fedpriv silo sign`. With --verify the exit code is 0 only if
+    all of it was signed by those whom you trust, and is what its releases give.
+
+    Examples:
+
+        fedpriv certify runs/quickstart --key coordinator.key --say purpose="A course"
+
+        fedpriv certify --verify runs/quickstart/certificate.json --keys trusted-keys --model model.npy
+    """
+    from fedpriv.addons.certificate.command import certify as write
+    from fedpriv.addons.certificate.command import verify as recompute
+    from fedpriv.core.extensions import import_files
+
+    import_files(imports or [])
+    if (run_dir is None) == (verify is None):
+        raise InputError("certify: give either RUN_DIR, to certify it, or --verify FILE")
+    if verify is not None:
+        recompute(verify, keys, model)
+    elif run_dir is not None:
+        write(run_dir, key, cell, people, say or [], signed or [])
+
+
+def register(app: Any, silo: Any, data: Any) -> None:
+    """Add the commands to those of `fedpriv`, `fedpriv silo` and `fedpriv data`."""
+    app.command()(certify)
+    silo.command()(key)
+    silo.command()(sign)

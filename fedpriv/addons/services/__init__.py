@@ -1,0 +1,6 @@
+"""The deployment engine, and Flower's services behind a front of our own.
+
+`run_deployment` is the engine, `serve_superlink` and `run_supernode` are the services.
+
+Imports: the core.
+"""

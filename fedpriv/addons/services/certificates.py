@@ -1,0 +1,239 @@
+"""Certificates and public keys between machines, and what becomes of them while a SuperLink runs.
+
+A certificate is read, checked, told of before it ends, and renewed by its authority.  A SuperNode's public key is
+registered as long as keys/nodes/silo-N.pub has it: it is shown by its fingerprint, and revoked.  A SuperLink takes
+up either without a restart, and its sites, which trust the authority, do nothing.
+"""
+
+import datetime
+import hashlib
+import logging
+import re
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from fedpriv.addons.services.processes import CERTIFICATE, node_public_key
+from fedpriv.core.errors import InputError, printable
+from fedpriv.core.files import sync_folder, write_text
+from fedpriv.protocol.metrics import Figure
+
+_log = logging.getLogger("fedpriv.certificates")
+SOON = datetime.timedelta(days=30)
+"""Time before the end of a certificate at which it is told of."""
+_DAY, _MINUTE = 86_400.0, "%Y-%m-%d %H:%M UTC"
+_LASTS = datetime.timedelta(days=365)
+AUTHORITY_KEY = "ca.key"
+
+
+class Certificate(NamedTuple):
+    """A certificate, and the file that has it."""
+
+    path: Path
+    content: x509.Certificate
+
+    @property
+    def left(self) -> datetime.timedelta:
+        return self.content.not_valid_after_utc - _now()
+
+    @property
+    def ends_soon(self) -> bool:
+        return self.left < SOON
+
+    def line(self) -> str:
+        """Its file, its owner, its end, and how long that is from now."""
+        last, name = self.content.not_valid_after_utc, printable(self.content.subject.rfc4514_string())
+        how = f"{self.left.days} days left" if self.left > datetime.timedelta() else "EXPIRED"
+        return f"{self.path}: {name}, until {last:{_MINUTE}}, {how}"
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+def certificates_of(path: Path) -> list[Certificate]:
+    """The certificates in a file (PEM); InputError if there is none."""
+    try:
+        return [Certificate(path, found) for found in x509.load_pem_x509_certificates(path.read_bytes())]
+    except FileNotFoundError:
+        raise InputError(f"{path}: expected a certificate (PEM), and there is no such file") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: expected a certificate (PEM): {error}") from None
+
+
+def certificates_below(places: Sequence[Path]) -> Iterator[Certificate]:
+    """Those of files, and of every ca.crt and server.pem below folders; InputError where there is none."""
+    for place in places:
+        files = [place] if not place.is_dir() else sorted([*place.rglob("*.crt"), *place.rglob("*.pem")])
+        if not files:
+            raise InputError(f"{place}: no .crt and no .pem file in it or below it")
+        for path in files:
+            yield from certificates_of(path)
+
+
+def check_certificates(*paths: Path) -> None:
+    """InputError, with file and date, if a certificate in one of `paths` (PEM) cannot be used today."""
+    for certificate in (each for path in paths for each in certificates_of(path)):
+        first, last = certificate.content.not_valid_before_utc, certificate.content.not_valid_after_utc
+        if _now() > last:
+            raise InputError(f"{certificate.path}: the certificate expired on {last:{_MINUTE}}; make a new one")
+        if _now() < first:
+            raise InputError(f"{certificate.path}: the certificate is valid from {first:{_MINUTE}} on only")
+
+
+class Ends:
+    """When the certificates in these files end."""
+
+    def __init__(self, *paths: Path) -> None:
+        self._paths, self._told = paths, float("-inf")
+
+    def look(self) -> None:
+        """Log once a day each certificate that ends within 30 days, and each file that has none."""
+        if time.monotonic() - self._told < _DAY:
+            return
+        self._told = time.monotonic()
+        for path in self._paths:
+            try:
+                for certificate in certificates_of(path):
+                    if certificate.ends_soon:
+                        _log.warning("a certificate ends soon: %s; see `fedpriv certificates`", certificate.line())
+            except InputError as error:
+                _log.warning("%s", error)
+
+    def figures(self) -> list[Figure]:
+        """For Prometheus; 0 for a file that has none."""
+        found = []
+        for path in self._paths:
+            try:
+                end = min(each.content.not_valid_after_utc.timestamp() for each in certificates_of(path))
+            except (InputError, ValueError):
+                end = 0.0
+            about = {"file": path.name}
+            found.append(Figure("fedpriv_certificate_end_seconds", "When it ends, since 1970.", end, about))
+        return found
+
+
+def renew(keys: Path, authority: Path) -> Certificate:
+    """Let the authority whose ca.key is in folder `authority` sign keys/server.pem anew: same key, same names.
+
+    InputError if the authority is another one than that of the certificate, or ends soon itself.
+    """
+    (old,) = certificates_of(keys / CERTIFICATE)[:1]
+    (root,) = certificates_of(authority / "ca.crt")[:1]
+    try:
+        key = serialization.load_pem_private_key((authority / AUTHORITY_KEY).read_bytes(), None)
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{authority / AUTHORITY_KEY}: expected the authority's private key: {error}") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != root.content.public_key():
+        raise InputError(f"{authority / AUTHORITY_KEY}: expected the EC key of {root.path}")
+    if old.content.issuer != root.content.subject:
+        raise InputError(f"{old.path}: signed by another authority than {root.path}")
+    if root.ends_soon:
+        raise InputError(f"{root.path} ends soon itself: make a new authority, and give its ca.crt to every silo")
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(old.content.subject)
+        .issuer_name(root.content.subject)
+        .public_key(old.content.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_now() - datetime.timedelta(hours=1))
+        .not_valid_after(min(_now() + _LASTS, root.content.not_valid_after_utc))
+    )
+    for extension in old.content.extensions:
+        made = made.add_extension(extension.value, extension.critical)
+    signed = made.sign(key, hashes.SHA256())
+    write_text(old.path, signed.public_bytes(serialization.Encoding.PEM).decode())
+    return Certificate(old.path, signed)
+
+
+def file_stamps(*paths: Path) -> list[tuple[int, int]]:
+    """What is another list once one of these files is replaced, written or taken away."""
+    stamps = []
+    for path in paths:
+        with suppress(OSError):
+            status = path.stat()
+            stamps.append((status.st_ino, status.st_mtime_ns))
+    return stamps
+
+
+def registered(keys: Path) -> dict[str, bytes]:
+    """The keys (PEM) in keys/nodes by their silos' names, such as silo-0; InputError for any that is none."""
+    found = sorted((keys / "nodes").glob("*.pub"))
+    if not found:
+        raise InputError(f"{keys / 'nodes'}: no public key of a SuperNode; run deploy/make-keys.sh")
+    if wrong := [path.name for path in found if not re.fullmatch(r"silo-(0|[1-9][0-9]*)\.pub", path.name)]:
+        raise InputError(f"{keys / 'nodes' / wrong[0]}: expected silo-N.pub, which says whose key it is")
+    nodes = {path.stem: node_public_key(path) for path in found}
+    if len(set(nodes.values())) < len(nodes):
+        raise InputError(f"{keys / 'nodes'}: two silos have one key; each needs its own")
+    return nodes
+
+
+def fingerprint(key: bytes) -> str:
+    """What `ssh-keygen -l` shows of a key (PEM): SHA256: and 43 digits of base 64."""
+    encoding, form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    line = serialization.load_pem_public_key(key).public_bytes(encoding, form)
+    return "SHA256:" + b64encode(hashlib.sha256(b64decode(line.split()[1])).digest()).decode().rstrip("=")
+
+
+def revoke(keys: Path, silo: int) -> str:
+    """Take the key of silo `silo` out of keys/nodes, for good when this returns; its fingerprint.
+
+    InputError, and nothing is taken, if the silo has no key there or its file has none.
+    """
+    path = keys / "nodes" / f"silo-{silo}.pub"
+    if not path.exists():
+        there = ", ".join(each.stem for each in sorted(path.parent.glob("*.pub"))) or "none"
+        raise InputError(f"{path}: silo {silo} has no key here; registered are {there}")
+    told = fingerprint(node_public_key(path))
+    try:
+        path.unlink()
+        sync_folder(path.parent)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be taken away: {error.strerror}") from None
+    return told
+
+
+class Revoked:
+    """Notices that keys which were registered are there no more.
+
+    Guarantee: a key whose file was taken away, or has another key now, is revoked for as long as this SuperLink
+    runs, whatever becomes of the file.  A file that cannot be read, or a folder that is away, revokes nothing: a
+    disk that fails is no revocation.
+    """
+
+    def __init__(self, keys: Path, nodes: Mapping[str, bytes]) -> None:
+        """`nodes`: what `registered` found."""
+        self._paths = {name: keys / "nodes" / f"{name}.pub" for name in nodes}
+        self._left = dict(nodes)
+        self._stamps: list[tuple[int, int]] | None = None
+
+    def look(self) -> list[str]:
+        """Names whose key is revoked since the last look, each once; the files are read if one has changed."""
+        before, self._stamps = self._stamps, file_stamps(*self._paths.values())
+        if self._stamps == before:
+            return []
+        revoked = [name for name, key in self._left.items() if self._is_revoked(self._paths[name], key)]
+        for name in revoked:
+            _log.warning("%s: the key %s is revoked", name, fingerprint(self._left.pop(name)))
+        return revoked
+
+    def _is_revoked(self, path: Path, key: bytes) -> bool:
+        try:
+            path.stat()
+        except FileNotFoundError:
+            return path.parent.is_dir()
+        except OSError:
+            return False
+        try:
+            return node_public_key(path) != key
+        except InputError as error:
+            _log.warning("a key that changed revokes nothing: %s", error)
+            return False

@@ -1,0 +1,296 @@
+"""Engines that submit a run to a SuperLink: `deployment`, and `ray`, which is Flower's own simulation.
+
+A deployment has a SuperNode and a guard for each silo.  Without an address all of it is started here, as processes
+of this machine; with one, the app is submitted to a SuperLink whose silos other people run.  A run's identity is a
+token that is kept in its folder, since Flower gives a resubmitted run another number: silos and server resume from
+their ledgers under the same token.
+
+A silo of this machine shares nothing with the others, as on a machine of its own: the shard, the ledger with its
+keys and the policy lie in a folder of mode 0700, and only the SuperNode talks to the SuperLink.
+
+Flower's simulation sends every client message of the same apps through a Ray actor.  The progress of either comes
+through the run's folder, its end from Flower.
+"""
+
+import importlib.util
+import os
+import secrets
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedpriv.addons.services import supernode_process
+from fedpriv.addons.services.certificates import check_certificates
+from fedpriv.addons.services.flower_private.control import Control, LostRunError, UnreachableError
+from fedpriv.addons.services.processes import log_tail, script, start_logged, state_root
+from fedpriv.addons.services.superlink import SuperLink, federation_superlink, node_keys, simulating_superlink
+from fedpriv.claims.outcome import Finished, RunObserver, digest_of
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.core.files import write_text
+from fedpriv.data.named import load
+from fedpriv.engines.children import refuse_root
+from fedpriv.engines.inprocess import refuse_vectorized_options
+from fedpriv.engines.table import Connection, Outcome
+from fedpriv.plan.evaluation import held_out_of_silos, records_of_silos
+from fedpriv.plan.task import task_of_cell
+from fedpriv.protocol.cell_folder import FolderReader, clear, run_config_of
+from fedpriv.scenario.schema import Cell
+from fedpriv.silo.demo import (
+    allowance_of,
+    evaluation_of,
+    policy_text,
+    write_policy,
+    write_shard,
+    write_table_shard,
+)
+from fedpriv.silo.guards import begin_ledgers
+from fedpriv.silo.policy import own_folder, read_policy
+
+SOCKET = "guard.sock"
+
+
+def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
+    """For each silo a policy that allows exactly this run, in `home`, over its shard and ledger in `folder`.
+
+    The paths of the policies, one a silo.  Shards and ledgers that are there are left as they are: they say what
+    was released.  InputError for a run that no policy allows.
+    """
+    allow, evaluation, tests = allowance_of(cell, task_of_cell(cell)), evaluation_of(cell), held_out_of_silos(cell)
+    dataset, order = load(cell.data.name, table=cell.data.table), records_of_silos(cell)
+    policies, table = [], cell.data.table_schema if cell.model.row.of_cells else None
+    for silo in range(cell.federation.silos):
+        if cell.privacy.shares:
+            allow = allowance_of(cell, task_of_cell(cell), silo)
+        kept, own = folder / f"silo-{silo}", home / f"silo-{silo}"
+        for path in (kept, own):
+            own_folder(path, 0o700)
+        shard = kept / ("shard.npz" if table is None else "shard.csv")
+        begun = (kept / "ledger.sqlite").exists() or shard.exists()
+        if not begun and table is None:
+            write_shard(shard, dataset, order[silo], tests[silo])
+        elif not begun:
+            write_table_shard(shard, cell, dataset, silo, order[silo])
+        keys = {
+            "silo": silo,
+            **({"classes": dataset.classes} if table is None else {}),
+            "shard": str(shard),
+            "ledger": str(kept / "ledger.sqlite"),
+            "socket": str(own / SOCKET),
+        }
+        policies.append(own / "policy.toml")
+        write_policy(policies[-1], policy_text(keys, allow, table, evaluation))
+        if not begun:
+            begin_ledgers(read_policy(policies[-1]))
+    return policies
+
+
+@dataclass
+class LocalSilo:
+    """The processes of silo `number`; the short-lived folder of `policy` has its socket and logs.
+
+    `keys` is the folder with its SuperNode's key.
+    """
+
+    number: int
+    policy: Path
+    superlink: str
+    keys: Path
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def home(self) -> Path:
+        return self.policy.parent
+
+    def start(self, *names: str) -> None:
+        """Start "guard" and "supernode", or those that are named; their logs are appended to."""
+        commands = {
+            "guard": [script("fedpriv"), "silo", "run", str(self.policy)],
+            "supernode": supernode_process.command(self.superlink, self.number, self.home / SOCKET, self.keys),
+        }
+        for name in names or commands:
+            self.processes[name] = start_logged(commands[name], self.home, name)
+
+    def ended(self) -> str | None:
+        """Name the process that has ended, with the end of its log; None while both run."""
+        for name, process in self.processes.items():
+            if process.poll() is not None:
+                ended = f"silo {self.number}'s {name} ended with exit code {process.returncode}"
+                return ended + log_tail(self.home, name, 5)
+        return None
+
+
+Lost = Callable[[], str | None]
+"""Which process without which there will be no outcome has ended, and how; None while all are there."""
+
+_POLL_SECONDS = 0.2
+_STATUS_SECONDS = 5.0
+_END_SECONDS = 60.0  # for Ray's own processes, which outlive a simulation that is cut off
+_TELL_SECONDS = 60.0  # between two lines on the same wait
+_UNREACHABLE_SECONDS = 120.0  # for which a SuperLink may not answer: a snapshot of its machine, say
+
+
+class Progress:
+    """Tells a person how far a cell is, however often its server begins again, and for whom it waits."""
+
+    def __init__(self, observer: RunObserver, index: int, rounds: int) -> None:
+        """The cell's place in the list that the engine was given, and the number of its rounds."""
+        self.observer, self.index, self.planned, self.rounds = observer, index, rounds, 0
+        self._told: tuple[str, float] = "", 0.0
+
+    def reached(self, rounds: int) -> None:
+        if rounds > self.rounds:
+            self.observer.advanced(rounds - self.rounds)
+            self.rounds = rounds
+
+    def waits(self, whom: str, since: float) -> None:
+        """After some seconds, then once a minute; `since` in seconds of the epoch."""
+        now = time.monotonic()
+        if whom == self._told[0] and now - self._told[1] < _TELL_SECONDS:
+            return
+        self._told = whom, now
+        clock, seconds = time.strftime("%H:%M:%S", time.gmtime(since)), time.time() - since
+        self.observer.noted(f"waiting for {whom} since {clock} UTC ({seconds:.0f} s)")
+
+
+def follow(link: SuperLink, run: int, reader: FolderReader, lost: Lost, progress: Progress) -> Finished:
+    """Relay a run's progress until it has an outcome; RunError if it ends without one."""
+    asked, answered, began = time.monotonic(), time.monotonic(), time.time()
+    while True:
+        finished = reader.result()
+        progress.reached(progress.planned if finished is not None else reader.round())
+        for line in reader.new_evaluations():
+            progress.observer.evaluated(progress.index, line.pop("round"), line)
+        if finished is not None:
+            return finished
+        if link.ended:
+            raise RunError(f"Flower's SuperLink ended before the run did{link.log_tail()}")
+        if (ended := lost()) is not None:
+            raise RunError(ended)
+        if time.monotonic() - asked > _STATUS_SECONDS:
+            asked = time.monotonic()
+            try:
+                status = link.control.status(run)
+            except UnreachableError:
+                if asked - answered > _UNREACHABLE_SECONDS:
+                    raise
+                progress.waits("an answer of the SuperLink", time.time() - (asked - answered))
+            else:
+                answered = asked
+                if status.is_over and reader.result() is None:
+                    why = f" ({status.details})" if status.details else ""
+                    raise RunError(f"Flower ended the run without a result{why}{link.log_tail()}")
+                if not (status.is_over or status.state.startswith("running")):
+                    progress.waits(f"the SuperLink to start the run, which is {status.state}", began)
+            if (wait := reader.waiting()) is not None:
+                silos, since = wait
+                round_ = f"round {progress.rounds + 1} of {progress.planned}"
+                progress.waits(f"silo {', '.join(map(str, silos))} in {round_}", since)
+        time.sleep(_POLL_SECONDS)
+
+
+def run_deployment(
+    cells: Sequence[Cell], observer: RunObserver, *, folder: Path, connection: Connection
+) -> Iterator[Outcome]:
+    """Run cells one after another; see `Engine`.
+
+    `folder` is the RUN_DIR: the server writes below it, so that it must be the same folder where the SuperLink
+    runs.
+    """
+    local = connection.superlink is None
+    if local:
+        refuse_root("--engine deployment")
+    for cell in cells:
+        refuse_vectorized_options(cell, "deployment")
+        if (clients := cell.federation.clients) is not None:
+            raise InputError(
+                f"federation.clients = {clients}: engine deployment has silos with guards, and no clients that "
+                "come and go; use --engine vectorized"
+            )
+        if cell.federation.drop_out or cell.federation.away:
+            raise InputError(
+                "federation.drop_out and federation.away are for simulations: silos of a deployment are away when "
+                'they are; write deployment.missing = "continue" instead'
+            )
+    for index, cell in enumerate(cells):
+        out = folder.resolve() / "deployment" / digest_of(cell)[:16]
+        if not (out / "token").exists():
+            write_text(out / "token", secrets.token_hex(16))
+        token = (out / "token").read_text(encoding="utf-8")
+        finished = FolderReader(out).result() if (out / "outcome.json").exists() else None
+        if finished is None:
+            clear(out)
+            with _federation(cell, connection, token) as (link, lost):
+                reader, progress = FolderReader(out), Progress(observer, index, cell.schedule.rounds)
+                while finished is None:
+                    run = link.submit(run_config_of(cell, out, token))
+                    try:
+                        finished = follow(link, run, reader, lost, progress)
+                    except LostRunError:
+                        observer.noted("the SuperLink was started again; the run goes on from its journal")
+                        clear(out)
+                    except BaseException:
+                        if not local:  # our own is ended as a whole
+                            with suppress(RunError):  # it may have ended
+                                link.control.stop_run(run)
+                        raise
+        yield Outcome(index, finished)
+        if local and (state_root() / token).exists():
+            shutil.rmtree(state_root() / token)
+
+
+@contextmanager
+def _federation(cell: Cell, connection: Connection, token: str) -> Iterator[tuple[SuperLink, Lost]]:
+    """A SuperLink, and what says that a process has ended without which there will be no outcome.
+
+    Without an address SuperLink and silos are processes of ours that are gone when the block is left.  A run that
+    continues without a missing silo is told of none.
+    """
+    if connection.superlink is not None:
+        check_certificates(*filter(None, [connection.root_certificates]))
+        yield SuperLink(Control(connection.superlink, connection.root_certificates)), lambda: None
+        return
+    with tempfile.TemporaryDirectory(prefix="fedpriv-") as name:
+        home = Path(name)
+        # what must survive an interruption is never in RUN_DIR
+        policies = write_silos(cell, state_root() / token, home)
+        with federation_superlink(home, len(policies)) as link:
+            assert link.address is not None
+            silos = []
+            for number, policy in enumerate(policies):
+                silos.append(LocalSilo(number, policy, link.address, node_keys(home, number)))
+                silos[-1].start()
+            needed = [] if cell.deployment.missing == "continue" else silos
+            yield link, lambda: next((said for silo in needed if (said := silo.ended()) is not None), None)
+
+
+def run_ray(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Outcome]:
+    """Run cells one after another on one SuperLink in simulation mode; see `Engine`."""
+    if importlib.util.find_spec("ray") is None:
+        raise InputError("--engine ray: Ray is not installed here; pip install 'fedpriv[ray]'")
+    refuse_root("--engine ray")
+    with (
+        tempfile.TemporaryDirectory(prefix="fedpriv-ray-") as folder,
+        simulating_superlink(Path(folder)) as link,
+    ):
+        assert link.home is not None
+        for index, cell in enumerate(cells):
+            refuse_vectorized_options(cell, "ray")
+            out = link.home / f"cell-{index}"
+            out.mkdir()
+            simulation = {
+                "num_supernodes": cell.federation.silos,
+                "client_resources_num_cpus": 1,
+                "init_args_num_cpus": os.cpu_count() or 1,
+            }
+            run = link.submit(run_config_of(cell, out), simulation)
+            progress = Progress(observer, index, cell.schedule.rounds)
+            finished = follow(link, run, FolderReader(out), lambda: None, progress)
+            deadline = time.monotonic() + _END_SECONDS
+            while not link.control.status(run).is_over and time.monotonic() < deadline:
+                time.sleep(_POLL_SECONDS)
+            yield Outcome(index, finished)

@@ -1,0 +1,115 @@
+"""Start and stop runs over the SuperLink's Control API."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from flwr.cli.build import build_fab_from_files
+from flwr.supercore.error import ApiErrorCode
+from google.protobuf.json_format import ParseDict
+
+from fedpriv.addons.services.flower_private import FOLLOWS, RESTARTED, STATUS
+from fedpriv.addons.services.flower_private.names import LIST_RUNS, START_RUN, STOP_RUN, Route
+from fedpriv.addons.services.flower_private.wire import Wire, open_client, refusal_of
+from fedpriv.core.errors import RunError, printable
+
+_CONNECT_SECONDS = 5.0
+
+
+class UnreachableError(RunError):
+    """No answer came; the next question may have one."""
+
+
+class LostRunError(RunError):
+    """The SuperLink was started again, with which the run's server has ended; its journal goes on with the run."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """State of a run in Flower's words, such as `finished:failed`, and Flower's details."""
+
+    state: str
+    details: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended, in whatever way."""
+        return self.state.startswith("finished")
+
+    @staticmethod
+    def of(run: Any) -> "Status":
+        """The status of a run as the Control API lists it."""
+        state = ":".join(filter(None, (run.status.status, run.status.sub_status)))
+        return Status(state, printable(run.status.details))
+
+
+@dataclass(frozen=True)
+class Control:
+    """The Control API at `address`: `unix:SOCKET`, or host:port, over TLS if there are root certificates.
+
+    Every method raises RunError, within seconds, if no server answers there or the answer is a refusal.
+    """
+
+    address: str
+    root_certificates: Path | None = None
+
+    def start_run(self, pyproject: str, out: str, simulation: Mapping[str, int] | None = None) -> int:
+        """Submit an app that is nothing but its pyproject.toml; the run's id.  `runs` show its folder, `out`."""
+        content, _ = build_fab_from_files({"pyproject.toml": pyproject.encode()})
+        request = START_RUN.request()
+        request.fab.content, request.fab.hash_str = content, hashlib.sha256(content).hexdigest()
+        request.override_config["out"].string = out
+        if simulation is not None:
+            ParseDict(dict(simulation), request.override_federation_config)
+        answer = self._ask(START_RUN, request)
+        if not answer.HasField("run_id"):
+            raise RunError(f"the SuperLink at {self.address} did not start the run")
+        return int(answer.run_id)
+
+    def status(self, run_id: int) -> Status:
+        """State of a run; who asks this follows the run.
+
+        LostRunError for a run that the SuperLink does not know, or that ended when it was started again.
+        """
+        answer = self._ask(LIST_RUNS, LIST_RUNS.request(run_id=run_id), follows=run_id)
+        status = Status.of(answer.run_dict[run_id])
+        if status.details == RESTARTED:
+            raise LostRunError(RESTARTED)
+        return status
+
+    def stop_run(self, run_id: int) -> None:
+        self._ask(STOP_RUN, STOP_RUN.request(run_id=run_id))
+
+    def seen(self) -> dict[str, Any]:
+        """What the SuperLink has seen of silos, runs and commands that follow runs: `STATUS`."""
+        return dict(self._ask(None, None))
+
+    def _ask(self, route: Route | None, request: Any, *, follows: int | None = None) -> Any:
+        """The answer to a request, or what the SuperLink has seen if there is no route."""
+        headers = {} if follows is None else {FOLLOWS: str(follows)}
+        try:
+            with open_client(self.address, self.root_certificates, connect=_CONNECT_SECONDS) as client:
+                if route is None:
+                    return client.get(STATUS).raise_for_status().json()
+                return Wire(client, lambda _route, _request: headers).ask(route, request)
+        except httpx.HTTPStatusError as error:
+            code, reason = refusal_of(error.response)
+            if code == ApiErrorCode.RUN_ID_NOT_FOUND:
+                raise LostRunError(f"the SuperLink at {self.address} does not know this run") from None
+            raise RunError(f"the SuperLink at {self.address} refuses: {reason}") from None
+        except httpx.RequestError as error:
+            raise UnreachableError(
+                f"the SuperLink at {self.address} cannot be reached: {_reason(error)}"
+            ) from None
+
+
+def _reason(error: httpx.RequestError) -> str:
+    text = str(error) or type(error).__name__
+    if "certificate has expired" in text:
+        return f"its certificate has expired; the server's owner has to make a new one ({text})"
+    if "[Errno 2]" in text or "[Errno 111]" in text:
+        return f"nothing listens there ({text}); start `fedpriv superlink`, or give where it is by --superlink"
+    return text

@@ -1,0 +1,257 @@
+"""ASGI app before Flower's SuperLink, which reads a few of its wire messages.
+
+No code of Flower is changed.
+
+silo ── anything for me? ──▶ front ──▶ SuperLink ── nothing ──▶ held until a query is there whole, or 2 s are over
+
+| what happens | Flower | here |
+|---|---|---|
+| a silo replies as another silo | counts the reply | refused with 403 |
+| a silo asks, or a server does, and nothing is there | answered at once | held: long polling |
+| a server asks for a reply whose objects are on their way | waits for these, up to 180 s | gets the others first |
+| a reply is announced again, since the answer was lost | wants no object of it | wants the missing ones |
+| an object is sent again, since the answer was lost | refused, and so the reply is lost | stored |
+
+Requests that the front cannot read, and all others, go to Flower as they came.
+"""
+
+import asyncio
+import hashlib
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.common.constant import SUPERLINK_NODE_ID
+from google.protobuf.message import DecodeError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fedpriv.addons.services.flower_private.names import (
+    GET_RUN,
+    PULL,
+    PUSH,
+    PUSH_OBJECT,
+    SERVER_PULL,
+    SERVER_PUSH,
+    SERVER_PUSH_OBJECT,
+    Route,
+)
+from fedpriv.addons.services.flower_private.wire import MEDIA_TYPE
+
+_HOLD_SECONDS = 2.0  # clients of Flower wait 30 s for an answer
+_HOLD_SERVER_SECONDS = 1.0  # a server has other things to look for
+_SESSION_SECONDS = 180.0  # since the last object, after which Flower forgets a reply
+_MAX_QUESTIONS = 10_000
+
+
+@dataclass
+class Session:
+    """A message that was announced, whose objects are on their way."""
+
+    sender: int
+    missing: set[str]
+    receivers: set[int]
+    """Nodes that wait for the message."""
+    announced: bytes = b""
+    """Answer to the announcement."""
+    reply: str = ""
+    """Id of a message, and of the query that it answers, or "" for a query."""
+    question: str = ""
+    stored: set[str] = field(default_factory=set)
+    last: float = field(default_factory=time.monotonic)
+
+
+class Exchange:
+    """A request that was read, and the app that answers it."""
+
+    def __init__(self, app: ASGIApp, scope: Scope, body: bytes, receive: Receive) -> None:
+        self._app, self._scope, self.body, self.receive = app, scope, body, receive
+
+    async def ask(self, body: bytes | None = None, route: Route | None = None) -> Response:
+        """Flower's answer to the request, or to another body or route from the same sender."""
+        content = self.body if body is None else body
+        path = self._scope["path"] if route is None else route.path
+        headers = [(name, value) for name, value in self._scope["headers"] if name.lower() != b"content-length"]
+        headers.append((b"content-length", str(len(content)).encode()))
+        scope = {**self._scope, "path": path, "raw_path": path.encode(), "headers": headers}
+        scope["state"] = dict(scope.get("state", {}))  # what one asking notes is not the next one's
+        parts: list[Message] = []
+
+        async def keep(message: Message) -> None:
+            parts.append(message)
+
+        await self._app(scope, _replay(content), keep)
+        answer = Response(b"".join(part.get("body", b"") for part in parts), parts[0]["status"])
+        answer.raw_headers = list(parts[0]["headers"])
+        return answer
+
+
+def _replay(body: bytes) -> Receive:
+    """Return a receiver of a whole body, after which nothing comes."""
+    messages: Iterator[Message] = iter([{"type": "http.request", "body": body, "more_body": False}])
+    never: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+
+    async def next_message() -> Message:
+        return next(messages, None) or await never
+
+    return next_message
+
+
+class Front:
+    """The SuperLink's app behind the front.
+
+    Guarantee: a reply counts as that of the node whose key has signed the request, whatever it says; what Flower
+    refuses is refused, and nobody gets a message that Flower did not give out for that very request.
+    """
+
+    def __init__(self, app: ASGIApp, *, polls: bool = True) -> None:
+        """Take the SuperLink's app.  Without `polls`, senders are checked and nothing else is done."""
+        self.app = app
+        self._waiting: defaultdict[int, set[asyncio.Event]] = defaultdict(set)
+        self._questions: dict[str, int] = {}  # a query's id: the node that it went to
+        self._sessions: dict[str, Session] = {}  # by Flower's names for them
+        handlers = [(PUSH, self._silo_replies)]
+        if polls:
+            handlers += [
+                (PULL, self._silo_asks),
+                (PUSH_OBJECT, self._object_comes),
+                (SERVER_PULL, self._server_asks),
+                (SERVER_PUSH, self._server_queries),
+                (SERVER_PUSH_OBJECT, self._object_comes),
+            ]
+        self._handlers = {route.path: (route, handle) for route, handle in handlers}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route, handle = self._handlers.get(scope["path"] if scope["type"] == "http" else "", (None, None))
+        if route is None or handle is None:
+            await self.app(scope, receive, send)
+            return
+        with suppress(ClientDisconnect):
+            body = await Request(scope, receive).body()
+            try:
+                request = route.request.FromString(body)
+            except DecodeError:
+                await self.app(scope, _replay(body), send)
+                return
+            answer = await handle(request, Exchange(self.app, scope, body, receive))
+            await answer(scope, receive, send)
+
+    async def _silo_asks(self, request: Any, exchange: Exchange) -> Response:
+        return await self._hold(exchange, request.node.node_id, _HOLD_SECONDS, lambda: exchange.body)
+
+    async def _server_asks(self, request: Any, exchange: Exchange) -> Response:
+        def finished_only() -> bytes:
+            unfinished = self._unfinished()
+            ids = [query for query in request.message_ids if query not in unfinished]
+            return bytes(SERVER_PULL.request(message_ids=ids).SerializeToString())
+
+        if not request.message_ids:
+            return await exchange.ask()
+        answer = await self._hold(exchange, SUPERLINK_NODE_ID, _HOLD_SERVER_SECONDS, finished_only)
+        if answer.status_code == 200:
+            for message in SERVER_PULL.answer.FromString(bytes(answer.body)).messages_list:
+                self._questions.pop(message.metadata.reply_to_message_id, None)
+        return answer
+
+    async def _hold(self, exchange: Exchange, node: int, seconds: float, body: Callable[[], bytes]) -> Response:
+        """Ask until there is more than an empty answer, `seconds` are over, or the sender is gone."""
+        departure, event = asyncio.ensure_future(exchange.receive()), asyncio.Event()
+        until = time.monotonic() + seconds
+        self._waiting[node].add(event)
+        try:
+            while True:
+                event.clear()
+                answer = await exchange.ask(body())
+                remaining = until - time.monotonic()
+                if answer.status_code != 200 or answer.body or remaining <= 0.0:
+                    return answer
+                wakening = asyncio.ensure_future(event.wait())
+                await asyncio.wait({wakening, departure}, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
+                wakening.cancel()
+                if departure.done():
+                    return answer
+        finally:
+            departure.cancel()
+            self._waiting[node].discard(event)
+            if not self._waiting[node]:
+                del self._waiting[node]
+
+    async def _server_queries(self, request: Any, exchange: Exchange) -> Response:
+        answer = await exchange.ask()
+        if answer.status_code == 200:
+            nodes = {
+                message.metadata.message_id: message.metadata.dst_node_id for message in request.messages_list
+            }
+            self._questions |= nodes
+            while len(self._questions) > _MAX_QUESTIONS:
+                del self._questions[next(iter(self._questions))]
+            self._note(SERVER_PUSH, answer, SUPERLINK_NODE_ID, set(nodes.values()))
+        return answer
+
+    async def _silo_replies(self, request: Any, exchange: Exchange) -> Response:
+        node, replies = request.node.node_id, [message.metadata for message in request.messages_list]
+        if any(reply.src_node_id != node for reply in replies):
+            return PlainTextResponse(f"node {node} replies as another node", 403)
+        if len(replies) != 1:
+            return await exchange.ask()
+        (reply,), oldest = replies, time.monotonic() - _SESSION_SECONDS
+        sessions = [session for session in self._sessions.values() if session.missing and session.last > oldest]
+        for before in sessions:
+            if (before.sender, before.reply) != (node, reply.message_id):
+                continue
+            # is it the node, in a run that goes on?
+            same = GET_RUN.request(run_id=reply.run_id, node={"node_id": node})
+            answer = await exchange.ask(same.SerializeToString(), GET_RUN)
+            if answer.status_code != 200:
+                return answer
+            announcement = PUSH.answer.FromString(before.announced)
+            del announcement.objects_to_push[:]
+            announcement.objects_to_push.extend(sorted(before.missing))
+            return Response(announcement.SerializeToString(), media_type=MEDIA_TYPE)
+        answer = await exchange.ask()
+        if answer.status_code == 200 and self._questions.get(reply.reply_to_message_id) == node:
+            self._note(PUSH, answer, node, {SUPERLINK_NODE_ID}, reply.message_id, reply.reply_to_message_id)
+        else:
+            self._wake({SUPERLINK_NODE_ID})
+        return answer
+
+    def _note(
+        self, route: Route, answer: Response, node: int, receivers: set[int], reply: str = "", question: str = ""
+    ) -> None:
+        """Await the objects of a message that was announced, or wake its receivers if it is whole."""
+        announcement = route.answer.FromString(bytes(answer.body))
+        if missing := set(announcement.objects_to_push):
+            session = Session(node, missing, receivers, bytes(answer.body), reply, question)
+            self._sessions[announcement.session_id] = session
+        else:
+            self._wake(receivers)
+
+    async def _object_comes(self, request: Any, exchange: Exchange) -> Response:
+        answer = await exchange.ask()
+        session, name = self._sessions.get(request.session_id), request.object_id
+        if session is None or session.sender != request.node.node_id or answer.status_code != 200:
+            return answer
+        if PUSH_OBJECT.answer.FromString(bytes(answer.body)).stored:
+            session.last = time.monotonic()
+            session.missing.discard(name)
+            session.stored.add(name)
+            if not session.missing:
+                self._wake(session.receivers)
+        elif name in session.stored and hashlib.sha256(request.object_content).hexdigest() == name:
+            return Response(PUSH_OBJECT.answer(stored=True).SerializeToString(), media_type=MEDIA_TYPE)
+        return answer
+
+    def _unfinished(self) -> set[str]:
+        """Queries whose reply is on its way, after dropping sessions that Flower has forgotten by now."""
+        oldest = time.monotonic() - _SESSION_SECONDS
+        self._sessions = {key: session for key, session in self._sessions.items() if session.last > oldest}
+        return {session.question for session in self._sessions.values() if session.missing}
+
+    def _wake(self, nodes: set[int]) -> None:
+        for node in nodes:
+            for event in self._waiting.get(node, ()):
+                event.set()

@@ -1,0 +1,174 @@
+"""What a SuperLink knows of silos and of runs.
+
+SuperNodes, by the keys that were registered, and commands that follow runs were there at some time.  A SuperNode's
+requests say when it signed them and which fedpriv it runs; a command's say which run it follows.  Nothing of it is
+in a message, and nothing of it is stored.
+
+Runs are known after a restart, too.  They are in one file, without a message, a token or an array; messages are in
+memory only, and so is all that a trusted server could be asked for.
+"""
+
+import datetime
+import json
+import os
+import stat
+import time
+from base64 import b64decode
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.common.constant import TIMESTAMP_HEADER
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fedpriv.addons.services.flower_private import FOLLOWS, RESTARTED, VERSION
+from fedpriv.addons.services.flower_private.control import Status
+from fedpriv.addons.services.flower_private.names import CONTROL, FLEET
+from fedpriv.core.errors import InputError, printable
+from fedpriv.core.files import OWN, write_bytes
+from fedpriv.protocol.clocks import difference, is_tolerated
+
+_MOST_RUNS, _LOOK_SECONDS = 1000, 2.0
+
+
+class Presence:
+    """An ASGI app that notes who its requests are from, by silo and by run.
+
+    Guarantee: a silo's entry is changed by requests that its registered key has signed, and by no others.  What is
+    noted of it is when it was there, what it says it runs, and by how much its clock differs.
+    """
+
+    def __init__(self, app: ASGIApp, nodes: Mapping[str, bytes], refused: Path | None = None) -> None:
+        """`nodes`: name -> public key (PEM); in the file `refused` the server finds why a silo is not let in."""
+        self.app = app
+        self._names = {key.strip(): name for name, key in nodes.items()}
+        self._silos: dict[str, dict[str, Any]] = {name: {} for name in nodes}
+        self._followed: dict[str, float] = {}
+        self._refused, self._since = refused, time.time()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope) if scope["type"] == "http" else Headers()  # the first of two, as for Flower
+        if scope["type"] == "http" and scope["path"].startswith(CONTROL) and FOLLOWS in headers:
+            self._note_follower(headers[FOLLOWS])
+        if scope["type"] != "http" or not scope["path"].startswith(FLEET) or not self._names:
+            await self.app(scope, receive, send)
+            return
+        came = time.time()
+
+        async def noting(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] in (200, 401):
+                with suppress(ValueError, KeyError, TypeError):  # a stranger's headers are no silo's
+                    self._note(headers, came, let_in=message["status"] == 200)
+            await send(message)
+
+        await self.app(scope, receive, noting)
+
+    def seen(self) -> dict[str, Any]:
+        """Silos by name and runs by id, with the times (seconds of the epoch) at which they were heard of."""
+        return {"since": self._since, "silos": self._silos, "followed": self._followed}
+
+    def _note_follower(self, run: str) -> None:
+        if run.isascii() and run.isdigit() and len(run) <= 20:
+            self._followed.pop(run, None)
+            self._followed[run] = time.time()
+            while len(self._followed) > _MOST_RUNS:
+                del self._followed[next(iter(self._followed))]
+
+    def _note(self, headers: Headers, came: float, *, let_in: bool) -> None:
+        key = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
+        silo = self._silos[self._names[key.strip()]]
+        signed = headers[TIMESTAMP_HEADER]
+        ahead = datetime.datetime.fromisoformat(signed).timestamp() - came
+        if let_in:
+            told = printable(headers.get(VERSION, "an unknown version"), 40)
+            silo.update(seen=came, ahead=ahead, fedpriv=told)
+            if silo.pop("refused", None):
+                self._tell_server()
+            return
+        signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True)
+        if _has_signed(key, signed.encode(), signature) and not is_tolerated(ahead):
+            before = silo.get("refused")
+            silo.update(refused=came, ahead=ahead)
+            if before is None:
+                self._tell_server()
+
+    def _tell_server(self) -> None:
+        if self._refused is not None:
+            told = {name: clock_words(silo["ahead"]) for name, silo in self._silos.items() if "refused" in silo}
+            with suppress(OSError):  # the folder goes with the service
+                self._refused.write_text(json.dumps(told), encoding="utf-8")
+
+
+def _has_signed(key: bytes, signed: bytes, signature: bytes) -> bool:
+    """Whether the signature over `signed` is that of a public key (PEM)."""
+    public = serialization.load_pem_public_key(key)
+    with suppress(InvalidSignature):
+        if isinstance(public, ec.EllipticCurvePublicKey):
+            public.verify(signature, signed, ec.ECDSA(hashes.SHA256()))
+            return True
+    return False
+
+
+def clock_words(ahead: float) -> str:
+    """Say of a silo why its clock keeps it out."""
+    return f"its clock is {difference(ahead)} the SuperLink's, which refuses it; set both by NTP"
+
+
+class KeptRuns:
+    """The last thousand runs, in a file of mode 0600, if there is one."""
+
+    def __init__(self, path: Path | None) -> None:
+        """InputError for a file that cannot be used; runs that were not over in it have ended by now."""
+        self._path, self._next = path, 0.0
+        self._runs: dict[str, dict[str, Any]] = {}
+        if path is None:
+            return
+        try:
+            if path.exists():
+                if stat.S_IMODE(path.stat().st_mode) & 0o077:
+                    raise InputError(f"--state {path}: others can read it; chmod 600 {path}")
+                self._runs = {str(run["run"]): dict(run) for run in json.loads(path.read_text(encoding="utf-8"))}
+            elif not os.access(path.parent, os.W_OK):
+                raise InputError(f"--state {path}: cannot be written there")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"--state {path}: cannot be used ({error}); move it away to begin another") from None
+        now = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
+        for run in self._runs.values():
+            if not run.get("finished"):
+                run.update(state=f"finished:failed ({RESTARTED})", finished=now)
+
+    def are_due(self) -> bool:
+        """Whether it is time to look at the runs again."""
+        if self._path is None or time.monotonic() < self._next:
+            return False
+        self._next = time.monotonic() + _LOOK_SECONDS
+        return True
+
+    def keep(self, runs: Iterable[Any]) -> None:
+        """Note these runs; a full disk leaves this for another time."""
+        before = self.known()
+        self._runs |= {str(run.run_id): _as_data(run) for run in runs}
+        self._runs = dict(list(self._runs.items())[-_MOST_RUNS:])
+        if self._path is not None and (self.known() != before or not self._path.exists()):
+            told = [{key: value for key, value in run.items() if key != "details"} for run in self.known()]
+            with suppress(OSError):
+                write_bytes(self._path, json.dumps(told).encode(), OWN)
+
+    def known(self) -> list[dict[str, Any]]:
+        """Runs, the oldest first."""
+        return list(self._runs.values())
+
+
+def _as_data(run: Any) -> dict[str, Any]:
+    status = Status.of(run)
+    return {
+        **{"run": str(run.run_id), "state": status.state, "details": status.details},
+        **{"started": run.running_at, "finished": run.finished_at},
+        "folder": run.override_config["out"].string if "out" in run.override_config else "",
+    }

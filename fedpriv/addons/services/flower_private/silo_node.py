@@ -1,0 +1,341 @@
+"""A silo's node, one process that asks the SuperLink for queries and calls fedpriv's ClientApp.
+
+    python -P -m fedpriv.addons.services.flower_private.silo_node SUPERLINK SILO GUARD KEYS|-
+
+It runs no code that the SuperLink sends: a run whose bundle names another app gets an error reply.  It ends with
+LOST when the SuperLink is away, or does not know its key, and its supervisor starts it again.
+"""
+
+import email.utils
+import hashlib
+import io
+import logging
+import os
+import sys
+import threading
+import time
+import tomllib
+import zipfile
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NoReturn
+
+import httpx
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.common.constant import TIMESTAMP_HEADER, ErrorCode
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.error import ApiErrorCode
+from flwr.supercore.inflatable.inflatable_object import InflatableObject
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+
+from fedpriv.addons.services.flower_private import APP, VERSION
+from fedpriv.addons.services.flower_private.names import (
+    ACTIVATE,
+    CONFIRM,
+    DEACTIVATE,
+    GET_FAB,
+    GET_RUN,
+    HEARTBEAT,
+    METADATA,
+    PULL,
+    PULL_OBJECT,
+    PUSH,
+    PUSH_OBJECT,
+    SELF_REGISTER,
+    Route,
+)
+from fedpriv.addons.services.flower_private.wire import Wire, open_client, refusal_of
+from fedpriv.addons.services.processes import AUTHORITY, NODE_KEY
+from fedpriv.addons.services.service import BEATS, LOST, SUPERNODE, end_when_asked, leave_beat
+from fedpriv.clients.app import app
+from fedpriv.core.errors import FedprivError, InputError, RunError, printable
+from fedpriv.core.logs import log_as_service
+from fedpriv.protocol.clocks import difference, is_tolerated
+from fedpriv.protocol.messages import PROTOCOL
+
+_log = logging.getLogger("fedpriv.supernode")
+_INTERVAL, _BEAT_SECONDS = 15.0, 10.0  # Flower misses a node after two intervals
+_PATIENCE = 20.0  # seconds for which a request is repeated whose answer did not come
+_LONG = 1.0  # seconds after which an empty answer was held back
+_LONGEST_WAIT = 3.0  # seconds between two questions to a SuperLink that holds no answers
+_OBJECT_SECONDS = 180.0  # after which Flower forgets a query whose objects do not come
+_FORGOTTEN = "the SuperLink does not know this SuperNode: it was started again, or its key was revoked"
+_UNKNOWN = "the SuperLink does not know this SuperNode's key, or heard of another with it within a minute"
+_MAX_PYPROJECT = 2**20  # bytes
+
+
+class LostError(RunError):
+    """The SuperLink is away, or does not let this node in."""
+
+
+class Fleet:
+    """The SuperLink's Fleet API, asked with the silo's key."""
+
+    def __init__(self, superlink: str, keys: Path | None) -> None:
+        """Take the folder with ca.crt and node.key, or None for no TLS and a new key."""
+        self._key = ec.generate_private_key(ec.SECP384R1()) if keys is None else _private_key(keys / NODE_KEY)
+        form = (serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        self.public_key = self._key.public_key().public_bytes(*form)
+        self._version = f"{version('fedpriv')} (protocol {PROTOCOL})"
+        self._wire = Wire(open_client(superlink, None if keys is None else keys / AUTHORITY), self._headers)
+
+    def _headers(self, _route: Route, _request: Any) -> Mapping[str, str]:
+        signed = datetime.now(UTC).isoformat()
+        signature = self._key.sign(signed.encode("ascii"), ec.ECDSA(hashes.SHA256()))
+        return {
+            FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(self.public_key).decode("ascii"),
+            TIMESTAMP_HEADER: signed,
+            FLEET_HTTP_SIGNATURE_HEADER: b64encode(signature).decode("ascii"),
+            VERSION: self._version,
+        }
+
+    def ask(self, route: Route, *, patience: float = _PATIENCE, **fields: Any) -> Any:
+        """Return the SuperLink's answer.
+
+        Raises:
+            httpx.HTTPStatusError: a refusal that concerns this request only.
+            LostError: no answer came within `patience` seconds, or the SuperLink does not know the key.
+        """
+        request = route.request(**fields)
+        until, pause = time.monotonic() + patience, 0.1
+        while True:
+            try:
+                answer = self._wire.ask(route, request)
+            except httpx.HTTPStatusError as error:
+                response = error.response
+                if response.status_code == httpx.codes.UNAUTHORIZED:
+                    clock = clock_trouble(response.headers.get("date"), time.time())
+                    leave_beat(SUPERNODE, reason := clock or _FORGOTTEN)
+                    raise LostError(reason) from None
+                if response.status_code < 502 or time.monotonic() > until:
+                    raise
+            except httpx.HTTPError as error:
+                leave_beat(SUPERNODE, reason := str(error) or type(error).__name__)
+                if time.monotonic() > until:
+                    raise LostError(reason) from None
+            else:
+                leave_beat(SUPERNODE)
+                return answer
+            time.sleep(pause)
+            pause = min(2.0 * pause, 2.0)
+
+    def connect(self, earlier: int | None, *, registers: bool) -> int:
+        """Connect as the node that the key is registered as, and return its id.
+
+        `earlier` is its id if it was killed while it was connected.
+
+        Raises:
+            LostError: the SuperLink does not let it in.
+        """
+        if registers:
+            self.ask(SELF_REGISTER, public_key=self.public_key)
+        if earlier is not None:
+            with suppress(httpx.HTTPStatusError, LostError):  # it is away, or the SuperLink was started again
+                self.ask(DEACTIVATE, node_id=earlier)
+        try:
+            return int(self.ask(ACTIVATE, public_key=self.public_key, heartbeat_interval=_INTERVAL).node_id)
+        except httpx.HTTPStatusError as error:
+            code, reason = refusal_of(error.response)
+            if code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
+                reason = _UNKNOWN
+            leave_beat(SUPERNODE, reason)
+            raise LostError(reason) from None
+
+
+def clock_trouble(date: str | None, now: float) -> str | None:
+    """Describe by how much this clock differs from an answer's `date`, if that is refused."""
+    with suppress(ValueError):
+        ahead = now - email.utils.parsedate_to_datetime(date or "").timestamp()
+        if not is_tolerated(ahead):
+            return f"this machine's clock is {difference(ahead)} the SuperLink's; set it by NTP"
+    return None
+
+
+def _private_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = serialization.load_ssh_private_key(path.read_bytes(), None)
+        if isinstance(key, ec.EllipticCurvePrivateKey):
+            return key
+        reason = "it is no ECDSA key"
+    except (OSError, ValueError, TypeError) as error:
+        reason = str(error)
+    raise InputError(f"{path}: expected a private key as `ssh-keygen -t ecdsa -b 384` makes ({reason})")
+
+
+class Node:
+    """A connected node, whose ClientApp is called in this process."""
+
+    def __init__(self, fleet: Fleet, number: int, silo: int, guard: str) -> None:
+        self._fleet, self.number, self._node = fleet, number, {"node_id": number}
+        self._silo, self._guard = silo, guard
+        self._configurations: dict[int, dict[str, Any] | None] = {}
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def _beat(self) -> None:
+        """Send heartbeats, and end the process if they fail: a node without them is none."""
+        try:
+            while True:
+                time.sleep(_BEAT_SECONDS)
+                if not self._fleet.ask(HEARTBEAT, node=self._node, heartbeat_interval=_INTERVAL).success:
+                    raise LostError("the SuperLink has forgotten this SuperNode")
+        except Exception as error:
+            _log.warning("no heartbeat any more: %s", error)
+            os._exit(LOST)
+
+    def serve(self) -> NoReturn:
+        """Answer queries, one after another."""
+        wait = 0.05
+        while True:
+            start = time.monotonic()
+            answer = self._fleet.ask(PULL, node=self._node)
+            if not answer.messages_list:
+                wait = 0.05 if time.monotonic() - start > _LONG else min(2.0 * wait, _LONGEST_WAIT)
+                time.sleep(wait)
+                continue
+            wait, run = 0.05, answer.messages_list[0].metadata.run_id
+            try:
+                self._answer(run, answer.message_object_trees[0])
+            except httpx.HTTPStatusError as error:  # the run has ended, say
+                _log.info("a query is left unanswered: %s", refusal_of(error.response)[1])
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                _log.warning("a query is left unanswered, which is none: %s", printable(str(error)))
+
+    def _answer(self, run: int, tree: Any) -> None:
+        began = time.monotonic()
+        contents = {name: self._content(run, name) for name in dict.fromkeys(_names_in(tree))}
+        query = inflate_object_from_contents(tree.object_id, contents)
+        if not isinstance(query, Message):
+            raise TypeError(f"it is a {type(query).__name__}")
+        query.metadata.__dict__["_message_id"] = tree.object_id
+        self._reply(run, self._call(run, query), began)
+        self._fleet.ask(CONFIRM, node=self._node, run_id=run, message_object_id=tree.object_id)
+
+    def _content(self, run: int, name: str) -> bytes:
+        """An object of a query, which may be on its way."""
+        until, pause = time.monotonic() + _OBJECT_SECONDS, 0.02
+        while True:
+            answer = self._fleet.ask(PULL_OBJECT, node=self._node, run_id=run, object_id=name)
+            if answer.object_available:
+                return bytes(answer.object_content)
+            if not answer.object_found or time.monotonic() > until:
+                raise ValueError("its objects did not come")
+            time.sleep(pause)
+            pause = min(2.0 * pause, 1.0)
+
+    def _call(self, run: int, query: Message) -> Message:
+        if run not in self._configurations:
+            self._configurations[run] = self._configuration_of(run)
+        if (configuration := self._configurations[run]) is None:
+            others = "`fedpriv supernode --apps` runs those of others"
+            reason = f"silo {self._silo} runs no app but fedpriv's; {others}"
+        else:
+            node_config: dict[str, bool | float | int | str] = {"partition-id": self._silo, "guard": self._guard}
+            context = Context(run, self.number, node_config, RecordDict(), dict(configuration))
+            try:
+                return app(query, context)
+            except Exception as error:
+                _log.exception("the reply to a query failed")  # the reason stays here: it may tell of records
+                reason = f"the SuperNode of silo {self._silo} failed ({type(error).__name__}); its log says why"
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=query)
+
+    def _configuration_of(self, run: int) -> dict[str, Any] | None:
+        """Configuration of a run, or None for a run of another app."""
+        description = self._fleet.ask(GET_RUN, node=self._node, run_id=run).run
+        fab = self._fleet.ask(GET_FAB, node=self._node, run_id=run, hash_str=description.fab_hash).fab
+        if (configuration := configuration_in(bytes(fab.content))) is not None:
+            for key, value in description.override_config.items():
+                configuration[key] = getattr(value, str(value.WhichOneof("scalar")))
+        return configuration
+
+    def _reply(self, run: int, reply: Message, began: float) -> None:
+        """Announce a reply, then send those of its objects that the SuperLink does not have."""
+        request, contents = PUSH.request(), dict[str, bytes]()
+        _enter(request.message_object_trees.add(), reply, contents)
+        message = request.messages_list.add()
+        for key in METADATA.split():
+            setattr(message.metadata, key, getattr(reply.metadata, key))
+        message.metadata.message_id = request.message_object_trees[0].object_id
+        if reply.has_error():
+            message.error.code, message.error.reason = reply.error.code, reply.error.reason
+        else:
+            message.content.SetInParent()
+        messages = {"messages_list": request.messages_list, "message_object_trees": request.message_object_trees}
+        duration = [time.monotonic() - began]
+        answer = self._fleet.ask(PUSH, node=self._node, **messages, clientapp_runtime_list=duration)
+        session, missing = {"run_id": run, "session_id": answer.session_id}, set(answer.objects_to_push)
+        for name in [name for name in contents if name in missing]:
+            self._fleet.ask(PUSH_OBJECT, node=self._node, **session, object_id=name, object_content=contents[name])
+
+
+def _names_in(tree: Any) -> Iterator[str]:
+    for child in tree.children:
+        yield from _names_in(child)
+    yield tree.object_id
+
+
+def _enter(tree: Any, value: InflatableObject, contents: dict[str, bytes]) -> None:
+    """Write an object and all below it into a tree, and their contents, the lowest first."""
+    for child in (value.children or {}).values():
+        _enter(tree.children.add(), child, contents)
+    content = value.deflate()
+    tree.object_id = hashlib.sha256(content).hexdigest()  # by which the SuperLink checks it
+    contents[tree.object_id] = content
+
+
+def configuration_in(bundle: bytes) -> dict[str, Any] | None:
+    """Run configuration in a bundle by dotted keys, or None for a bundle of another app."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(bundle)) as files:
+            info = files.getinfo("pyproject.toml")
+            if info.file_size > _MAX_PYPROJECT:
+                return None
+            settings = tomllib.loads(files.read(info).decode("utf-8"))["tool"]["flwr"]["app"]
+        return dict(_flat(settings.get("config", {}))) if settings["components"]["clientapp"] == APP else None
+    except (zipfile.BadZipFile, KeyError, TypeError, AttributeError, ValueError, RuntimeError):
+        return None
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def main(superlink: str, silo: str, guard: str, keys: str) -> None:
+    """Run the command line above."""
+    log_as_service(silo=int(silo))
+    end_when_asked()
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    folder, file = None if keys == "-" else Path(keys), Path(os.environ[BEATS], "node")
+    try:
+        fleet, earlier = Fleet(superlink, folder), int(file.read_text()) if file.exists() else None
+        node = Node(fleet, fleet.connect(earlier, registers=folder is None), int(silo), guard)
+        file.write_text(str(node.number))
+        try:
+            node.serve()
+        finally:  # asked to end, or lost
+            fleet.ask(DEACTIVATE, patience=0.0, node_id=node.number)
+    except (LostError, httpx.HTTPError) as error:
+        _log.debug("lost: %s", error)
+        sys.exit(LOST)
+    except FedprivError as error:
+        _log.error("%s", error)
+        sys.exit(error.exit_code)
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(LOST)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,252 @@
+"""`fedpriv superlink`: Flower's SuperLink, each of its APIs open to the programs that need it, and to no others.
+
+| API | who | where |
+|---|---|---|
+| Control: start and stop runs | the SuperLink's owner | a Unix socket of mode 0600 |
+| Fleet: a SuperNode's messages | SuperNodes whose keys are registered | host:port, TLS |
+| Runtime: a task's messages | the tasks it started itself | a port of 127.0.0.1, TLS, tokens on no command line |
+
+Its parts are these servers, which are one process, and an executor.  /health of each API is that of the service:
+200 while the executor asks for tasks and gets answers, 503 with a reason otherwise.  A certificate that is renewed
+is served from the next connection on, and a SuperNode whose key is taken away is turned away, without a restart.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import uvicorn
+from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from fedpriv.addons.services.certificates import Ends, Revoked, check_certificates, file_stamps, registered
+from fedpriv.addons.services.flower_private import STATUS
+from fedpriv.addons.services.flower_private.executor import SERVERAPP, SIMULATION, executor_command
+from fedpriv.addons.services.flower_private.names import CONTROL, FLEET, RUNTIME
+from fedpriv.addons.services.flower_private.presence import KeptRuns, Presence
+from fedpriv.addons.services.flower_private.superlink import superlink_app
+from fedpriv.addons.services.processes import (
+    AUTHORITY,
+    CERTIFICATE,
+    KEY,
+    isolate,
+    made_anew,
+    service_folder,
+    tls_options,
+)
+from fedpriv.addons.services.service import BEATS, EXECUTOR, Health, late, part_lost
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.core.logs import log_as_service
+from fedpriv.engines.children import end_processes
+from fedpriv.protocol.messages import REFUSED, REGISTERED
+from fedpriv.protocol.metrics import Figure, metrics_served, private_socket
+
+_log = logging.getLogger("fedpriv.superlink")
+_LOOK = 0.5  # seconds between two looks at the executor
+Look = Callable[[], Awaitable[object]]
+
+
+class Only:
+    """The part of an ASGI app below `prefix`, and /health and `status`, which are ours; nothing else is there.
+
+    Guarantee: no request that comes through this reaches another of the app's routes: paths are compared as the
+    app compares them, and no other kind of connection is let through.
+    """
+
+    def __init__(
+        self, app: ASGIApp, prefix: str, health: Health = lambda: None, status: Look | None = None
+    ) -> None:
+        self._app, self._prefix, self._health, self._status = app, prefix, health, status
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            path = scope["path"]
+            app = self._app
+            if path == "/health":
+                ails = self._health()
+                app = PlainTextResponse(ails or "at work", status_code=503 if ails else 200)
+            elif path == STATUS and self._status is not None:
+                app = JSONResponse(await self._status())
+            elif not path.startswith(self._prefix):
+                app = PlainTextResponse("not here", status_code=404)
+            await app(scope, receive, send)
+
+
+def serve_superlink(
+    control: Path,
+    keys: Path | None,
+    *,
+    host: str,
+    port: int,
+    simulation: bool = False,
+    insecure: bool = False,
+    kept: Path | None = None,
+    metrics: str | None = None,
+) -> None:
+    """Serve until asked to end; RunError if a part ends unasked.
+
+    `control` is the socket to be made; `keys` a folder with ca.crt, server.pem, server.key and nodes/silo-N.pub.
+    `kept` is a file with the runs of before; `metrics` is where figures are told (`metrics_served`).
+    `insecure`: SuperNodes connect without TLS and keys.  `simulation`: there are none.
+    InputError for keys or certificates that cannot be used.
+    """
+    log_as_service()
+    runs = KeptRuns(kept)
+    nodes = {} if keys is None else registered(keys)
+    if keys is not None:
+        check_certificates(keys / AUTHORITY, keys / CERTIFICATE)
+    elif not (simulation or insecure):
+        raise InputError("fedpriv superlink: give --keys FOLDER (see deploy/make-keys.sh)")
+    with ExitStack() as stack:  # sockets first: a second start is refused before it touches anything
+        sockets = [private_socket(control, "--control")]
+        stack.callback(control.unlink, missing_ok=True)
+        sockets.append(_tcp("127.0.0.1", 0))
+        if not simulation:
+            sockets.append(_tcp(host, port))
+        for each in sockets:
+            stack.callback(each.close)
+        folder = service_folder("superlink", control)
+        stack.enter_context(made_anew(folder))
+        options = isolate(folder)
+        options += ["--disable-runtime-dependency-installation", *tls_options(keys or folder)]
+        options += ["--simulation"] if simulation else [] if insecure else ["--enable-supernode-auth"]
+        link = superlink_app(options)
+        app = Presence(link.app, nodes, folder / "refused.json")
+
+        async def status() -> object:
+            runs.keep(await link.runs())
+            return {**app.seen(), "runs": runs.known()}
+
+        health = partial(late, folder, EXECUTOR, time.monotonic())
+        only = partial(Only, app, health=health)
+        servers = [_Server(_config(only(prefix=CONTROL, status=status), None, lifespan="on"))]
+        servers += [_Server(_config(only(prefix=RUNTIME), folder)), _Server(_config(only(prefix=FLEET), keys))]
+        ends = Ends(*([] if keys is None else [keys / AUTHORITY, keys / CERTIFICATE]))
+        fleet = None if keys is None or simulation else _Fleet(servers[2].config, keys)
+        revoked = None if keys is None else Revoked(keys, nodes)
+
+        async def look() -> None:
+            """Keep the list of runs, forget keys that were revoked, and take up a certificate that was renewed."""
+            if runs.are_due():
+                runs.keep(await link.runs())
+            for name in revoked.look() if revoked is not None else ():
+                await link.forget(name)
+                _log.warning("%s: its key is revoked and opens nothing from now on", name)
+            ends.look()
+            if fleet is not None:
+                fleet.look()
+
+        runner = stack.enter_context(asyncio.Runner(loop_factory=uvicorn.Config(app).get_loop_factory()))
+        runner.run(link.check(registered=bool(nodes), fleet=not simulation))
+        runner.run(link.register(nodes))
+        command = executor_command(f"127.0.0.1:{sockets[1].getsockname()[1]}", folder, SERVERAPP, SIMULATION)
+        environment = {**os.environ, BEATS: str(folder), REFUSED: str(folder / "refused.json")}
+        executor = subprocess.Popen(command, env=environment | ({REGISTERED: "1"} if nodes else {}))
+        stack.callback(end_processes, [executor])
+        stack.enter_context(metrics_served(metrics, lambda: [*_figures(app.seen(), health), *ends.figures()]))
+        runner.run(_serve(list(zip(servers, sockets, strict=False)), executor, look))
+
+
+def _figures(seen: Mapping[str, Any], health: Health) -> list[Figure]:
+    """For Prometheus: each silo by its name, whether it was heard of or not."""
+    silos = seen["silos"].copy().items()
+    return [
+        Figure("fedpriv_superlink_info", "The SuperLink's version.", 1, {"version": version("fedpriv")}),
+        Figure("fedpriv_superlink_healthy", "1 if its parts are at work.", health() is None),
+        *(
+            Figure(f"fedpriv_superlink_silo_{name}", words, silo.get(key, 0.0), {"silo": silo_name})
+            for name, words, key in (
+                ("seen_seconds", "When it was heard of, since 1970; 0 if never.", "seen"),
+                ("ahead_seconds", "By how much its clock is ahead.", "ahead"),
+                ("refused_seconds", "When its clock kept it out, since 1970; 0 if it is let in.", "refused"),
+            )
+            for silo_name, silo in silos
+        ),
+    ]
+
+
+def _tcp(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port))
+    except OSError as error:
+        raise InputError(f"{host}:{port}: {error}") from None
+
+
+def _config(app: ASGIApp, keys: Path | None, lifespan: Literal["on", "off"] = "off") -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        lifespan=lifespan,
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=2,
+        ssl_certfile=None if keys is None else keys / CERTIFICATE,
+        ssl_keyfile=None if keys is None else keys / KEY,
+    )
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are for all servers of this process: see `_serve`."""
+        yield
+
+
+async def _serve(
+    servers: Sequence[tuple[_Server, socket.socket]],
+    executor: "subprocess.Popen[bytes]",
+    look: Look,
+) -> None:
+    """Serve until a signal; RunError if a server or the executor ends before."""
+    asked = asyncio.Event()
+    for ending in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(ending, asked.set)
+    serving = [asyncio.ensure_future(server.serve([socket])) for server, socket in servers]
+    while not (asked.is_set() or executor.poll() is not None or any(server.done() for server in serving)):
+        await look()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asked.wait(), _LOOK)
+    for server, _ in servers:
+        server.should_exit = True
+    await asyncio.gather(*serving)
+    if asked.is_set():
+        return
+    if (code := executor.poll()) is not None:
+        raise part_lost("SuperLink", EXECUTOR, code)
+    raise RunError("SuperLink: one of its servers ended; start it again")
+
+
+class _Fleet:
+    """The certificate that SuperNodes see, taken up anew when its files change."""
+
+    def __init__(self, config: uvicorn.Config, keys: Path) -> None:
+        self._config = config
+        self._files = keys / CERTIFICATE, keys / KEY
+        self._stamps = file_stamps(*self._files)
+
+    def look(self) -> None:
+        before, self._stamps = self._stamps, file_stamps(*self._files)
+        if self._stamps == before or not self._config.loaded or self._config.ssl is None:
+            return
+        try:
+            check_certificates(self._files[0])
+            trial = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)  # where a broken one breaks nothing
+            for context in (trial, self._config.ssl):
+                context.load_cert_chain(*self._files)
+        except (InputError, OSError) as error:
+            _log.warning("a certificate that changed is not taken up: %s", error)
+        else:
+            _log.info("%s: the certificate that is there now is served", self._files[0])

@@ -1,0 +1,46 @@
+"""Commands of this add-on: their options.  What a command does is imported when it is called."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedpriv.cli.options import Overrides
+
+
+def statistics(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan of tables (TOML).")],
+    overrides: Overrides = None,
+    engine: Annotated[str, typer.Option(help="vectorized, inprocess, ray or deployment.")] = "vectorized",
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for the results; by default runs/NAME.")
+    ] = None,
+    superlink: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Deployment: a SuperLink that runs.")
+    ] = None,
+    root_certificates: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Deployment: whom to trust for the SuperLink's TLS (PEM).")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say cells, errors and price; nothing is asked or charged.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+) -> None:
+    """Release counts, quantiles and survival curves of a table, each with an interval that has the noise in it.
+
+    Examples:
+
+        fedpriv statistics plan.toml --dry-run
+
+        fedpriv statistics plan.toml --set privacy.epsilon=3
+    """
+    from fedpriv.addons.statistics.command import statistics as release
+    from fedpriv.engines.table import Connection
+
+    connection = Connection(superlink, root_certificates)
+    release(plan, overrides or [], engine, out, connection, dry_run=dry_run, as_json=as_json)
+
+
+def register(app: Any, silo: Any, data: Any) -> None:
+    """Add the commands to those of `fedpriv`, `fedpriv silo` and `fedpriv data`."""
+    app.command()(statistics)

@@ -1,0 +1,424 @@
+"""The gain of joining against ε: released models of many splits of the records, beside each silo alone.
+
+For every split, trust setting, ε and noise seed one cell is run, on an engine like any other, and its model is
+judged on the silos' own test records.  Where the scenario sweeps other keys, these are settings to choose from: in
+each split, on a fifth of the training records that the candidates did not read.  Settings at ε may be any of a
+smaller ε, with its noise, since what holds there holds at a larger one.  With one setting nothing is chosen.
+
+What a split gave is kept in the user's cache, for its owner alone, so that a study that was stopped goes on.
+"""
+
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedpriv.addons.worth.break_even import BreakEven, break_even
+from fedpriv.addons.worth.local_models import Floats, score_of
+from fedpriv.addons.worth.references import key_of, read_kept, write_kept
+from fedpriv.addons.worth.worth import (
+    Bench,
+    bench_of,
+    digest_of_silos,
+    pooled,
+    references,
+    seen_of,
+    shares_of,
+    with_data,
+)
+from fedpriv.claims.outcome import RunObserver
+from fedpriv.core.errors import FedprivError, InputError
+from fedpriv.core.figures import upper_figure
+from fedpriv.core.replicates import one_thread
+from fedpriv.engines.table import engine_named
+from fedpriv.loss.objective import Records
+from fedpriv.noise.trust import CURATOR
+from fedpriv.plan.task import check_records, spread
+from fedpriv.scenario.load import TARGETS, Scenario, load_scenario, resolve_cell
+from fedpriv.scenario.schema import Cell
+
+GRID = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+_SPARED = 0.2
+_MOST = 1000
+"""Splits, and seeds of each: a split is a grid of runs and takes seconds to minutes."""
+_LEAST_SEEDS = 2
+_TRUST, _EPSILON = "algorithm.trust", "privacy.epsilon"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked: a scenario with overrides, the grid, and how many splits and noise seeds."""
+
+    scenario: Path
+    overrides: tuple[str, ...]
+    trusts: tuple[str, ...]
+    """Empty: all that the scenario can have."""
+    epsilons: tuple[float, ...]
+    splits: int | None
+    """0 is the published split alone; None what the scenario says, 5 without a word."""
+    seeds: int = _LEAST_SEEDS
+    own: bool = False
+    """Whether personal models are fitted, too."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """What one split gave; arrays are means over silos unless said otherwise."""
+
+    alone: float
+    balanced: float
+    released: Mapping[str, NDArray[np.float64]]
+    """By trust: (ε, seeds)."""
+    recalibrated: Mapping[str, NDArray[np.float64]]
+    gains: Mapping[str, NDArray[np.float64]]
+    """By trust: (ε, seeds, silos)."""
+    personal: Mapping[str, NDArray[np.float64]]
+    """By trust: the gain of personal models, (ε, seeds); empty where nobody asked."""
+    judged: str
+    noiseless: NDArray[np.float64]
+    """The gain of the same rounds without noise, with the settings of the largest ε: (seeds,)."""
+    pooled: float
+    own_intercept: float
+    """The gain of the model of all silos' records, without noise, and of it with intercepts fitted at home."""
+    ratio: float
+    tests: NDArray[np.int64]
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Joining:
+    """Splits 1 … n of a question, and the published one apart."""
+
+    question: Question
+    name: str
+    delta: float
+    silos: int
+    metric: str
+    records: int
+    """Training records of a silo, the median."""
+    trusts: tuple[str, ...]
+    monotone: bool
+    published: Split
+    splits: tuple[Split, ...]
+    shares: Mapping[str, float]
+    """`shares_of` the scenario."""
+
+    def shown(self) -> tuple[Split, ...]:
+        """The splits that means are taken over: the drawn ones, or the published one where none is drawn."""
+        return self.splits or (self.published,)
+
+    def along(self, trust: str, name: str = "gains") -> NDArray[np.float64]:
+        """Means over silos of a figure of every split, (ε, splits, seeds)."""
+        values = [getattr(split, name)[trust] for split in self.shown()]
+        return np.stack([each.mean(axis=2) if each.ndim == 3 else each for each in values], axis=1)
+
+    @property
+    def ratio(self) -> float:
+        return float(np.mean([split.ratio for split in self.shown()]))
+
+    def break_even(self, trust: str) -> BreakEven:
+        grid = np.array(self.question.epsilons)
+        return break_even(grid, self.along(trust), self.ratio, monotone=self.monotone)
+
+
+@one_thread()
+def joining(question: Question, say: Say = lambda _: None) -> Joining:
+    """Answer a question; InputError for what cannot be run or compared."""
+    grid = question.epsilons
+    if not grid or not all(0.0 < e < math.inf for e in grid) or list(grid) != sorted(set(grid)):
+        raise InputError(f"--epsilon: expected rising numbers above 0, found {', '.join(map(str, grid))}")
+    if question.seeds > _MOST:
+        raise InputError(f"--seeds {question.seeds}: at most {_MOST:,}")
+    trusts = _trusts(question)
+    first = _scenario(question, trusts[0], None, None)
+    settings = [key for key in first.axes if key not in (_TRUST, _EPSILON)]
+    choice = len(list(itertools.product(*(first.axes[key] for key in settings)))) > 1
+    cell = first.points[0].cell
+    asked = question.splits if question.splits is not None else cell.data.splits or 5
+    if asked > _MOST:
+        raise InputError(f"splits = {asked}: at most {_MOST:,}, each of which runs the whole grid")
+    known = references(cell, say=say)
+    found = []
+    for number in range(asked + 1):
+        say(f"split {number} of {asked}")
+        found.append(_split(question, trusts, number or None, choice, say))
+    return Joining(
+        question,
+        cell.name,
+        cell.privacy.delta,
+        known.of,
+        known.metric,
+        int(np.median([silo.train for silo in known.silos])),
+        trusts,
+        choice,
+        found[0],
+        tuple(found[1:]),
+        shares_of(cell),
+    )
+
+
+def _trusts(question: Question) -> tuple[str, ...]:
+    """Those asked for, or all that the scenario can be run with, curators apart."""
+    if question.trusts:
+        return question.trusts
+    row = load_scenario(question.scenario, question.overrides).points[0].cell.algorithm.row
+    able = []
+    for trust in row.trusts:
+        try:
+            if trust != CURATOR.name:
+                _scenario(question, trust, None, None)
+                able.append(trust)
+        except InputError:
+            continue
+    if not able:
+        raise InputError(f"{question.scenario}: cannot be run with an epsilon; say --trust to see why")
+    return tuple(able)
+
+
+def _scenario(question: Question, trust: str, split: int | None, spared: float | None) -> Scenario:
+    """The grid of one trust setting, of one split."""
+    loaded = load_scenario(question.scenario, question.overrides)
+    seeds = loaded.seeds[: question.seeds]
+    seeds += [max(loaded.seeds) + more for more in range(1, question.seeds - len(seeds) + 1)]
+    keys = [
+        f'{_TRUST}=["{trust}"]',
+        f"{_EPSILON}={list(question.epsilons)}",
+        f"seeds={seeds}",
+        "run.evaluations=1",
+    ]
+    keys += [] if split is None else [f"data.split={split}"]
+    keys += [] if spared is None else [f"data.spared={spared}"]
+    grid = load_scenario(question.scenario, [*question.overrides, *keys])
+    if any(f"privacy.{other}" in grid.axes for other in TARGETS if other != "epsilon"):
+        raise InputError(f"{question.scenario}: sweeps another target of privacy than epsilon; leave it out")
+    return grid
+
+
+def _split(question: Question, trusts: Sequence[str], number: int | None, choice: bool, say: Say) -> Split:
+    grids = {trust: _scenario(question, trust, number, None) for trust in trusts}
+    first = grids[trusts[0]].points[0].cell
+    seeds = grids[trusts[0]].seeds
+    check_records(first)
+    heads = {seed: resolve_cell({**first.canonical(), "seed": seed}, first.name) for seed in seeds}
+    benches: dict[int, Bench] = {}
+    for seed in seeds:
+        if benches and _deal_alike(heads[seed], heads[seeds[0]]):  # seeds draw noise alone
+            benches[seed] = benches[seeds[0]]
+        else:
+            benches[seed] = bench_of(heads[seed], references(heads[seed], say=say))
+    if len({len(bench.silos) for bench in benches.values()}) > 1:
+        raise InputError(
+            "worth: seeds leave different numbers of silos with records; give --seeds 1, or larger silos"
+        )
+    records = hashlib.sha256("".join(digest_of_silos(benches[seed].silos) for seed in seeds).encode()).hexdigest()
+    cells = {
+        trust: {
+            (point.swept[_EPSILON], point.cell.seed, _setting(point.swept)): point.cell for point in grid.points
+        }
+        for trust, grid in grids.items()
+    }
+    key = _key(first, question, cells)
+    if (tree := read_kept("worth", key, records)) is not None:
+        try:
+            return _restored(tree, trusts, (len(question.epsilons), len(seeds)), question.own)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+            pass  # of another version, or damaged: computed again
+    taken = _chosen(question, trusts, number, cells, benches, say) if choice else _fixed(cells, question.epsilons)
+    wanted = [cells[trust][cell] for trust in trusts for at in taken[trust].values() for cell in at.values()]
+    say(f"{len(wanted)} runs")
+    models = _models(wanted)
+    last = taken[trusts[0]][question.epsilons[-1]]
+    quiet = {seed: _noiseless(cells[trusts[0]][last[seed]]) for seed in seeds}
+    silent = _models(list(quiet.values()))
+    own: dict[str, NDArray[np.float64]] = {}
+    judged = ""
+    if question.own:
+        own, judged = _personal(trusts, taken, cells, benches, question.epsilons, seeds, say)
+    found: dict[str, dict[str, Any]] = {name: {} for name in ("released", "recalibrated", "gains")}
+    for trust in trusts:
+        at = [
+            [benches[seed].gains(models[_name(cells[trust][taken[trust][epsilon][seed]])]) for seed in seeds]
+            for epsilon in question.epsilons
+        ]
+        found["released"][trust] = np.array([[np.mean(each.released) for each in row] for row in at])
+        found["recalibrated"][trust] = np.array([[np.mean(each.recalibrated) for each in row] for row in at])
+        found["gains"][trust] = np.array([[each.gains for each in row] for row in at])
+    united = benches[seeds[0]].gains(pooled(heads[seeds[0]]))
+    known = benches[seeds[0]].known
+    scores = np.array([silo.score for silo in known.silos])
+    split = Split(
+        float(np.mean([benches[seed].known.mean for seed in seeds])),
+        float(np.mean([silo.balanced for silo in known.silos])),
+        found["released"],
+        found["recalibrated"],
+        found["gains"],
+        own,
+        judged,
+        np.array([benches[seed].gains(silent[_name(quiet[seed])]).gain for seed in seeds]),
+        united.gain,
+        float(np.mean(np.array(united.recalibrated) - scores)),
+        known.ratio,
+        np.array([silo.test for silo in known.silos]),
+        tuple(silo.name for silo in known.silos),
+    )
+    write_kept("worth", key, records, _stored(split))
+    return split
+
+
+def _setting(swept: Mapping[str, Any]) -> str:
+    return json.dumps({key: value for key, value in swept.items() if key not in (_TRUST, _EPSILON)})
+
+
+CellKey = tuple[float, int, str]
+"""(ε, seed, the other swept keys)."""
+Taken = dict[str, dict[float, dict[int, CellKey]]]
+"""By trust, by ε of the grid, by seed: the cell that stands there."""
+
+
+def _fixed(cells: Mapping[str, Mapping[CellKey, Cell]], epsilons: Sequence[float]) -> Taken:
+    return {
+        trust: {epsilon: {seed: (e, seed, s) for e, seed, s in at if e == epsilon} for epsilon in epsilons}
+        for trust, at in cells.items()
+    }
+
+
+def _chosen(
+    question: Question,
+    trusts: Sequence[str],
+    number: int | None,
+    cells: Mapping[str, Mapping[CellKey, Cell]],
+    benches: Mapping[int, Bench],
+    say: Say,
+) -> Taken:
+    """At every ε the candidate of it or a smaller one that is best on spared records, the mean over seeds."""
+    taken: Taken = {}
+    for trust in trusts:
+        grid = _scenario(question, trust, number, _SPARED)
+        say(f"{len(grid.points)} candidates, {trust}")
+        spared = {(p.swept[_EPSILON], p.cell.seed, _setting(p.swept)): p.cell for p in grid.points}
+        models = _models(list(spared.values()))
+        scores: dict[tuple[float, str], list[float]] = {}
+        for (epsilon, seed, setting), cell in spared.items():
+            scores.setdefault((epsilon, setting), []).append(_on_spared(benches[seed], cell, models[_name(cell)]))
+        taken[trust] = {}
+        for epsilon in question.epsilons:
+            allowed = {key: float(np.mean(each)) for key, each in scores.items() if key[0] <= epsilon}
+            best, setting = max(allowed, key=lambda key: allowed[key])
+            seeds = {seed for _, seed, _ in cells[trust]}
+            taken[trust][epsilon] = {seed: (best, seed, setting) for seed in sorted(seeds)}
+    return taken
+
+
+def _deal_alike(one: Cell, other: Cell) -> bool:
+    """Whether two seeds give every silo the same records: sites of which all are read."""
+    return all(torch.equal(mine, its) for mine, its in zip(spread(one), spread(other), strict=True))
+
+
+def _on_spared(bench: Bench, cell: Cell, model: Floats) -> float:
+    """The mean over silos of the score on training records that the candidate did not read."""
+    scores = []
+    for held, seen in zip(bench.silos, seen_of(cell, bench.silos), strict=True):
+        if seen is not None and not seen.all():
+            rows = np.flatnonzero(~seen)
+            scores.append(score_of(bench.objective, model, Records(*(column[rows] for column in held.train))))
+    return float(np.mean(scores))
+
+
+def _personal(
+    trusts: Sequence[str],
+    taken: Taken,
+    cells: Mapping[str, Mapping[CellKey, Cell]],
+    benches: Mapping[int, Bench],
+    epsilons: Sequence[float],
+    seeds: Sequence[int],
+    say: Say,
+) -> tuple[dict[str, NDArray[np.float64]], str]:
+    """Gains of personal models of releases that did not read a fifth of the records, by which λ is chosen."""
+    can = cells[trusts[0]][next(iter(cells[trusts[0]]))].data.partition in ("iid", "site")
+    found, judged = {}, ""
+    for trust in trusts:
+        rows = []
+        for epsilon in epsilons:
+            row = []
+            for seed in seeds:
+                cell = cells[trust][taken[trust][epsilon][seed]]
+                cell = resolve_cell(with_data(cell, spared=_SPARED), cell.name) if can else cell
+                say(f"personal, {trust}, epsilon = {upper_figure(epsilon, 3)}")
+                bench = benches[seed]
+                scores, _, judged = bench.personal(_models([cell])[_name(cell)], cell)
+                row.append(float(np.mean(scores)) - bench.known.mean)
+            rows.append(row)
+        found[trust] = np.array(rows)
+    return found, judged
+
+
+def _noiseless(cell: Cell) -> Cell:
+    """The same rounds without noise: clip and steps as they are; masks need noise, so a server is trusted."""
+    tree = cell.canonical()
+    privacy = {key: value for key, value in tree["privacy"].items() if key not in (*TARGETS, "shares")}
+    trust = "trusted" if cell.algorithm.trust_setting.masked else cell.algorithm.trust
+    algorithm = {**tree["algorithm"], "trust": trust}
+    return resolve_cell({**tree, "privacy": {**privacy, "mode": "none"}, "algorithm": algorithm}, cell.name)
+
+
+def _name(cell: Cell) -> str:
+    return json.dumps(cell.canonical(), sort_keys=True)
+
+
+def _models(cells: Sequence[Cell]) -> dict[str, Floats]:
+    """The published model of every cell, by its canonical text; equal cells are run once."""
+    once = list({_name(cell): cell for cell in cells}.values())
+    engine = engine_named("vectorized")
+    try:
+        outcomes = list(engine(once, RunObserver()))
+    except FedprivError as error:
+        raise InputError(f"worth: a run of the grid could not be finished: {error}") from None
+    return {_name(once[each.index]): each.finished.model.astype(np.float64) for each in outcomes}
+
+
+def _key(first: Cell, question: Question, cells: Mapping[str, Mapping[CellKey, Cell]]) -> str:
+    names = [_name(cell) for at in cells.values() for cell in at.values()]
+    asked = [key_of(first), names, question.own, _SPARED]
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+
+
+_BY_TRUST = ("released", "recalibrated", "gains", "personal")
+
+
+def _stored(split: Split) -> dict[str, Any]:
+    tree = dict(vars(split))
+    for name in _BY_TRUST:
+        tree[name] = {trust: values.tolist() for trust, values in tree[name].items()}
+    return {**tree, "noiseless": split.noiseless.tolist(), "tests": split.tests.tolist()}
+
+
+def _restored(tree: Mapping[str, Any], trusts: Sequence[str], shape: tuple[int, int], own: bool) -> Split:
+    """The split that was kept; ValueError for numbers that cannot be its figures, (ε, seeds) by `shape`."""
+    fields = {name: tree[name] for name in Split.__dataclass_fields__}
+    names, told = tuple(tree["names"]), [fields["judged"]]
+    silos, wanted = (len(names),), dict.fromkeys(trusts, shape)
+    shapes = {"released": wanted, "recalibrated": wanted, "gains": dict.fromkeys(trusts, (*shape, *silos))}
+    shapes["personal"] = wanted if own else {}
+    for name, by_trust in shapes.items():
+        fields[name] = {trust: np.array(values, np.float64) for trust, values in fields[name].items()}
+        if {trust: values.shape for trust, values in fields[name].items()} != by_trust:
+            raise ValueError(name)
+    fields |= {"noiseless": np.array(tree["noiseless"], np.float64), "tests": np.array(tree["tests"], np.int64)}
+    figures = [fields[name] for name in ("alone", "balanced", "pooled", "own_intercept", "ratio", "noiseless")]
+    figures += [values for name in _BY_TRUST for values in fields[name].values()]
+    if not all(np.isfinite(values).all() for values in figures):
+        raise ValueError("figures")
+    if not silos[0] or fields["noiseless"].shape != shape[1:] or fields["tests"].shape != silos:
+        raise ValueError("shapes")
+    if fields["tests"].min() < 1 or not all(isinstance(text, str) for text in (*names, *told)):
+        raise ValueError("counts or names")
+    return Split(**{**fields, "names": names})

@@ -1,0 +1,104 @@
+"""Commands of this add-on: their options.  What a command does is imported when it is called."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedpriv.cli.options import Policy
+
+
+def worth(
+    given: Annotated[
+        Path,
+        typer.Argument(metavar="RUN_DIR|SCENARIO", help="A run's folder, or a scenario by name or file."),
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key. Repeatable.")
+    ] = None,
+    pooled: Annotated[
+        bool, typer.Option("--pooled", help="Also the records of all silos in one place, without noise.")
+    ] = False,
+    any_learner: Annotated[
+        bool, typer.Option("--any-learner", help="Also the best of kernel ridge and boosted trees (scikit-learn).")
+    ] = False,
+    alone: Annotated[
+        bool, typer.Option("--alone", help="Only fill the row that tables and reports show: every seed and model.")
+    ] = False,
+    personal: Annotated[
+        bool, typer.Option("--personal", help="Also models that each silo pulls home from the released one.")
+    ] = False,
+    trust: Annotated[
+        list[str] | None,
+        typer.Option("--trust", help="The gain against ε for it; all by default. Repeatable."),
+    ] = None,
+    epsilon: Annotated[
+        list[float] | None, typer.Option("--epsilon", help="A point of the grid (.1 .3 1 3 10 30). Repeatable.")
+    ] = None,
+    splits: Annotated[
+        int | None, typer.Option(min=0, help="Splits of the records into training and test; 0: as published.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=2, help="Noise seeds in each split.")] = 2,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the gain against ε: .svg, .png or .pdf.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, silo by silo.")] = False,
+) -> None:
+    """Is it worth joining? Each silo alone, nothing released, beside what a run's models gain.
+
+    With --splits, --trust, --epsilon or --plot it runs the scenario over a grid of ε and says from which on
+    joining pays. It reads records of all silos: for simulations and public data.
+
+    Examples:
+
+        fedpriv worth heart-hospitals --pooled
+
+        fedpriv worth heart-hospitals --splits 20 --plot gain.svg
+
+        fedpriv worth runs/heart-hospitals
+    """
+    from fedpriv.addons.worth.command import Wanted
+    from fedpriv.addons.worth.command import worth as compare
+
+    grid = None
+    if trust or epsilon or splits is not None or plot is not None:
+        grid = (tuple(trust or ()), tuple(sorted(set(epsilon or ()))), splits, seeds, plot)
+    compare(given, overrides or [], Wanted(pooled, any_learner, alone, personal, grid, as_json))
+
+
+def refine(
+    policy: Policy,
+    scenario: Annotated[
+        Path, typer.Option(metavar="SCENARIO", help="The run's scenario, whose model and features are used.")
+    ],
+    model: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The released model (.npy), as the run's folder has it.")
+    ] = None,
+    held_out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Records like the shard that the guard never held: the pull is chosen on them."
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the model goes, mode 0600.")] = None,
+    alone: Annotated[
+        bool,
+        typer.Option("--alone", help="Only the learning curve of this silo alone; no released model is needed."),
+    ] = False,
+) -> None:
+    """Compare at home: this silo alone, the released model, and one's own pulled towards it. Opens no socket.
+
+    What it prints and writes is a function of this silo's records without noise: it is for nobody else.
+
+    Example: fedpriv silo refine silo-0.toml --scenario run.toml --model model.npy --out refined
+    Example: fedpriv silo refine silo-0.toml --scenario run.toml --alone
+    """
+    from fedpriv.addons.worth.refine_command import print_refined
+
+    print_refined(policy, scenario, model, held_out, out, alone=alone)
+
+
+def register(app: Any, silo: Any, data: Any) -> None:
+    """Add the commands to those of `fedpriv`, `fedpriv silo` and `fedpriv data`."""
+    app.command()(worth)
+    silo.command()(refine)

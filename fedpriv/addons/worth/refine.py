@@ -1,0 +1,183 @@
+"""A silo at home: its own model, the released one, and its own pulled towards the released one.
+
+This is neither the guard nor a client: a process of the silo's administrator that opens no socket, reads the
+silo's records and a file that everybody has, prints to its own terminal and writes into a folder of its own.  What
+it computes is a function of the silo's records without noise: no run's guarantee covers it for those who see it.
+"""
+
+import dataclasses
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedpriv.addons.worth.local_models import (
+    Floats,
+    Held,
+    Personal,
+    alone,
+    balanced_score,
+    constant_score,
+    personal,
+    recalibrated,
+    score_of,
+)
+from fedpriv.core.errors import InputError
+from fedpriv.core.files import OWN, write_vector
+from fedpriv.core.random import public_generator
+from fedpriv.core.replicates import one_thread
+from fedpriv.loss.objective import Objective, Records, fast_paths
+from fedpriv.plan.task import ModelInputs, counting
+from fedpriv.scenario.schema import Cell
+from fedpriv.silo.policy import Policy, check_readers, check_writers
+from fedpriv.silo.shard import Shard
+
+_PARTS = (0.25, 0.5, 1.0)
+_LEAST = 2
+_LARGEST = 1e30
+
+
+@dataclass(frozen=True)
+class Home:
+    """A silo's records as a scenario's model sees them; `read` (n,) says which ones the guard held."""
+
+    objective: Objective
+    held: Held
+    read: NDArray[np.bool_]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Refined:
+    """Scores on the silo's own test records, more is better, and the models that were fitted."""
+
+    alone: float
+    released: float
+    recalibrated: float
+    personal: float
+    constant: float
+    model: Personal
+
+
+@one_thread()
+def home_of(policy: Policy, cell: Cell, held_out: Path | None) -> Home:
+    """The silo's records; `held_out` are further ones that its guard never held.
+
+    InputError for a scenario whose model is somebody's code or not of linear scores, and without test records.
+    """
+    if cell.model.code:
+        raise InputError(
+            f"model.name = {cell.model.name!r}: code that is none of fedpriv's is not run beside a silo's records"
+        )
+    shards = [policy.load_shard()]
+    if held_out is not None:
+        check_writers([held_out])
+        check_readers(held_out)
+        shards.append(policy.model_copy(update={"shard": held_out}).load_shard())
+    tests = shards[0].test
+    if tests is None:
+        raise InputError(
+            f"{policy.shard}: has no test records to judge a model on; give `test_labels` and `test_images` or "
+            "`test_features` in the .npz file, or table.split"
+        )
+    classes = policy.class_count
+    if cell.model.regression != (classes == 0):
+        raise InputError(f"model.name = {cell.model.name!r}: does not fit the labels of {policy.shard}")
+    parts = [_records(each, cell) for each in shards]
+    test, _ = _records(tests, cell)
+    train = Records(*(torch.cat([getattr(part, name) for part, _ in parts]) for name in Records._fields))
+    units = np.arange(len(train.labels))
+    if all(each.persons is not None for each in shards):
+        persons = np.concatenate([_persons(each, rows) for each, (_, rows) in zip(shards, parts, strict=True)])
+        units = np.unique(persons, return_inverse=True)[1].ravel()
+    read = np.concatenate([np.full(len(part.labels), place == 0) for place, (part, _) in enumerate(parts)])
+    if len(train.labels) < _LEAST or not len(test.labels):
+        sizes = f"{len(train.labels)} training and {len(test.labels)} test records"
+        raise InputError(f"{policy.shard}: {sizes} are too few to fit and to judge a model")
+    inputs, first = _inputs(cell), shards[0]
+    objective = inputs.objective(inputs.layout(first.images, first.labels, classes), classes)
+    if fast_paths(objective).linear is None:
+        raise InputError(f"model.name = {cell.model.name!r}: refines models of linear scores alone so far")
+    return Home(objective, Held(policy.silo, f"silo {policy.silo}", train, units, test), read, cell.seed)
+
+
+def _inputs(cell: Cell) -> ModelInputs:
+    """What the run's model sees, in the type that models are fitted in at home."""
+    return dataclasses.replace(ModelInputs.of(cell), dtype="float64")
+
+
+def _records(shard: Shard, cell: Cell) -> tuple[Records, NDArray[np.int64]]:
+    """A shard's records that count, and which of its rows they are."""
+    rows, there = counting(_inputs(cell).records(np.array(shard.images), np.array(shard.labels)))
+    return Records(rows.features[there], rows.labels[there]), np.flatnonzero(there.numpy())
+
+
+def _persons(shard: Shard, rows: NDArray[np.int64]) -> NDArray[np.str_]:
+    assert shard.persons is not None
+    return np.asarray(shard.persons)[rows].astype(np.str_)
+
+
+def read_released(path: Path, home: Home) -> Floats:
+    """A published model; InputError for a file that is none, or of another scenario."""
+    try:
+        model = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"{path}: not a released model, an array in .npy ({error})") from None
+    wanted = (home.objective.dimension,)
+    if not isinstance(model, np.ndarray) or model.shape != wanted or model.dtype.kind != "f":
+        raise InputError(f"{path}: not a model of this scenario, whose models are {wanted} floats")
+    if not (np.abs(model) <= _LARGEST).all():
+        raise InputError(f"{path}: a number of the model is not finite, or above {_LARGEST:g}: its run diverged")
+    return model.astype(np.float64)
+
+
+@one_thread()
+def refined(home: Home, released: Floats) -> Refined:
+    """Judge the silo's alone, released, recalibrated and personal model on the silo's own test records."""
+    objective, held = home.objective, home.held
+    own, kappa = alone(objective, held, home.seed)
+    model = personal(objective, held, released, home.seed, kappa, home.read)
+    fitted = recalibrated(objective, held, released)
+    first, second, third, fourth = (
+        score_of(objective, point, held.test) for point in (own, released, fitted, model.point)
+    )
+    return Refined(first, second, third, fourth, constant_score(objective, held), model)
+
+
+@one_thread()
+def learning_curve(home: Home) -> list[tuple[int, float, float]]:
+    """(training records, score, balanced score) alone at a quarter, half and all of the units."""
+    units = np.unique(home.held.units)
+    order = units[public_generator(home.seed, "learning curve").permutation(len(units))]
+    found = []
+    for share in _PARTS:
+        taken = torch.from_numpy(np.isin(home.held.units, order[: max(1, round(share * len(units)))]))
+        train = Records(*(column[taken] for column in home.held.train))
+        part = Held(home.held.silo, home.held.name, train, home.held.units[taken.numpy()], home.held.test)
+        point, _ = alone(home.objective, part, home.seed)
+        scores = score_of(home.objective, point, part.test), balanced_score(home.objective, point, part.test)
+        found.append((len(train.labels), *scores))
+    return found
+
+
+def write_model(folder: Path, name: str, point: Floats) -> Path:
+    """Write a model for its owner alone, into a folder that nobody else may read; InputError for another."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError as error:
+        raise InputError(f"--out {folder}: {error.strerror}") from None
+    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise InputError(
+            f"--out {folder}: others may read it, and a refined model gives this silo's records away; "
+            "chmod 700 it, or name a new folder"
+        )
+    if (folder / "results.json").exists():
+        raise InputError(f"--out {folder}: is the folder of a run; name a folder of this silo's own")
+    path = folder / f"{name}.npy"
+    write_vector(path, point, OWN)
+    return path

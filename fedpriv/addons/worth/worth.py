@@ -1,0 +1,435 @@
+"""References for the question whether joining is worth it: each silo alone, and what the released model gains.
+
+| here | meaning |
+|---|---|
+| D_i, T_i | training and test records of silo i |
+| alone_i | the scenario's model and features, fitted to D_i alone without noise: nothing is released |
+| pooled | the same fit to the records of all silos: simulations and public data only |
+| released | x̂, the model that a run published |
+| recalibrated | x̂ with its intercepts and its scale fitted to D_i at home |
+| gain_i | m(x̂, T_i) - m(alone_i, T_i) for a metric m of which more is better |
+
+alone_i minimises (1/n_i) Σ f(x; record) + (κ/2) ‖x‖² over D_i, intercepts without the penalty, with κ from five
+folds.  A partition by labels has test records of the silo's own label shares (`partition.alike`): on a common test
+set each silo alone would be judged on classes that it never sees.
+
+Not private: every number here is a function of the records.  In a deployment nothing of it leaves a silo.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+from torch import Tensor
+
+from fedpriv.addons.worth.hazards import LinearHazards, linear_hazards
+from fedpriv.addons.worth.local_models import (
+    PENALTIES,
+    ROUGH,
+    Floats,
+    Held,
+    alone,
+    any_learner,
+    balanced_score,
+    constant_score,
+    fit,
+    penalties,
+    personal,
+    recalibrated,
+    score_of,
+)
+from fedpriv.addons.worth.references import (
+    MOST_SILOS,
+    ONE_CLASS,
+    Alone,
+    References,
+    keep_references,
+    key_of,
+    known_references,
+)
+from fedpriv.core.errors import InputError
+from fedpriv.core.random import public_generator
+from fedpriv.core.replicates import one_thread
+from fedpriv.data.named import called
+from fedpriv.data.partition import alike, counted
+from fedpriv.loss.objective import Objective, Records, View, fast_paths
+from fedpriv.noise.trust import CLIENT
+from fedpriv.plan.task import Task, counting, labels_of_rows, spread, task_of_cell
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
+from fedpriv.study.results import Results
+
+_MANY = 20_000
+
+
+@dataclass(frozen=True)
+class Gains:
+    """What a published model gains over each silo alone, silo by silo in the order of the references."""
+
+    released: tuple[float, ...]
+    recalibrated: tuple[float, ...]
+    gains: tuple[float, ...]
+    balanced: tuple[float, ...]
+    """The released model's mean accuracy over classes."""
+    personal: tuple[float, ...] = ()
+    """Empty where nobody asked."""
+    pulls: tuple[float, ...] = ()
+    judged: str = ""
+    """The records by which the λ of the personal models were chosen: "spared", or "folds" at a silo or more."""
+
+    @property
+    def gain(self) -> float:
+        return float(np.mean(self.gains))
+
+
+def held_of(cell: Cell, most: int = MOST_SILOS) -> tuple[int, list[Held]]:
+    """(number of silos, the records of at most `most` of them, of those that have records of both kinds).
+
+    InputError for units that are clients: one client's records are too few to train on.
+    """
+    if cell.privacy.protected.name == CLIENT.name:
+        raise InputError("privacy.unit = client: a client alone has too few records; worth is for silos")
+    task, shares = task_of_cell(cell), spread(cell)
+    if task.labels:
+        raise InputError(f"{called(cell.data.name)}: has labels of shape {task.labels} a record; worth is of one")
+    tests = _tests(cell, task, [share.numpy() for share in shares])
+    usable = [
+        silo for silo in range(len(shares)) if len(tests[silo]) and len(_trained(task, shares[silo])[0].labels)
+    ]
+    if not usable:
+        raise InputError(
+            f"worth: no silo of {cell.data.name} has records to train on and test records to be judged on"
+        )
+    if len(usable) > most:
+        drawn = public_generator(cell.seed, "silos alone").permutation(len(usable))[:most]
+        usable = sorted(usable[place] for place in drawn)
+    names = _names(cell, len(shares))
+    common = _tested(task, tests[0]) if cell.data.partition == "iid" else None
+    held = [
+        Held(silo, names[silo], *_trained(task, shares[silo]), common or _tested(task, tests[silo]))
+        for silo in usable
+    ]
+    return len(shares), held
+
+
+def _names(cell: Cell, silos: int) -> Sequence[str]:
+    schema = cell.data.table_schema
+    by_site = schema is not None and cell.data.partition == "site"
+    return schema.sites if schema is not None and by_site else [f"silo {silo}" for silo in range(silos)]
+
+
+def shares_of(cell: Cell) -> Mapping[str, float]:
+    """The share of the target that each silo's records spend, by silo's name; empty where all spend it whole."""
+    shares = cell.privacy.shares or ()
+    return dict(zip(_names(cell, len(shares)), shares, strict=True)) if shares else {}
+
+
+def _tests(cell: Cell, task: Task, shares: Sequence[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
+    """The numbers of each silo's test records among `task.tests`: its site's, of its label shares, or all."""
+    labels = task.tests.labels.numpy()
+    counts = np.flatnonzero(counted(labels))
+    if cell.data.partition == "site":
+        assert task.test_sites is not None
+        return [counts[task.test_sites[counts] == silo] for silo in range(len(shares))]
+    if cell.data.partition == "iid":
+        return [counts for _ in shares]
+    sizes = [len(counts) // len(shares)] * len(shares)
+    own = alike(labels[counts], sizes, cell.seed, [labels_of_rows(task)[share] for share in shares])
+    return [counts[share] for share in own]
+
+
+def _trained(task: Task, share: Tensor) -> tuple[Records, NDArray[np.int64]]:
+    """A silo's training records that count, and which unit each is of."""
+    rows = _exact(Records(*(column[share] for column in task.train)))
+    if rows.labels.dim() > 1:  # units of several records each
+        units = torch.arange(len(rows.labels)).unsqueeze(-1).expand(rows.labels.shape).flatten()
+        rows = Records(rows.features.flatten(0, 1), rows.labels.flatten())
+    else:
+        units = torch.arange(len(rows.labels))
+    rows, there = counting(rows)
+    return Records(rows.features[there], rows.labels[there]), units[there].numpy()
+
+
+def _tested(task: Task, tests: NDArray[np.int64]) -> Records:
+    return _exact(Records(*(column[torch.from_numpy(tests)] for column in task.tests)))
+
+
+def _exact(records: Records) -> Records:
+    """In float64, classes as they are."""
+    return Records(*(column.double() if column.is_floating_point() else column for column in records))
+
+
+def linear_objective(cell: Cell) -> Objective:
+    """The cell's loss without what it measures.
+
+    InputError unless it is a function of linear scores, whose fit is one convex problem.
+    """
+    objective = task_of_cell(cell).objective
+    while isinstance(objective, View):
+        objective = objective.base
+    if fast_paths(objective).linear is not None:
+        return objective
+    if (hazards := linear_hazards(objective)) is not None:
+        return hazards
+    raise InputError(
+        f"model.name = {cell.model.name!r}: worth fits models of linear scores alone so far (softmax, logistic "
+        "and hazard regression, least squares)"
+    )
+
+
+@one_thread()
+def references(cell: Cell, *, any_model: bool = False, say: Callable[[str], None] = lambda _: None) -> References:
+    """Each silo alone; from the user's cache where the same records, partition, seed and model were fitted before.
+
+    `any_model` also tries learners of scikit-learn.  InputError for a model that is not of linear scores, for
+    clients, and where no silo has test records.
+    """
+    cell = _whole(cell)
+    objective = linear_objective(cell)
+    of, silos = held_of(cell)
+    records = digest_of_silos(silos)
+    key = key_of(cell) or records
+    kept = _believed(key, records, silos)
+    if kept is not None and (not any_model or kept.silos[0].any_learner is not None):
+        return kept
+    rows = []
+    for place, held in enumerate(silos, 1):
+        say(f"{held.name} alone: {place} of {len(silos)}")
+        point, kappa = alone(objective, held, cell.seed)
+        labels = held.train.labels
+        classes = not labels.is_floating_point() and not isinstance(objective, LinearHazards)
+        share = float(torch.bincount(labels).max()) / len(labels) if classes else 0.0
+        sizes = len(labels), len(held.test.labels)
+        score, constant = score_of(objective, point, held.test), constant_score(objective, held)
+        balanced = balanced_score(objective, point, held.test) if share > ONE_CLASS else score
+        row = Alone(held.silo, held.name, *sizes, score, constant, kappa, share, balanced)
+        if any_model:
+            best, learner = any_learner(objective, held, cell.seed, point)
+            row = replace(row, any_learner=best, learner=learner)
+        rows.append(row)
+    metric = "accuracy" if classes else "-loss"
+    found = References(metric, of, tuple(rows))
+    keep_references(key, records, found)
+    return found
+
+
+def _whole(cell: Cell) -> Cell:
+    """The cell with the training records that it may have spared: references are of all that a silo has."""
+    return cell if cell.data.spared is None else resolve_cell(with_data(cell, spared=None), "spared")
+
+
+def with_data(cell: Cell, **keys: Any) -> dict[str, Any]:
+    """A cell's tree with keys of [data]; None takes one away."""
+    tree = cell.canonical()
+    data = {**tree["data"], **keys}
+    return {**tree, "data": {key: value for key, value in data.items() if value is not None}}
+
+
+def _believed(key: str, records: str, silos: Sequence[Held]) -> References | None:
+    """What is kept, if it is of these records and of these silos."""
+    known = known_references(key, records)
+    sizes = [(held.silo, held.name, len(held.train.labels), len(held.test.labels)) for held in silos]
+    same = known is not None and [(each.silo, each.name, each.train, each.test) for each in known.silos] == sizes
+    return known if same else None
+
+
+def digest_of_silos(silos: Sequence[Held]) -> str:
+    """SHA-256 of the records as the model sees them."""
+    digest = hashlib.sha256(json.dumps(PENALTIES).encode())
+    for held in silos:
+        digest.update(f"{held.silo} {held.name} {len(held.train.labels)}".encode())
+        for column in (*held.train, *held.test):
+            digest.update(column.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The silos that references are of, ready to judge one model after another."""
+
+    cell: Cell
+    objective: Objective
+    known: References
+    silos: tuple[Held, ...]
+
+    @one_thread()
+    def gains(self, released: Floats) -> Gains:
+        """The gain of a published model (d,) over each silo alone.
+
+        InputError for a model of another scenario, or with a number that is not finite.
+        """
+        if released.shape != (self.objective.dimension,) or not np.isfinite(released).all():
+            raise InputError(
+                f"worth: a model of shape {released.shape}, or one with a number that is not finite; this "
+                f"scenario's have ({self.objective.dimension},) finite ones"
+            )
+        scores = [score_of(self.objective, released, each.test) for each in self.silos]
+        fitted = [
+            score_of(self.objective, recalibrated(self.objective, each, released), each.test)
+            for each in self.silos
+        ]
+        balanced = [
+            balanced_score(self.objective, released, each.test) if silo.majority > ONE_CLASS else score
+            for each, silo, score in zip(self.silos, self.known.silos, scores, strict=True)
+        ]
+        gains = np.subtract(scores, [silo.score for silo in self.known.silos]).tolist()
+        return Gains(tuple(scores), tuple(fitted), tuple(gains), tuple(balanced))
+
+    @one_thread()
+    def personal(self, released: Floats, cell: Cell) -> tuple[list[float], list[float], str]:
+        """(scores, λ, the records by which λ was chosen) of each silo's personal model of `cell`'s release."""
+        models = [
+            personal(self.objective, each, released, self.cell.seed, silo.penalty, saw)
+            for each, silo, saw in zip(self.silos, self.known.silos, seen_of(cell, self.silos), strict=True)
+        ]
+        scores = [
+            score_of(self.objective, one.point, each.test) for one, each in zip(models, self.silos, strict=True)
+        ]
+        judged = "spared" if all(one.judged == "spared" for one in models) else "folds"
+        return scores, [one.pull for one in models], judged
+
+
+@one_thread()
+def bench_of(cell: Cell, known: References) -> Bench:
+    cell = _whole(cell)
+    held = {each.silo: each for each in held_of(cell)[1]}
+    return Bench(cell, linear_objective(cell), known, tuple(held[silo.silo] for silo in known.silos))
+
+
+def gains_of(cell: Cell, known: References, released: Floats, *, own: bool = False) -> Gains:
+    """`Bench.gains`; with `own` the silos' personal models, too."""
+    return _gains_on(bench_of(cell, known), cell, released, own=own)
+
+
+def _gains_on(bench: Bench, cell: Cell, released: Floats, *, own: bool) -> Gains:
+    found = bench.gains(released)
+    if not own:
+        return found
+    scores, pulls, judged = bench.personal(released, cell)
+    return replace(found, personal=tuple(scores), pulls=tuple(pulls), judged=judged)
+
+
+def seen_of(cell: Cell, silos: Sequence[Held]) -> list[NDArray[np.bool_] | None]:
+    """Which of each silo's training records the release has seen; None where it has seen all."""
+    if cell.data.spared is None:
+        return [None for _ in silos]
+    task, shares = task_of_cell(cell), spread(cell)
+    found: list[NDArray[np.bool_] | None] = []
+    whole = task_of_cell(_whole(cell))
+    for held in silos:
+        mine, all_rows = (
+            counting(Records(*(column[shares[held.silo]] for column in each.train)))[1].flatten().numpy()
+            for each in (task, whole)
+        )
+        found.append(mine[all_rows])
+    return found
+
+
+@one_thread()
+def pooled(cell: Cell) -> Floats:
+    """The model fitted to the training records of all silos without noise, κ by one fold or five.
+
+    More than 20,000 records take the smallest κ and end at a gradient of 1e-4: there it decides nothing.
+    """
+    cell = _whole(cell)
+    objective = linear_objective(cell)
+    _, silos = held_of(cell, cell.federation.silos)
+    columns = (torch.cat([getattr(held.train, name) for held in silos]) for name in Records._fields)
+    starts = np.cumsum([0, *(int(held.units.max(initial=-1)) + 1 for held in silos)])[:-1]
+    units = np.concatenate([held.units + start for held, start in zip(silos, starts, strict=True)])
+    whole = Held(-1, "pooled", Records(*columns), units, silos[0].test)
+    if len(whole.train.labels) > _MANY:
+        start = np.zeros(objective.dimension)
+        return fit(objective, whole.train, penalties(objective, whole.train, PENALTIES[-1]), start, ROUGH)
+    return alone(objective, whole, cell.seed)[0]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A point of a run's sweep: references and gains of every seed, in the order of the seeds."""
+
+    point: Mapping[str, Any]
+    seeds: tuple[int, ...]
+    references: tuple[References, ...]
+    gains: tuple[Gains, ...]
+    shares: Mapping[str, float]
+    """`shares_of` the point."""
+
+    @property
+    def gain(self) -> float:
+        """The mean over silos and seeds."""
+        return float(np.mean([each.gain for each in self.gains]))
+
+    @property
+    def standard_error(self) -> float | None:
+        """Of `gain` over seeds, which draw noise and partition anew but no other records.
+
+        None for one seed, and where all seeds have the same gain: that is no error of 0.
+        """
+        if len({each.gain for each in self.gains}) < 2:
+            return None
+        return float(np.std([each.gain for each in self.gains], ddof=1)) / math.sqrt(len(self.gains))
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The gain's 95 % interval over seeds, by Student's t; None without a standard error."""
+        if self.standard_error is None:
+            return None
+        wide = float(stdtrit(len(self.gains) - 1, 0.975)) * self.standard_error
+        return self.gain - wide, self.gain + wide
+
+    def mean_of(self, name: str) -> float:
+        """The mean over silos and seeds of a figure of `Gains`."""
+        return float(np.mean([np.mean(getattr(each, name)) for each in self.gains]))
+
+    @property
+    def by_silo(self) -> dict[str, float]:
+        """Each silo's gain, the mean over the seeds in which it is one of the references."""
+        found: dict[str, list[float]] = {}
+        for known, gains in zip(self.references, self.gains, strict=True):
+            for silo, gain in zip(known.silos, gains.gains, strict=True):
+                found.setdefault(silo.name, []).append(gain)
+        return {name: float(np.mean(values)) for name, values in found.items()}
+
+
+def rows_of(
+    folder: Path,
+    results: Results,
+    say: Callable[[str], None] = lambda _: None,
+    *,
+    any_model: bool = False,
+    own: bool = False,
+) -> list[Row]:
+    """Every point of a run with its gains; InputError for a run without finished cells, and as `references`."""
+    if not results.cells:
+        raise InputError(f"{folder}: no cell is finished yet, so no model is there to be compared")
+    cells = [resolve_cell(dict(record["scenario"]), str(folder / "results.json")) for record in results.cells]
+    keys = [key_of(cell) or f"cell {place}" for place, cell in enumerate(cells)]
+    found: list[tuple[References, Gains] | None] = [None for _ in cells]
+    for key in dict.fromkeys(keys):  # one seed's records at a time
+        bench: Bench | None = None
+        for place in (place for place, its in enumerate(keys) if its == key):
+            cell, record = cells[place], results.cells[place]
+            if bench is None:
+                bench = bench_of(cell, references(cell, any_model=any_model, say=say))
+            released = np.load(folder / record["model"], allow_pickle=False).astype(np.float64)
+            say(f"model {place + 1} of {len(cells)}")
+            found[place] = bench.known, _gains_on(bench, cell, released, own=own)
+    by_point: dict[str, list[tuple[Mapping[str, Any], int, References, Gains, Cell]]] = {}
+    for record, one, cell in zip(results.cells, found, cells, strict=True):
+        assert one is not None
+        at = by_point.setdefault(json.dumps(record["point"]), [])
+        at.append((record["point"], record["seed"], *one, cell))
+    rows = []
+    for column in by_point.values():
+        points, seeds, known_of, gains_at, cells_at = zip(*column, strict=True)
+        rows.append(Row(points[0], seeds, known_of, gains_at, shares_of(cells_at[0])))
+    return rows

@@ -1,1 +1,0 @@
-"""Audits: does the code leak more than it claims?"""
