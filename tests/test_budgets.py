@@ -19,7 +19,7 @@ MOST_OF_A_FILE = 280
 ROOMS = {
     "loss": 3851,
     "noise": 3103,
-    "silo": 2427,
+    "silo": 2437,
     "addons/services": 1881,
     "data": 1757,
     "accounting": 1665,
@@ -49,9 +49,11 @@ ROOMS = {
     "addons/__init__": 0,
 }
 """Statements that each room has at most."""
-ALL, FILES = 33216, 331
-ALL, FILES = 33216, 331
+ALL, FILES = 33226, 331
+ALL, FILES = 33226, 331
 """Statements and files of fedpriv, server and clients at most."""
+CORE = 25740
+"""Statements of all but the add-ons at most."""
 ROUND, GUARDED_ROUND = 16, 22
 """Files that a simulated round goes through, and a guard's, at most."""
 SLACK = 0.01
@@ -73,8 +75,11 @@ def sources() -> list[Path]:
 
 
 def room_of(path: Path) -> str:
+    """Return the room of a file; each add-on is one."""
     parts = path.relative_to(ROOT).parts
-    return parts[0] if parts[0] != "fedpriv" else parts[1].removesuffix(".py")
+    if parts[0] != "fedpriv":
+        return parts[0]
+    return parts[1].removesuffix(".py") if parts[1] != "addons" else f"addons/{parts[2].removesuffix('.py')}"
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +103,7 @@ def test_no_room_grows(counted: dict[Path, int]) -> None:
 
 def test_the_whole_does_not_grow(counted: dict[Path, int]) -> None:
     assert sum(counted.values()) <= ALL <= sum(ROOMS.values())
+    assert sum(count for path, count in counted.items() if not room_of(path).startswith("addons/")) <= CORE
     assert len(counted) <= FILES
 
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from errno import EACCES, EEXIST, EISDIR, ENOENT, ENOTDIR, EPERM, EROFS
 
-from fedpriv.cli.app import app
 from fedpriv.core.addons import all_added
 from fedpriv.core.errors import FedprivError, InputError, RunError, printable_lines
 
@@ -17,6 +16,8 @@ _ANOTHER = "; give another path, which this user may write and read"
 
 def main() -> None:
     """Run the `fedpriv` script."""
+    from fedpriv.cli.app import app  # which imports the add-ons' options, and these import this package
+
     try:
         with _as_python_says():
             app()

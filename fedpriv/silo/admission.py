@@ -24,7 +24,7 @@ import torch
 
 from fedpriv.accounting.budget import ApproximateGDP, LifetimeBudget, Price, composed, price
 from fedpriv.accounting.gaussian import relation_named
-from fedpriv.core.addons import added
+from fedpriv.core.addons import ADDED, added, is_loaded
 from fedpriv.core.errors import CodeError, FedprivError, InputError, RunError, printable
 from fedpriv.core.figures import lower_figure, upper_figure
 from fedpriv.core.limits import mebibytes
@@ -252,6 +252,11 @@ class Admission:
                 return (
                     f"{section}.name = {name[:100]!r} is none of fedpriv's, and allow.{section}s does not name it"
                 )
+            if section == "model" and name in ADDED["model"] and not is_loaded("model", str(name)):
+                return f"model.name = {name!r} is of an add-on, and the policy allows no run of it: allow.{name}"
+        evaluation = tree.get("evaluation")
+        if isinstance(evaluation, dict) and "curves" in evaluation and not is_loaded("evaluation", "curves"):
+            return "evaluation.curves is of an add-on, and the policy has no section [evaluation]"
         noise = tree.get("algorithm")
         asked = noise.get("mechanism") if isinstance(noise, dict) else None
         if isinstance(asked, str) and asked not in (*SHIPPED_MECHANISMS, AUTO):

@@ -17,6 +17,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedpriv.accounting.curves import LEAST_DELTA
+from fedpriv.core.addons import added
 from fedpriv.core.errors import InputError
 from fedpriv.core.extensions import import_module
 from fedpriv.data.cells import is_table
@@ -291,8 +292,16 @@ class Policy(BaseModel):
         return self.classes
 
     def import_extensions(self) -> None:
-        """Import what the policy lists; InputError for a module that fails, or a row that none of them adds."""
+        """Import what the policy lists, and the add-ons whose runs it allows.
+
+        Raises:
+            InputError: a module fails, none of them adds a row that is listed, or an add-on is not there.
+        """
         allow = self.allow
+        if allow.statistics:
+            added("model", "statistics")
+        if self.evaluation is not None:
+            added("evaluation", "curves")
         for module in allow.extensions:
             import_module(module, "allow.extensions")
         for key, names, table in (

@@ -27,7 +27,7 @@ from fedpriv.addons.services.flower_private.names import CONTROL, FLEET
 from fedpriv.addons.services.flower_private.presence import KeptRuns, Presence
 from fedpriv.addons.services.flower_private.superlink import SuperLinkApp
 from fedpriv.addons.services.superlink_process import Only
-from fedpriv.cli import app as command
+from fedpriv.cli.app import app as command
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.protocol.messages import REFUSED
 from fedpriv.server import grid

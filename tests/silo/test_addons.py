@@ -1,0 +1,120 @@
+"""Add-ons and guards: a guard loads what its policy allows, and a stranger's scenario imports nothing more."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from fedpriv.core.addons import ADDED, COMMANDS, added, register_of
+from fedpriv.core.errors import InputError
+from fedpriv.scenario.schema import Cell
+from fedpriv.silo.admission import unguarded
+from fedpriv.silo.policy import Policy
+
+ROOT = Path(__file__).parents[2]
+WITHOUT = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name == "fedpriv.addons" or name.startswith("fedpriv.addons."):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+"""
+
+
+def python(code: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("module", ["fedpriv", "fedpriv.silo.guards", "fedpriv.cli.run", "fedpriv.server.app"])
+def test_the_core_imports_no_add_on(module: str) -> None:
+    code = f"import sys, {module}; print([name for name in sys.modules if name.startswith('fedpriv.addons')])"
+    assert python(code).stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("statistics", "evaluation", "loaded"),
+    [((), None, []), (("age",), None, ["indicators"]), ((), object(), ["curves", "indicators", "roc"])],
+)
+def test_a_guard_loads_the_add_ons_that_its_policy_allows(
+    statistics: tuple[str, ...], evaluation: object, loaded: list[str]
+) -> None:
+    """Before it sees a scenario: afterwards it admits none of another add-on (`Admission._unknown`)."""
+    code = f"""
+import sys
+from types import SimpleNamespace as Some
+from fedpriv.silo.policy import Policy
+allow = Some(statistics={statistics!r}, extensions=(), models=(), algorithms=())
+Policy.import_extensions(Some(allow=allow, evaluation={evaluation and 1!r}))
+places = [name.split(".") for name in sys.modules]
+print(sorted(place[3] for place in places if place[:2] == ["fedpriv", "addons"] and len(place) == 4))
+"""
+    assert python(code).stdout == f"{loaded}\n"
+
+
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        ({"model": {"name": "statistics"}}, "of an add-on, and the policy allows no run of it: allow.statistics"),
+        ({"evaluation": {"curves": {}}}, "evaluation.curves is of an add-on"),
+    ],
+)
+def test_a_strangers_scenario_imports_no_add_on(tree: dict[str, Any], words: str) -> None:
+    code = f"""
+import sys
+from types import SimpleNamespace as Some
+from fedpriv.silo.admission import Admission
+allow = Some(models=(), algorithms=())
+print(Admission._unknown(Some(policy=Some(allow=allow)), {tree!r}))
+print([name for name in sys.modules if name.startswith("fedpriv.addons")])
+"""
+    reason, imported = python(code).stdout.splitlines()
+    assert words in reason
+    assert imported == "[]"
+
+
+def test_a_model_of_raw_cells_without_a_guard_row_is_refused() -> None:
+    """An add-on that forgets its guard row would be asked nothing: admission fails closed."""
+
+    def reason_of(**row: Any) -> str | None:
+        cell = SimpleNamespace(model=SimpleNamespace(row=SimpleNamespace(**row)))
+        return unguarded(cast(Policy, None), cast(Cell, cell))
+
+    assert reason_of(of_cells=True, guard=None) == "the model reads raw cells, and nothing guards it"
+    assert reason_of(of_cells=False, guard=None) is None
+
+
+def test_everything_that_is_named_is_there() -> None:
+    for kind, names in ADDED.items():
+        for name in names:
+            assert added(kind, name) is not None
+    assert all(callable(register_of(add_on)) for add_on in COMMANDS)
+
+
+@pytest.mark.parametrize("command", [name for names in COMMANDS.values() for name in names])
+def test_without_the_folder_a_command_says_what_it_lacks(command: str) -> None:
+    done = python(f"{WITHOUT}\nfrom fedpriv.cli import main\nmain()", *command.split(), "x", "--y")
+    assert done.returncode == InputError.exit_code
+    assert done.stdout == ""
+    assert "which this installation lacks" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_without_the_folder_a_scenario_that_names_an_add_on_says_what_it_lacks() -> None:
+    done = python(f"{WITHOUT}\nfrom fedpriv.loss.models import model_named\nmodel_named('statistics')")
+    assert "model 'statistics': it is of the add-on 'statistics', which this installation lacks" in done.stderr
+
+
+def test_without_the_folder_a_scenario_runs(tmp_path: Path) -> None:
+    code = f"{WITHOUT}\nfrom fedpriv.cli import main\nmain()"
+    small = ["--set", "federation.rounds=4", "--set", "data.name=synthetic", "--set", "run.evaluations=1"]
+    command = ["run", "scenarios/quickstart.toml", *small, "--set", "seeds=[1]", "--out", str(tmp_path / "run")]
+    done = python(code, *command)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "results.json").is_file()
