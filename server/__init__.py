@@ -1,1 +1,6 @@
-"""The server's side, shipped in a coordinator's bundle: the Flower ServerApp, its strategy and its journal."""
+"""The server's side, shipped in a coordinator's bundle.
+
+`server_app` makes the ServerApp, `ReleaseStrategy` runs its rounds, and `ServerJournal` keeps their releases.
+
+Imports: rooms from `silo` down.
+"""

@@ -1,4 +1,10 @@
-"""Exact privacy accounting of Gaussian compositions: GDP, zCDP, RDP and (ε, δ).  Imports no torch."""
+"""Privacy accounting of Gaussian and sampled releases, without torch.
+
+`GaussianDP` is the exact guarantee of a fixed order. `PoissonGaussian` and `AllocatedGaussian` are those of
+secret rounds.
+
+Imports: `core`.
+"""
 
 from fedpriv.accounting.guarantees import GaussianDP
 

@@ -1,1 +1,6 @@
-"""Running and reading from Python; `import fedpriv` offers all of it."""
+"""Running and reading from Python.
+
+`run` runs a scenario, `load` reads a folder, and both return `RunResults`; `import fedpriv` offers all of it.
+
+Imports: rooms from `cli` down.
+"""

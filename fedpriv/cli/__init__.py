@@ -1,4 +1,10 @@
-"""The command line: `fedpriv COMMAND`, exit code 0 for done, 1 for a run that failed, 2 for bad input."""
+"""The command line: `fedpriv COMMAND`.
+
+`main` is the script, whose exit code is 0 for done, 1 for a run that failed, and 2 for bad input. `Progress`
+shows a run, and `grouped` makes a command of a dataclass.
+
+Imports: rooms from `show` down.
+"""
 
 import sys
 from collections.abc import Iterator

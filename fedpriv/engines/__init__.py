@@ -1,1 +1,7 @@
-"""Engines: ways to run the same cells."""
+"""Engines: ways to run the same cells.
+
+`ENGINES` is the table of engines, `run_vectorized` runs all replicates in one program, and `run_inprocess` runs
+the Flower apps in one process.
+
+Imports: rooms from `flower` down.
+"""

@@ -9,6 +9,8 @@
 | `ExactAccountant` | ServerApp | Flower's `PrivacyAccountant` by exact accounting |
 
 A name is imported on first use, since a SuperNode starts a process for every message.
+
+Imports: rooms from `server` and `clients` down.
 """
 
 from importlib import import_module

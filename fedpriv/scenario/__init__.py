@@ -1,4 +1,10 @@
-"""Scenario files: typed, validated, swept."""
+"""Scenario files: typed, validated and swept.
+
+`load_scenario` reads one, `resolve_cell` makes one cell of plain data, and `Cell` is a run with every key
+resolved.
+
+Imports: rooms from `papers` down.
+"""
 
 from fedpriv.scenario.load import Point, Scenario, load_scenario, resolve_cell
 from fedpriv.scenario.published import Published

@@ -1,6 +1,6 @@
 """From nothing to a scenario: what is in a table, which settings fit, and a folder to start from.
 
-`inspect` reads a table, `advise` chooses a row and its numbers, and `start_folder` writes files.
+`inspect_table` describes a table, `advise` chooses a row and its numbers, and `begin` writes a folder.
 
 Imports: the core.
 """

@@ -1,6 +1,6 @@
 """Signed certificates of released models.
 
-`certify` writes one, `attest` signs a silo's part, and `verify` recomputes it without data.
+`certify` writes one, `attested` signs a silo's part, and `verify` recomputes it without data.
 
 Imports: the core.
 """

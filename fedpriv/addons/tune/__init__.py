@@ -1,6 +1,6 @@
 """Choice of settings on held-out records, and private choice.
 
-`tune` runs the trials of a `Grid`.
+`Grids` are what is tried, `tune_scenario` runs the trials, and `chosen_settings` is what comes of them.
 
 Imports: the core.
 """

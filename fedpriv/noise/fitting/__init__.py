@@ -1,1 +1,1 @@
-"""Fitting."""
+"""Fitting of noise to what a run publishes, before it is planned."""
