@@ -153,7 +153,7 @@ def test_weighted_sum_is_the_sum_of_weighted_vectors() -> None:
 
 def test_drawing_ahead_changes_nothing() -> None:
     noise = simulation_noise(6, np.float64)
-    ahead = DrawAhead(noise, 10, owner=4, rounds=11, ahead=4)
+    ahead = DrawAhead(noise, 10, party=4, rounds=11, ahead=4)
     for t in [1, 2, 3, 4, 5, 5, 3, 11, 10, 12, 1]:
         assert np.array_equal(ahead.vector(t), noise.vector(10, 4, t))
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import fedpriv.cli as cli
 from tests.cli.command import fedpriv
 
 SMALL = ["--set", "data.name=synthetic", "--set", "federation.rounds=4", "--set", "federation.silos=3",
@@ -72,7 +71,7 @@ def test_a_step_that_no_float_holds_is_one_line(
 
 
 def test_memory_that_torch_does_not_get_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "app", lambda: torch.empty(2**60, dtype=torch.uint8))
+    monkeypatch.setattr("fedpriv.cli.app.app", lambda: torch.empty(2**60, dtype=torch.uint8))
     code, text = said()
     assert code == 1
     assert text.startswith("fedpriv: out of memory")

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from fedpriv.claims import outcome as format_
 from fedpriv.claims.outcome import RunObserver, digest_of
 from fedpriv.core.errors import InputError
 from fedpriv.engines.table import Outcome
+from fedpriv.engines.vectorized import checkpoints as format_
 from fedpriv.engines.vectorized import engine as keeper
 from fedpriv.engines.vectorized.checkpoints import Checkpoint, Checkpoints, header_of, name_of, packed, unpacked
 from fedpriv.engines.vectorized.engine import run_vectorized

@@ -15,7 +15,6 @@ import httpx
 import psutil
 import pytest
 
-from fedpriv.addons.services import processes
 from fedpriv.addons.services.processes import made_anew, script, service_folder
 from fedpriv.core.errors import InputError
 from fedpriv.engines.children import left_by_nobody
@@ -149,13 +148,13 @@ def test_a_helper_that_is_killed_is_replaced_within_a_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guarantee: what ends processes after their owner is there again.  Was: nobody noticed that it was gone."""
-    monkeypatch.setattr(processes, "_WATCH_SECONDS", 0.05)
+    monkeypatch.setattr("fedpriv.engines.children._WATCH_SECONDS", 0.05)
 
     def helpers() -> list[psutil.Process]:
         found = []
         for each in psutil.Process().children():
             with suppress(psutil.NoSuchProcess):  # also a zombie, which nobody has waited for yet
-                if "fedpriv.addons.services.processes" in each.cmdline():
+                if "fedpriv.engines.children" in each.cmdline():
                     found.append(each)
         return found
 
