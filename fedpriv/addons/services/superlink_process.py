@@ -12,12 +12,14 @@ is served from the next connection on, and a SuperNode whose key is taken away i
 """
 
 import asyncio
+import gc
 import logging
 import os
 import signal
 import socket
 import ssl
 import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -54,6 +56,9 @@ from fedpriv.protocol.metrics import Figure, metrics_served, private_socket
 
 _log = logging.getLogger("fedpriv.superlink")
 _LOOK = 0.5  # seconds between two looks at the executor
+_SWITCH = 0.0005
+"""Seconds after which a thread gives way.  Flower answers in threads, and the loop would let each of them wait ten
+times as long."""
 Look = Callable[[], Awaitable[object]]
 
 
@@ -125,6 +130,8 @@ def serve_superlink(
         options += ["--simulation"] if simulation else [] if insecure else ["--enable-supernode-auth"]
         link = superlink_app(options)
         app = Presence(link.app, nodes, folder / "refused.json")
+        sys.setswitchinterval(_SWITCH)
+        gc.freeze()
 
         async def status() -> object:
             runs.keep(await link.runs())
