@@ -10,7 +10,7 @@ INSTALLED := build/installed/fedpriv
 # A process for each core; what took longest, and what was skipped and why, are printed.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --dist worksteal --durations=25 -rfEs
 
-.PHONY: run test test-slow test-long test-all gameday scenarios e2e e2e-tools lint lock docs docs-version dist bench bench-gpu bench-peers compare clean
+.PHONY: run test test-core test-slow test-long test-all gameday scenarios e2e e2e-tools lint lock docs docs-version dist bench bench-gpu bench-peers compare clean
 
 run: $(READY)  ## install, fetch MNIST, run the quickstart, print the table, draw the plots
 	$(BIN)/fedpriv data fetch mnist
@@ -22,6 +22,9 @@ test: $(READY)  ## what a change must pass: five to eight minutes on two cores
 
 test-slow: $(READY)  ## what `make test` leaves out: whole audits and grids, attacks at full strength, paper tables
 	$(PYTEST) -m "slow and not deployment and not containers"
+
+test-core: $(READY)  ## the core's tests, in a copy without fedpriv/addons
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.core -n logical --dist worksteal -q
 
 MINUTES := 10
 SEED := 0
