@@ -79,7 +79,7 @@ def with_own(
         add_given(of_model, model, record, regression=real, choice=choice_of(loss, real=real))
         found["model"] = {"name": of_model}
     if asked is not None:
-        for as_advised in all_added("own data"):
+        for as_advised in all_added("own data").values():
             found = as_advised(found, checked, asked)
     return found
 

@@ -67,7 +67,7 @@ def _as_python_says() -> Iterator[None]:
 def _other_flower(error: ImportError) -> str:
     """Say which name of Flower's is gone."""
     try:
-        for check_names in all_added("Flower"):
+        for check_names in all_added("Flower").values():
             check_names()
     except FedprivError as fault:
         return str(fault)

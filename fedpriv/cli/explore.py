@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedpriv.core.addons import all_added
 from fedpriv.core.errors import InputError, printable, suggestion
 from fedpriv.core.extensions import load_extensions
 
@@ -161,9 +162,10 @@ def _data() -> Lines:
 def _models() -> Lines:
     from fedpriv.loss.models import MODELS
 
-    keys = {name: ", ".join(row.settings.model_fields) or "none" for name, row in MODELS.items()}
-    kinds = {name: "regression" if row.regression else "classes" for name, row in MODELS.items()}
-    return [(name, f"{kinds[name]}; keys: {keys[name]}") for name in MODELS]
+    models = MODELS | all_added("model")
+    keys = {name: ", ".join(row.settings.model_fields) or "none" for name, row in models.items()}
+    kinds = {name: "regression" if row.regression else "classes" for name, row in models.items()}
+    return [(name, f"{kinds[name]}; keys: {keys[name]}") for name in models]
 
 
 KINDS: dict[str, Callable[[], Lines]] = {

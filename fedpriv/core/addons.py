@@ -5,7 +5,8 @@ that asks.  Without the folder the core works, and says which add-on is not ther
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -41,13 +42,13 @@ def added(kind: str, name: str) -> Any:
     return _attribute(ADDED[kind][name], f"{kind} {name!r}")
 
 
-def all_added(kind: str) -> Iterator[Any]:
-    """Iterate over everything of a kind whose add-on is there."""
+def all_added(kind: str) -> dict[str, Any]:
+    """Return everything of a kind by name, as far as its add-on is there."""
+    found = {}
     for name in ADDED[kind]:
-        try:
-            yield added(kind, name)
-        except InputError:
-            continue
+        with suppress(InputError):
+            found[name] = added(kind, name)
+    return found
 
 
 def is_loaded(kind: str, name: str) -> bool:

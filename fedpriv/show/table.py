@@ -78,7 +78,7 @@ def tables_of(results: Results) -> list[Table]:
     if results.scaling is not None:
         return [_scaling(results, results.scaling)]
     shown = published_metrics(results)
-    added_rows = [rows(results) for rows in all_added("rows")]
+    added_rows = [rows(results) for rows in all_added("rows").values()]
     if results.published is None or not shown:
         return [_list(results, added_rows), *_by_silo(results), *_intervals(results)]
     paper = results.published.table
@@ -103,7 +103,7 @@ def _by_silo(results: Results) -> list[Table]:
 
 
 def _intervals(results: Results) -> list[Table]:
-    return [Table(*table) for tables in all_added("tables") for table in tables(results)]
+    return [Table(*table) for tables in all_added("tables").values() for table in tables(results)]
 
 
 def _scaling(results: Results, scaling: Growth) -> Table:

@@ -54,7 +54,7 @@ def audit_scenario(asked: AuditRequest) -> None:
 def _cell_of(asked: AuditRequest) -> Cell:
     """The first cell of a scenario, or that of a plan of statistics."""
     path, overrides = Path(asked.scenario), asked.overrides or []
-    for cell_of in all_added("scenario file"):
+    for cell_of in all_added("scenario file").values():
         if path.is_file() and (cell := cell_of(path, overrides)) is not None:
             return cast(Cell, cell)
     return load_scenario(asked.scenario, overrides).points[0].cell

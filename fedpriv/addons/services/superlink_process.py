@@ -56,9 +56,7 @@ from fedpriv.protocol.metrics import Figure, metrics_served, private_socket
 
 _log = logging.getLogger("fedpriv.superlink")
 _LOOK = 0.5  # seconds between two looks at the executor
-_SWITCH = 0.0005
-"""Seconds after which a thread gives way.  Flower answers in threads, and the loop would let each of them wait ten
-times as long."""
+_SWITCH = 0.0005  # seconds after which a thread gives way: Flower answers in threads, for which the loop waits
 Look = Callable[[], Awaitable[object]]
 
 
