@@ -17,20 +17,20 @@ import pytest
 ROOT = Path(__file__).parents[1]
 MOST_OF_A_FILE = 280
 ROOMS = {
-    "loss": 3851,
-    "noise": 3103,
-    "silo": 2437,
+    "loss": 3853,
+    "noise": 3104,
+    "silo": 2439,
     "addons/services": 1886,
     "data": 1757,
+    "papers": 1667,
     "accounting": 1665,
-    "papers": 1665,
     "show": 1516,
     "addons/worth": 1457,
     "addons/audit": 1352,
     "engines": 1218,
     "addons/statistics": 1135,
     "cli": 1068,
-    "plan": 903,
+    "plan": 904,
     "scenario": 859,
     "study": 837,
     "claims": 779,
@@ -42,16 +42,16 @@ ROOMS = {
     "protocol": 525,
     "addons/tune": 519,
     "participation": 478,
-    "rounds": 380,
+    "rounds": 382,
     "api": 240,
     "clients": 229,
     "__init__": 32,
     "addons/__init__": 0,
 }
 """Statements that each room has at most."""
-ALL, FILES = 33235, 331
+ALL, FILES = 33245, 331
 """Statements and files of fedpriv, server and clients at most."""
-CORE = 25744
+CORE = 25754
 """Statements of all but the add-ons at most."""
 ROUND, GUARDED_ROUND = 16, 22
 """Files that a simulated round goes through, and a guard's, at most."""

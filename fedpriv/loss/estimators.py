@@ -53,8 +53,8 @@ class Round(NamedTuple):
     scale: float
     split: Split | None = None
     local: Local | None = None
-    next_share: float = 1.0
-    """α_{t+1} / α_{1:t+1}: weight of the next iterate in the weighted average of all, the next query."""
+    next_share: float | None = None
+    """α_{t+1} / α_{1:t+1}, the next iterate's weight in the average that is the next query, or None."""
 
     @property
     def gradients(self) -> int:

@@ -282,6 +282,11 @@ ADDED_WHOLE: set[type] = set()
 """Classes whose increments are added cell by cell, by their own `whole`."""
 
 
+def is_shipped(kind: type) -> bool:
+    """Whether a class is fedpriv's own: proofs are of these alone, whoever adds to the sets above."""
+    return kind.__module__.startswith("fedpriv.")
+
+
 class FastPaths(NamedTuple):
     """Faster ways to a loss's increments; None where it has none."""
 

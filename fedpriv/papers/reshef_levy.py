@@ -83,6 +83,11 @@ class AnytimeSGD:
 
     def update(self, state: AnytimeState, released: Tensor, current: Round) -> AnytimeState:
         iterate = project_to_ball(stepped(state.iterate, self.step, released), self.radius)
+        if current.next_share is None:
+            raise InputError(
+                "AnytimeSGD averages iterates with the estimator's weights, and this estimator has none: take "
+                "RecursiveGradient, or give its Round a next_share"
+            )
         return AnytimeState(iterate, ask=state.ask.lerp(iterate, current.next_share), answered=state.ask)
 
     def output(self, state: AnytimeState) -> Tensor:

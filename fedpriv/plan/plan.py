@@ -19,7 +19,7 @@ from fedpriv.core.random import SERVER, public_generator
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.augment import check_seen_whole
 from fedpriv.loss.estimators import Estimator, RaisedClips, Round, rounds_of
-from fedpriv.loss.objective import PROVED_DIAMETERS, Deterministic, Objective
+from fedpriv.loss.objective import PROVED_DIAMETERS, Deterministic, Objective, is_shipped
 from fedpriv.loss.ridge import RidgeStatistics
 from fedpriv.loss.rows import ColumnMoments
 from fedpriv.loss.views import PerUnit
@@ -91,7 +91,7 @@ class PlannedRound(NamedTuple):
     next_decay: Scalar
     """Decay of the running sum in the next round, or 0 after the last."""
     reads: range | None
-    """Batches of the silo's order that are read, or None if it is secret who takes part."""
+    """Batches of the silo's order that are read, or None if records are drawn one by one."""
     batches: int
     """Expected number of batches, or 1 in a round that reads none: increments are divided by it."""
     vectors: int | None
@@ -179,11 +179,12 @@ class Plan:
 
     def _planned_rounds(self) -> Iterator[PlannedRound]:
         schedule, exact, length = self.schedule, self.integers, self.objective.dimension
-        steps = [self.estimator.round(t) for t in range(1, schedule.rounds + 1)]
+        steps = rounds_of(self.estimator, schedule.rounds)
         decays = [*(step.decay for step in steps[1:]), 0.0]
         for step, next_decay in zip(steps, decays, strict=True):
             t, batches = step.t, max(1, schedule.expected_batches(step.t))
             on_lattice = None if exact is None else exact.planned_round(t, batches)
+            assert on_lattice is None or len(on_lattice.norms) == (self.mechanism.draws(t) or 1)
             stored = length * (len(on_lattice.norms) if on_lattice is not None and self.integers_at_server else 1)
             width = exact.run.word // 8 if exact is not None and self.masked else 1
             yield PlannedRound(
@@ -239,7 +240,7 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
     With `released`, noise is there to protect somebody, and what is released are integers, as in a simulation
     with `run.arithmetic = "integers"`; InputError for what cannot be.
 
-    Guarantee: clips, noise and sums of a plan are numbers that floating point holds (see `arithmetic`);
+    Guarantee: clips, noise and sums of a plan are numbers that floating point holds (see `calibration`);
     InputError otherwise, for a silo's guard and for a simulation alike.
     """
     check_scaled(cell)
@@ -327,7 +328,7 @@ so that all of this is below (1 + √d + 2^-30 K) / K < 2^-20 of a.  In float64 
 """
 
 
-PROVED_DIAMETERS |= {ColumnMoments, RidgeStatistics}
+PROVED_DIAMETERS |= {ColumnMoments, RidgeStatistics}  # those of add-ons are added where they are defined
 
 
 def apart_of(objective: Objective, estimator: Estimator, mechanism: Mechanism, order: Participation) -> float:
@@ -340,7 +341,7 @@ def apart_of(objective: Objective, estimator: Estimator, mechanism: Mechanism, o
     base = objective.base if type(objective) is PerUnit else objective
     first, fresh = estimator.round(1), type(mechanism) is IndependentGaussian
     plain = first.split is None and first.local is None and tuple(first.coefficients) == (1.0,)
-    if type(base) not in PROVED_DIAMETERS:
+    if type(base) not in PROVED_DIAMETERS or not is_shipped(type(base)):
         return APART
     if not plain or not fresh or order.secret or order.rounds != 1:
         return APART

@@ -131,8 +131,10 @@ class IntegerSteps:
 
     def _sigmas(self, t: int, party: int) -> tuple[float, ...]:
         """Return the noise of every vector of round t, in units."""
-        sigmas = self._numbers(t).sigmas
-        return sigmas[party] if len(sigmas) > 1 else sigmas[0]
+        numbers = self._numbers(t)
+        if numbers.sigmas is not None:
+            return numbers.sigmas
+        return tuple(map(self.plan.exact.claim_of(party).sigma_of, numbers.scales))
 
     def _adds_noise(self, party: int) -> bool:
         return self.plan.adds_to_earlier == (party == SERVER)

@@ -24,7 +24,7 @@ import torch
 
 from fedpriv.accounting.budget import ApproximateGDP, LifetimeBudget, Price, composed, price
 from fedpriv.accounting.gaussian import relation_named
-from fedpriv.core.addons import ADDED, added, is_loaded
+from fedpriv.core.addons import added, is_loaded
 from fedpriv.core.errors import CodeError, FedprivError, InputError, RunError, printable
 from fedpriv.core.figures import lower_figure, upper_figure
 from fedpriv.core.limits import mebibytes
@@ -187,12 +187,13 @@ class Admission:
     def recall(self, canonical: str) -> tuple[Cell, Objective]:
         """A run of the past, which was within the policy of its time; RunError if it cannot be planned now.
 
-        Guarantee: a stored scenario imports no code that the policy does not permit now.
+        Guarantee: a stored scenario imports no code but fedpriv's own, of whatever add-on, and what the policy
+        permits now.
         """
         allow = self.policy.allow.model_copy(update={"dimension": 2**62})
         wide = replace(self, policy=self.policy.model_copy(update={"allow": allow}))
         with self._refusing():
-            if (reason := self._unknown(tree := json.loads(canonical))) is not None:
+            if (reason := self._unknown(tree := json.loads(canonical), recalled=True)) is not None:
                 raise InputError(reason)
             self._check_code(cell := resolve_cell(tree, "a scenario on file"))
             return cell, wide._objective(cell)[1]
@@ -235,10 +236,13 @@ class Admission:
                 f"most {_MOST_MISSED} are drawn for one answer, so this silo has no part in the run any more"
             )
 
-    def _unknown(self, tree: Mapping[str, Any]) -> str | None:
+    def _unknown(self, tree: Mapping[str, Any], *, recalled: bool = False) -> str | None:
         """Why a scenario names code that the policy does not permit, from its text alone; None if it does not.
 
-        Guarantee: after None, resolving the scenario imports nothing: every row that it names is in its table.
+        `recalled` is for a run of the guard's own ledger, which may be of an add-on that is allowed no more.
+
+        Guarantee: after None, resolving a scenario that is not recalled imports nothing: every row that it names
+        is in its table, and every add-on was imported when the guard started.
         """
         allow = self.policy.allow
         for section, shipped, allowed in (
@@ -252,11 +256,12 @@ class Admission:
                 return (
                     f"{section}.name = {name[:100]!r} is none of fedpriv's, and allow.{section}s does not name it"
                 )
-            if section == "model" and name in ADDED["model"] and not is_loaded("model", str(name)):
-                return f"model.name = {name!r} is of an add-on, and the policy allows no run of it: allow.{name}"
+            if section == "model" and name == "statistics" and not (recalled or allow.statistics):
+                return "statistics are asked for, and allow.statistics names no column"
         evaluation = tree.get("evaluation")
-        if isinstance(evaluation, dict) and "curves" in evaluation and not is_loaded("evaluation", "curves"):
-            return "evaluation.curves is of an add-on, and the policy has no section [evaluation]"
+        curves = isinstance(evaluation, dict) and evaluation.get("curves") is not None
+        if curves and not recalled and (self.policy.evaluation is None or not is_loaded("evaluation", "curves")):
+            return "evaluation.curves: the policy has no section [evaluation], or its add-on is not there"
         noise = tree.get("algorithm")
         asked = noise.get("mechanism") if isinstance(noise, dict) else None
         if isinstance(asked, str) and asked not in (*SHIPPED_MECHANISMS, AUTO):

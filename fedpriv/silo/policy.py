@@ -17,7 +17,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedpriv.accounting.curves import LEAST_DELTA
-from fedpriv.core.addons import added
+from fedpriv.core.addons import added, all_added
 from fedpriv.core.errors import InputError
 from fedpriv.core.extensions import import_module
 from fedpriv.data.cells import is_table
@@ -299,9 +299,10 @@ class Policy(BaseModel):
         """
         allow = self.allow
         if allow.statistics:
-            added("model", "statistics")
+            for kind in ("model", "guard"):
+                added(kind, "statistics")
         if self.evaluation is not None:
-            added("evaluation", "curves")
+            all_added("evaluation")  # as far as they are there: loss and accuracy need none
         for module in allow.extensions:
             import_module(module, "allow.extensions")
         for key, names, table in (

@@ -11,7 +11,7 @@ import pytest
 from fedpriv.core.addons import ADDED, COMMANDS, added, register_of
 from fedpriv.core.errors import InputError
 from fedpriv.scenario.schema import Cell
-from fedpriv.silo.admission import unguarded
+from fedpriv.silo.admission import Admission, unguarded
 from fedpriv.silo.policy import Policy
 
 ROOT = Path(__file__).parents[2]
@@ -40,10 +40,10 @@ def test_the_core_imports_no_add_on(module: str) -> None:
 
 @pytest.mark.parametrize(
     ("statistics", "evaluation", "loaded"),
-    [((), None, []), (("age",), None, ["indicators"]), ((), object(), ["curves", "indicators", "roc"])],
+    [((), None, []), (("age",), None, ["admission", "indicators"]), ((), 1, ["curves", "indicators", "roc"])],
 )
 def test_a_guard_loads_the_add_ons_that_its_policy_allows(
-    statistics: tuple[str, ...], evaluation: object, loaded: list[str]
+    statistics: tuple[str, ...], evaluation: int | None, loaded: list[str]
 ) -> None:
     """Before it sees a scenario: afterwards it admits none of another add-on (`Admission._unknown`)."""
     code = f"""
@@ -51,7 +51,7 @@ import sys
 from types import SimpleNamespace as Some
 from fedpriv.silo.policy import Policy
 allow = Some(statistics={statistics!r}, extensions=(), models=(), algorithms=())
-Policy.import_extensions(Some(allow=allow, evaluation={evaluation and 1!r}))
+Policy.import_extensions(Some(allow=allow, evaluation={evaluation!r}))
 places = [name.split(".") for name in sys.modules]
 print(sorted(place[3] for place in places if place[:2] == ["fedpriv", "addons"] and len(place) == 4))
 """
@@ -61,8 +61,9 @@ print(sorted(place[3] for place in places if place[:2] == ["fedpriv", "addons"] 
 @pytest.mark.parametrize(
     ("tree", "words"),
     [
-        ({"model": {"name": "statistics"}}, "of an add-on, and the policy allows no run of it: allow.statistics"),
-        ({"evaluation": {"curves": {}}}, "evaluation.curves is of an add-on"),
+        ({"model": {"name": "statistics"}}, "statistics are asked for, and allow.statistics names no column"),
+        ({"evaluation": {"curves": {}}}, "evaluation.curves: the policy has no section [evaluation]"),
+        ({"model": {"name": []}, "evaluation": {"curves": None}}, "None"),
     ],
 )
 def test_a_strangers_scenario_imports_no_add_on(tree: dict[str, Any], words: str) -> None:
@@ -70,13 +71,21 @@ def test_a_strangers_scenario_imports_no_add_on(tree: dict[str, Any], words: str
 import sys
 from types import SimpleNamespace as Some
 from fedpriv.silo.admission import Admission
-allow = Some(models=(), algorithms=())
-print(Admission._unknown(Some(policy=Some(allow=allow)), {tree!r}))
+allow = Some(models=(), algorithms=(), statistics=())
+print(Admission._unknown(Some(policy=Some(allow=allow, evaluation=None)), {tree!r}))
 print([name for name in sys.modules if name.startswith("fedpriv.addons")])
 """
     reason, imported = python(code).stdout.splitlines()
     assert words in reason
     assert imported == "[]"
+
+
+def test_a_run_of_the_ledger_is_planned_again_after_its_add_on_is_allowed_no_more() -> None:
+    """Else its price would be 0 where today's accounting says more than what was charged."""
+    policy = cast(Policy, SimpleNamespace(allow=SimpleNamespace(models=(), algorithms=(), statistics=())))
+    admission = cast(Admission, SimpleNamespace(policy=policy))
+    tree = {"model": {"name": "statistics"}, "evaluation": {"curves": {}}}
+    assert Admission._unknown(admission, tree, recalled=True) is None
 
 
 def test_a_model_of_raw_cells_without_a_guard_row_is_refused() -> None:
@@ -88,6 +97,15 @@ def test_a_model_of_raw_cells_without_a_guard_row_is_refused() -> None:
 
     assert reason_of(of_cells=True, guard=None) == "the model reads raw cells, and nothing guards it"
     assert reason_of(of_cells=False, guard=None) is None
+
+
+def test_a_model_of_somebody_elses_under_the_guard_row_of_statistics_is_refused() -> None:
+    """It would read all raw cells of a policy that names no column."""
+    model = SimpleNamespace(
+        name="theirs", settings=object(), row=SimpleNamespace(of_cells=True, guard="statistics")
+    )
+    reason = unguarded(cast(Policy, None), cast(Cell, SimpleNamespace(model=model)))
+    assert reason == "model.name = 'theirs' reads raw cells, and is none of fedpriv's statistics"
 
 
 def test_everything_that_is_named_is_there() -> None:

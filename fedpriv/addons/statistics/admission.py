@@ -13,12 +13,12 @@ class StatisticsGuard:
 
     @staticmethod
     def refused(policy: Policy, cell: Cell) -> str | None:
-        """Return why a policy allows no statistics that a scenario asks for, or None if it does.
+        """Return why a policy allows no run of these statistics, or None if it does.
 
         This is data minimisation: the budget protects, within which a model may ask about every column.
         """
         if not isinstance(settings := cell.model.settings, StatisticsSettings):
-            return None
+            return f"model.name = {cell.model.name!r} reads raw cells, and is none of fedpriv's statistics"
         columns = () if policy.table is None else policy.table.raw
         if max(settings.columns) >= len(columns):
             return "statistics are of the columns of a table, and these records have no such columns"

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.loss.alone import LEAST_BITS, each_alone, own, scores_of, sum_in_order, weight_bits
-from fedpriv.loss.objective import ADDED_WHOLE, Batch, Objective, Outer, Query, Records, fast_paths
+from fedpriv.loss.objective import ADDED_WHOLE, Batch, Objective, Outer, Query, Records, fast_paths, is_shipped
 from fedpriv.noise.integers.fixed_point import Ints
 
 Floats = NDArray[np.float64]
@@ -281,7 +281,8 @@ def integer_sum(
     # torch's own memory is aligned, and products may round by that
     asked = query._replace(points=[own(point) for point in query.points])
     there = np.ones(len(records.labels), np.bool_) if counts is None else counts
-    if type(objective) in ADDED_WHOLE and np.isfinite(whole := sum(query.coefficients) * factor):
+    is_whole = type(objective) in ADDED_WHOLE and is_shipped(type(objective))
+    if is_whole and np.isfinite(whole := sum(query.coefficients) * factor):
         whole_sum: Ints = cast(Any, objective).whole(records.features.double().numpy(), there, norm, whole)
         return whole_sum
     outer = fast_paths(objective).outer

@@ -67,8 +67,8 @@ class IntegerRound(NamedTuple):
     """Shape of the sums and of y_t, (d,) or (vectors, d)."""
     scales: tuple[float, ...]
     """Noise of every vector in multiples of σ."""
-    sigmas: tuple[tuple[float, ...], ...]
-    """Noise of every vector in units, one row for all parties, or a row for each silo with a budget of its own."""
+    sigmas: tuple[float, ...] | None
+    """Noise of every vector in units, or None if silos have budgets, and noise, of their own."""
     unit: float
     """Unit of the lattice."""
 
@@ -118,7 +118,7 @@ class ExactPlan:
             self.lattice.factor(batches) * factored.stretch(t),
             (self.run.dimension,) if count is None else (count, self.run.dimension),
             scales,
-            tuple(tuple(map(claim.sigma_of, scales)) for claim in self.claims or (self.claim,)),
+            None if self.claims else tuple(map(self.claim.sigma_of, scales)),
             self.lattice.unit,
         )
 

@@ -139,7 +139,9 @@ def released(plan: ExactPlan, increments: list[np.ndarray], key: bytes | None) -
             noisy, state = form.strategy.step(state, t, sums)
         else:
             source = lambda exact, t=t, chain=chain: round_noise(key, 2, t, chain, exact)  # noqa: E731
-            noisy, state = private_sums(form.strategy, plan.planned_round(t, 1).sigmas[0], state, t, sums, source)
+            noisy, state = private_sums(
+                form.strategy, plan.planned_round(t, 1).sigmas or (), state, t, sums, source
+            )
         row, hidden = leaving(
             form.mechanism, form.strategy.scales(t), hidden, t, noisy, plan.lattice.unit / run.records[0]
         )
