@@ -1,4 +1,4 @@
-"""What was released, as data: accounting interprets these records and nothing else.
+"""Releases of a run as data, the only input of its accounting.
 
 A `ReleaseStream` says what one owner of noise (a silo, several alike, or the server) published over a run; the
 guarantee of the run is recomputed from the streams alone (`claims.claim`).

@@ -1,4 +1,4 @@
-"""Add-ons by what they give: names in tables, imported when one is named.
+"""Table of what add-ons give to the core, imported on first use by name.
 
 The core imports no add-on, which is a folder of `fedpriv/addons`.  `ADDED` has a kind for each place of the core
 that asks.  Without the folder the core works, and says which add-on is not there.

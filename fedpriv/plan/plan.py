@@ -108,7 +108,7 @@ class PlannedRound(NamedTuple):
 class Plan:
     """Calibrated parts of one run, and the table of its rounds.
 
-    Fields behind `model_length` follow from those before them, in a plan that is made by `replace` too.
+    `__post_init__` derives all fields below `model_length`, also after `replace`.
     """
 
     schedule: Participation

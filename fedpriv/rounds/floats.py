@@ -39,7 +39,7 @@ _VALUES_AHEAD = 2**26  # of noise that all silos together hold ahead, when one p
 
 
 class Fresh(NamedTuple):
-    """Fresh vectors of a round, (..., d) or (..., draws, d); with an `amplitude` (..., 1) their row is multiplied.
+    """Fresh vectors of a round, (..., d) or (..., draws, d); `amplitude` (..., 1) is a factor of B's row.
 
     Replicates can share unit noise, (1, d), since mechanisms are linear.
     """
@@ -62,7 +62,7 @@ class FloatSteps:
     plan: Plan
     draw: Draw = field(default=lambda party, t: None, repr=False)
     objective: Objective | None = None
-    """Objective in place of the plan's."""
+    """A silo's bounded view of the plan's objective, or None for the plan's own."""
 
     def start(self, party: int) -> State:
         nothing = torch.zeros((), dtype=torch.float64).expand(self.plan.objective.dimension)  # takes no memory
