@@ -48,7 +48,7 @@ def test_a_wheel_installs_one_package_and_its_files(wheel: list[str]) -> None:
         "fedpriv/server/app.py",
         "fedpriv/silo/guard.py",
         "fedpriv/scenario/shipped/quickstart.toml",
-        "fedpriv/cli/starter/scenario.toml",
+        "fedpriv/addons/begin/starter/scenario.toml",
         "fedpriv/show/page.html",
         "fedpriv/py.typed",
     ):

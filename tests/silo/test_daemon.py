@@ -126,7 +126,7 @@ def test_the_daemon_survives_nonsense_and_clients_that_vanish(tmp_path: Path) ->
     with answering(write_silo(tmp_path)) as process:
         nonsense_is_refused(tmp_path)
         process.send_signal(signal.SIGHUP)
-        assert not isinstance(ask(tmp_path / "0.sock", "hung-up", CELL, 1, ZERO.numpy()), Refusal)
+        assert not isinstance(ask(tmp_path / "0.sock", "run", CELL, 2, ZERO.numpy()), Refusal)
         assert process.poll() is None
 
 
