@@ -134,7 +134,8 @@ def census_of(
             continue
         own = crossing.silo().steps
         assert isinstance(own, FloatSteps | IntegerSteps)
-        census.classes |= {type(each) for each in parts_of(own.plan.objective)}
+        used = getattr(own, "objective", None) or own.plan.objective  # a simulated silo bounds its increments
+        census.classes |= {type(each) for each in parts_of(used)}
         census.mechanisms.add(crossing.plan.mechanism.name)
         if checked:
             crossing.check()
