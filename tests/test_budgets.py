@@ -19,7 +19,7 @@ MOST_OF_A_FILE = 280
 ROOMS = {
     "loss": 3853,
     "noise": 3104,
-    "silo": 2439,
+    "silo": 2441,
     "addons/services": 1886,
     "data": 1757,
     "papers": 1667,
@@ -49,9 +49,9 @@ ROOMS = {
     "addons/__init__": 0,
 }
 """Statements that each room has at most."""
-ALL, FILES = 33245, 331
+ALL, FILES = 33247, 331
 """Statements and files of fedpriv, server and clients at most."""
-CORE = 25754
+CORE = 25756
 """Statements of all but the add-ons at most."""
 ROUND, GUARDED_ROUND = 16, 22
 """Files that a simulated round goes through, and a guard's, at most."""

@@ -141,8 +141,10 @@ class Plan:
     """Length of a query: that of a release, or of the model that is evaluated."""
     masked: bool = field(init=False)
     """Whether the server gets the silos' messages in their sum alone."""
-    keyed: bool = field(init=False)
-    """Whether the objective differs from round to round, or from row to row (`Objective.at`)."""
+    takes_slots: bool = field(init=False)
+    """Whether the objective has to be told the silos and rows of a round (`Objective.at`)."""
+    max_batches: int = field(init=False)
+    """Most batches that a silo reads in a round."""
     integers_at_server: bool = field(init=False)
     """Whether the server adds up integers, and not released vectors."""
     adds_to_earlier: bool = field(init=False)
@@ -167,7 +169,8 @@ class Plan:
         derived = {
             "query_length": length,
             "masked": masked,
-            "keyed": getattr(type(self.objective), "at", None) is not Deterministic.at,
+            "max_batches": max(map(self.schedule.most_batches, range(1, self.schedule.rounds + 1))),
+            "takes_slots": getattr(type(self.objective), "at", None) is not Deterministic.at,
             "integers_at_server": at_server,
             "adds_to_earlier": exact and trust.draws(SERVER),
             "message_dtype": message_dtype,
@@ -184,7 +187,8 @@ class Plan:
         for step, next_decay in zip(steps, decays, strict=True):
             t, batches = step.t, max(1, schedule.expected_batches(step.t))
             on_lattice = None if exact is None else exact.planned_round(t, batches)
-            assert on_lattice is None or len(on_lattice.norms) == (self.mechanism.draws(t) or 1)
+            vectors = self.mechanism.draws(t)
+            assert on_lattice is None or len(on_lattice.norms) == (vectors or 1)
             stored = length * (len(on_lattice.norms) if on_lattice is not None and self.integers_at_server else 1)
             width = exact.run.word // 8 if exact is not None and self.masked else 1
             yield PlannedRound(
@@ -192,7 +196,7 @@ class Plan:
                 next_decay,
                 schedule.batches(t) if isinstance(schedule, PublicOrder) else None,
                 batches,
-                self.mechanism.draws(t),
+                vectors,
                 stored * width,
                 stored,
                 on_lattice,
@@ -219,7 +223,7 @@ class Plan:
         """Records that a round is made to hold; if secret, as nearly none exceeds: `prices` charges for others."""
         if isinstance(self.schedule, SecretOrder):
             return self.schedule.capacity(self.batch_sizes[silo]).rows
-        return self.batch_sizes[silo] * self._most_batches
+        return self.batch_sizes[silo] * self.max_batches
 
     @property
     def beside(self) -> int:
@@ -227,11 +231,6 @@ class Plan:
         rows = sum(map(self.most_held, range(len(self.batch_sizes))))
         asked = {planned.step.gradients for planned in self.rounds}
         return max(self.objective.beside(points, rows) for points in asked)
-
-    @property
-    def _most_batches(self) -> int:
-        """Batches that a silo reads in the round in which it reads the most."""
-        return max(map(self.schedule.most_batches, range(1, self.schedule.rounds + 1)))
 
 
 def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan:

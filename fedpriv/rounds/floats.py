@@ -71,8 +71,8 @@ class FloatSteps:
     def sums(self, state: State, planned: PlannedRound, query: Tensor, read: Read) -> Summed:
         """Return q_t, and the number of clipped records (...); see `absorb`."""
         plan, (total,) = self.plan, state.sums
-        objective = self.objective or plan.objective
-        if plan.keyed:
+        objective = plan.objective if self.objective is None else self.objective
+        if plan.takes_slots:
             objective = objective.at(Slots(planned.step.t, read.silos, read.rows))
         records = read.records if read.weights.shape[-1] else None
         before = RunningSum(state.past, total)

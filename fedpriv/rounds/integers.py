@@ -56,7 +56,7 @@ class IntegerSteps:
         if not count and not plan.schedule.secret:  # a secret round that drew nobody is like any other
             read = read._replace(records=None)
         parts, past = parts_of(step, query, state.past, plan.estimator.memory)
-        objective = plan.objective.at(Slots(step.t, read.silos, read.rows)) if plan.keyed else plan.objective
+        objective = plan.objective.at(Slots(step.t, read.silos, read.rows)) if plan.takes_slots else plan.objective
         asked: list[Part | None] = [parts.gradient]
         if step.split is not None and step.split.rounds_per_epoch > 1:
             asked.insert(0, parts.residual)

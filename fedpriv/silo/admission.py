@@ -24,7 +24,7 @@ import torch
 
 from fedpriv.accounting.budget import ApproximateGDP, LifetimeBudget, Price, composed, price
 from fedpriv.accounting.gaussian import relation_named
-from fedpriv.core.addons import added, is_loaded
+from fedpriv.core.addons import ADDED, added, is_loaded
 from fedpriv.core.errors import CodeError, FedprivError, InputError, RunError, printable
 from fedpriv.core.figures import lower_figure, upper_figure
 from fedpriv.core.limits import mebibytes
@@ -256,8 +256,9 @@ class Admission:
                 return (
                     f"{section}.name = {name[:100]!r} is none of fedpriv's, and allow.{section}s does not name it"
                 )
-            if section == "model" and name == "statistics" and not (recalled or allow.statistics):
-                return "statistics are asked for, and allow.statistics names no column"
+            is_added = section == "model" and isinstance(name, str) and name in ADDED["model"]
+            if is_added and not (recalled or getattr(allow, str(name))):
+                return f"model.name = {name!r} is of an add-on, and allow.{name} allows no run of it"
         evaluation = tree.get("evaluation")
         curves = isinstance(evaluation, dict) and evaluation.get("curves") is not None
         if curves and not recalled and (self.policy.evaluation is None or not is_loaded("evaluation", "curves")):

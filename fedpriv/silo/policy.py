@@ -11,13 +11,14 @@ import textwrap
 import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedpriv.accounting.curves import LEAST_DELTA
-from fedpriv.core.addons import added, all_added
+from fedpriv.core.addons import ADDED, added, all_added
 from fedpriv.core.errors import InputError
 from fedpriv.core.extensions import import_module
 from fedpriv.data.cells import is_table
@@ -298,9 +299,9 @@ class Policy(BaseModel):
             InputError: a module fails, none of them adds a row that is listed, or an add-on is not there.
         """
         allow = self.allow
-        if allow.statistics:
+        for name in filter(partial(getattr, allow), ADDED["model"]):  # a key of [allow] has an add-on's name
             for kind in ("model", "guard"):
-                added(kind, "statistics")
+                added(kind, name)
         if self.evaluation is not None:
             all_added("evaluation")  # as far as they are there: loss and accuracy need none
         for module in allow.extensions:

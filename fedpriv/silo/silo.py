@@ -230,7 +230,7 @@ class Silo:
         taken: slice | NDArray[np.int64]
         if planned.reads is None:
             taken = rows = row_indices(plan.schedule.rows(t, size, self.number, lambda: self._coins))
-        else:  # a slice reads without a copy
+        else:  # as `PublicOrder.rows`; a slice reads without a copy
             taken = slice(planned.reads.start * size, planned.reads.stop * size)
             rows = np.arange(taken.start, taken.stop)
         places = taken if self.order is None else self.order[taken]
