@@ -39,8 +39,8 @@ from fedpriv.protocol.messages import (
     vector_in,
 )
 from fedpriv.rounds.floats import FloatSteps, Seeded
-from fedpriv.rounds.integers import tensors
-from fedpriv.rounds.round import State, is_finite, steps_of, substitute_message
+from fedpriv.rounds.integers import IntegerSteps, tensors
+from fedpriv.rounds.round import RoundSteps, State, is_finite, substitute_message
 from fedpriv.server.commits import SeenCommits
 from fedpriv.server.grid import learn_roster
 from fedpriv.silo.masks import CARD_BYTES, KEY_BYTES
@@ -93,8 +93,8 @@ class ServerSums:
         Guarantee: it is what the silos released, and no noise is drawn here.
         """
         self._plan, self._dtype, self._secret, self._apart = plan, initial.dtype, secret, apart
-        self._steps = steps_of(
-            plan, plan.integers_at_server, key, lambda: _float_steps(plan, initial.dtype, simulated)
+        self._steps: RoundSteps = (
+            IntegerSteps(plan, key) if plan.integers_at_server else _float_steps(plan, initial.dtype, simulated)
         )
         self._state = self._steps.start(SERVER)
         self._kept: bytes | None = None

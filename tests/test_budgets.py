@@ -19,7 +19,7 @@ MOST_OF_A_FILE = 280
 ROOMS = {
     "loss": 3853,
     "noise": 3104,
-    "silo": 2441,
+    "silo": 2442,
     "addons/services": 1886,
     "data": 1757,
     "papers": 1667,
@@ -42,18 +42,18 @@ ROOMS = {
     "protocol": 525,
     "addons/tune": 519,
     "participation": 478,
-    "rounds": 382,
+    "rounds": 377,
     "api": 240,
     "clients": 229,
     "__init__": 32,
     "addons/__init__": 0,
 }
 """Statements that each room has at most."""
-ALL, FILES = 33247, 331
+ALL, FILES = 33243, 331
 """Statements and files of fedpriv, server and clients at most."""
-CORE = 25756
+CORE = 25752
 """Statements of all but the add-ons at most."""
-ROUND, GUARDED_ROUND = 16, 22
+ROUND, GUARDED_ROUND = 16, 21
 """Files that a simulated round goes through, and a guard's, at most."""
 SLACK = 0.01
 """Part of a ceiling by which a room may be smaller before the ceiling has to follow."""

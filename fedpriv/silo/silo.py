@@ -35,6 +35,7 @@ from fedpriv.plan.plan import Plan, PlannedRound
 from fedpriv.plan.task import counting
 from fedpriv.protocol.messages import Counts
 from fedpriv.rounds.floats import FloatSteps, Seeded
+from fedpriv.rounds.integers import IntegerSteps
 from fedpriv.rounds.round import (
     Read,
     RoundSteps,
@@ -44,7 +45,6 @@ from fedpriv.rounds.round import (
     is_finite,
     record_weight,
     release_of_round,
-    steps_of,
 )
 from fedpriv.silo.masks import Masker
 
@@ -201,9 +201,8 @@ class Silo:
     @cached_property
     def steps(self) -> RoundSteps:
         """Steps in integers if the plan has them, else float64 sums with a simulation's noise."""
-        return steps_of(self.plan, self.plan.integers is not None, self.key, self._float_steps)
-
-    def _float_steps(self) -> FloatSteps:
+        if self.plan.integers is not None:
+            return IntegerSteps(self.plan, self.key)
         draw = Seeded(self.plan, self.noise, torch.float64)
         return FloatSteps(self.plan, draw, Bounded(self.plan.objective))
 
