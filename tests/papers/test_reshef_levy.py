@@ -15,7 +15,7 @@ from fedpriv.claims.ledger import releases_of
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import InputError
 from fedpriv.engines.vectorized.engine import run_vectorized
-from fedpriv.loss.estimators import RaisedClips, RecursiveGradient
+from fedpriv.loss.estimators import PlainGradient, RaisedClips, RecursiveGradient
 from fedpriv.loss.objective import Records
 from fedpriv.loss.softmax import SoftmaxRegression
 from fedpriv.noise.diagonal import IndependentGaussian
@@ -261,3 +261,9 @@ def test_the_next_point_uses_the_last_batch(small_cell: Callable[..., Cell]) -> 
     for t in range(1, 4):
         state = optimizer.update(state, torch.ones(3, dtype=torch.float64), RecursiveGradient(1.0).round(t))
         assert torch.equal(optimizer.output(state), optimizer.query(state))
+
+
+def test_an_estimator_without_weights_is_refused_and_not_left_without_averages() -> None:
+    optimizer, start = AnytimeSGD(step=1.0, radius=1e9), torch.zeros(3, dtype=torch.float64)
+    with pytest.raises(InputError, match="the estimator's weights, and this estimator has none"):
+        optimizer.update(optimizer.start(start), torch.ones_like(start), PlainGradient(1.0).round(1))
