@@ -31,7 +31,7 @@ _INTERVAL = 1e-3
 _PARTS: Mapping[str, str] = {
     "flwr/": "Flower's ClientApp and messages",
     "fedpriv/loss/scores.py": "evaluations",
-    "fedpriv/loss/softmax.py": "scores, softmax, residuals",
+    "fedpriv/loss/linear.py": "scores, softmax, residuals",
     "fedpriv/loss/clipping.py": "norms, bounds and factors of the clip",
     "fedpriv/loss/": "product of residuals and features, running sum",
     "fedpriv/core/random.py": "noise: draws",

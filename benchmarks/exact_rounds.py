@@ -22,7 +22,7 @@ import torch
 from benchmarks.clock import timed
 from benchmarks.growth_point import cell_of
 from benchmarks.memory import forget_peak, peak
-from fedpriv.noise.integers.kernels import attempts, machine_code
+from fedpriv.noise.integers.fixed_point import attempts, machine_code
 from fedpriv.plan.task import task_of_cell
 
 _ROOT = Path(__file__).resolve().parents[1]

@@ -29,9 +29,9 @@ from flwr.supercore.fab import Fab
 from benchmarks.existing_app_clients import SERVER_ROUNDS, SILOS, Setting, guarded_train, guards, own_train
 from benchmarks.existing_app_model import Net
 from fedpriv.addons.services import supernode_process
+from fedpriv.addons.services.deployment import SuperLink, federation_superlink, node_keys
 from fedpriv.addons.services.flower_private.names import START_RUN
-from fedpriv.addons.services.processes import environment
-from fedpriv.addons.services.superlink import SuperLink, federation_superlink, node_keys
+from fedpriv.addons.services.service import environment
 from fedpriv.data.named import load
 
 _SECONDS = 500.0

@@ -17,16 +17,16 @@ from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.fitting.auto import candidates, choice, compared, least
 from fedpriv.noise.fitting.cost import noise_cost_of
 from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.series import Workload
 from fedpriv.noise.toeplitz import BandedInverseSquareRoot, BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.noise.workload import Workload
 from fedpriv.papers.base import Optimizer
 from fedpriv.papers.choquette_choo import NesterovCoupling
 from fedpriv.papers.ftrl import FollowTheRegularizedLeader
 from fedpriv.papers.reshef_levy import AnytimeSGD
 from fedpriv.papers.sgd import ProjectedSGD
 from fedpriv.participation.orders import Schedule
-from fedpriv.plan.fitted import response_of
+from fedpriv.plan.calibration import response_of
 
 DIMENSION = 1_000_000
 MOST_VECTORS = 4

@@ -15,7 +15,7 @@ import psutil
 
 from benchmarks.clock import timed
 from benchmarks.memory import forget_peak, peak
-from fedpriv.engines.memory import need_of
+from fedpriv.engines.table import need_of
 from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import scenario_of
 from fedpriv.scenario.schema import Cell

@@ -12,9 +12,9 @@ import numpy as np
 from fedpriv.accounting.gaussian import RELATION_FACTOR
 from fedpriv.noise.differences import AlignedDifferences, DifferenceTrees, calibrated
 from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.series import Workload
 from fedpriv.noise.sliding import SlidingDifferences
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.noise.workload import Workload
 from fedpriv.participation.orders import Schedule
 
 _EPOCHS = {50: (5, 10, 20, 40, 80, 100, 400), 200: (10, 20, 40, 80, 160)}

@@ -16,10 +16,10 @@ from benchmarks.memory import Cost, cost_of
 from benchmarks.peers import python_of, told_by_peer
 from fedpriv.loss.ghost import GhostObjective
 from fedpriv.loss.layered import LayeredObjective, objective_of
+from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.loss.losses import CrossEntropy
 from fedpriv.loss.module import ModuleObjective
 from fedpriv.loss.objective import Batch, Objective, Query, Records
-from fedpriv.loss.softmax import SoftmaxRegression
 
 _TURNS = {64: 1, 250: 1}
 """How often the contenders take turns, for each size of a batch; the second shows how they grow with it."""

@@ -28,7 +28,7 @@ from fedpriv.claims.ledger import releases_of
 from fedpriv.core.files import write_text
 from fedpriv.engines.inprocess import run_inprocess
 from fedpriv.engines.table import engine_named
-from fedpriv.loss.softmax import SoftmaxRegression
+from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.noise.trust import Trust
 from fedpriv.plan.plan import plan_of
 from fedpriv.scenario.load import load_scenario, resolve_cell

@@ -17,8 +17,8 @@ from torch import nn
 
 from fedpriv.data.named import load
 from fedpriv.loss.features import pixels
+from fedpriv.loss.imported import weights_folder
 from fedpriv.loss.models import convolutional_net
-from fedpriv.loss.weights import weights_folder
 
 _EPOCHS, _BATCH, _STEP = 3, 200, 2e-3
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.engines.vectorized.engine import run_vectorized
-from fedpriv.plan.fitted import Fitted, fitted_scenario
+from fedpriv.plan.calibration import Fitted, fitted_scenario
 from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell
 

@@ -16,11 +16,11 @@ from typing import NamedTuple
 from fedpriv.accounting.gaussian import mu_of
 from fedpriv.noise.fitting.cost import Response, spread
 from fedpriv.noise.registry import MechanismOptions
-from fedpriv.noise.workload import Workload
+from fedpriv.noise.series import Workload
 from fedpriv.papers.base import NoiseSettings
 from fedpriv.papers.table import algorithm_named
 from fedpriv.participation.orders import Schedule
-from fedpriv.plan.fitted import response_and_workload
+from fedpriv.plan.calibration import response_and_workload
 from fedpriv.study.setting import Setting
 
 _ONE_PASS = ((60, 1, 1.1318), (60, 1, 4.3772), (240, 1, 1.1318), (240, 1, 4.3772))

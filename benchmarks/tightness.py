@@ -32,9 +32,9 @@ from fedpriv.accounting.selection import NegativeBinomial, Selection
 from fedpriv.data.encode import MOMENTS_APART, moments_of
 from fedpriv.noise.buffered import BufferedToeplitz, LambdaCgd
 from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.series import Workload
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.noise.workload import Workload
 from fedpriv.participation.orders import Separated
 from fedpriv.participation.secret import Allocation, Poisson
 from fedpriv.plan.sums import RunningSums

@@ -33,7 +33,7 @@ from fedpriv.protocol.messages import (
     values_in,
     vector_in,
 )
-from fedpriv.rounds.evaluation import SimulatedEvaluation, evaluation_integers_key
+from fedpriv.rounds.floats import SimulatedEvaluation, evaluation_integers_key
 from fedpriv.rounds.round import State
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.silo import Silo, pack, unpack

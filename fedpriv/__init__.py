@@ -29,15 +29,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedpriv.addons.begin.advise import advise
-    from fedpriv.addons.statistics.api import StatisticsResults, statistics
+    from fedpriv.addons.statistics.command import StatisticsResults, statistics
     from fedpriv.api.results import CellResults, Drawing, Evaluation, Privacy, RunResults
     from fedpriv.api.run import load, run
     from fedpriv.claims.outcome import RunObserver
     from fedpriv.core.errors import FedprivError, InputError, RunError
     from fedpriv.data.named import add_data
     from fedpriv.loss.frozen import freeze
-    from fedpriv.loss.lora import lora, merged
-    from fedpriv.loss.own import add_module as add_model
+    from fedpriv.loss.models import add_module as add_model
+    from fedpriv.loss.presets import lora, merged
     from fedpriv.noise.registry import add_mechanism
     from fedpriv.papers.table import add_algorithm
     from fedpriv.participation.registry import add_participation
@@ -79,17 +79,17 @@ _HOMES = {
         ("CellResults", "Drawing", "Evaluation", "Privacy", "RunResults"), ("fedpriv.api.results", None)
     ),
     **dict.fromkeys(("load", "run"), ("fedpriv.api.run", None)),
-    **dict.fromkeys(("StatisticsResults", "statistics"), ("fedpriv.addons.statistics.api", None)),
+    **dict.fromkeys(("StatisticsResults", "statistics"), ("fedpriv.addons.statistics.command", None)),
     **dict.fromkeys(("FedprivError", "InputError", "RunError"), ("fedpriv.core.errors", None)),
     "RunObserver": ("fedpriv.claims.outcome", None),
     "add_algorithm": ("fedpriv.papers.table", None),
     "add_data": ("fedpriv.data.named", None),
     "add_mechanism": ("fedpriv.noise.registry", None),
-    "add_model": ("fedpriv.loss.own", "add_module"),
+    "add_model": ("fedpriv.loss.models", "add_module"),
     "add_participation": ("fedpriv.participation.registry", None),
     "advise": ("fedpriv.addons.begin.advise", None),
     "freeze": ("fedpriv.loss.frozen", None),
-    **dict.fromkeys(("lora", "merged"), ("fedpriv.loss.lora", None)),
+    **dict.fromkeys(("lora", "merged"), ("fedpriv.loss.presets", None)),
 }
 
 

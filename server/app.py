@@ -5,6 +5,11 @@ Silos may evaluate: the server sends a model, and gets sums over their test reco
 untrusted    every silo's means come with its own noise, and are kept and published silo by silo
 trusted      exact integer sums come; their sum with the server's noise is kept and published
 no noise     exact means come: nothing is claimed
+
+Agreement before work: every silo says whether it would refuse the run, before any is asked for a round.
+
+Nothing is opened, charged or released for the question, so that a run that one silo refuses costs the others
+nothing.
 """
 
 import dataclasses
@@ -24,21 +29,70 @@ from torch import Tensor
 
 from fedpriv.claims.ledger import released_by
 from fedpriv.claims.outcome import Finished, RunObserver, evaluation_rounds, finished_after, measured
-from fedpriv.core.errors import FedprivError, RunError
+from fedpriv.core.errors import FedprivError, RunError, printable
 from fedpriv.core.random import KeyedNormal, integers_key, simulation_noise
 from fedpriv.plan.evaluation import EvaluationPlan, evaluation_plan_of
 from fedpriv.plan.plan import Plan, absences_of, plan_of
 from fedpriv.plan.task import PublicTask, public_task_of_cell, task_of_cell
 from fedpriv.protocol.cell_folder import FolderReporter, cell_of, report_waiting
-from fedpriv.protocol.messages import EVALUATE, REGISTERED, one_array, query_content, tensor_of
-from fedpriv.rounds.evaluation import evaluation_integers_key, evaluation_noise
+from fedpriv.protocol.messages import (
+    AGREEMENT,
+    EVALUATE,
+    PROTOCOL,
+    REGISTERED,
+    difference,
+    is_tolerated,
+    one_array,
+    query_content,
+    refusal_in,
+    tensor_of,
+    told_ahead,
+)
+from fedpriv.rounds.floats import evaluation_integers_key, evaluation_noise
 from fedpriv.rounds.round import is_finite
 from fedpriv.scenario.schema import Cell
-from fedpriv.server.agreement import check_agreement
-from fedpriv.server.commits import SeenCommits
 from fedpriv.server.grid import PatientGrid, learn_roster
 from fedpriv.server.journal import Entries, ServerJournal
-from fedpriv.server.strategy import Journal, ReleaseStrategy, Roster, ServerSums, all_answers, release_in
+from fedpriv.server.strategy import (
+    Journal,
+    ReleaseStrategy,
+    Roster,
+    SeenCommits,
+    ServerSums,
+    all_answers,
+    release_in,
+)
+
+
+def check_agreement(grid: Grid, nodes: Sequence[int], timeout: float, *, all_needed: bool = True) -> None:
+    """RunError, with a line for each silo that does not agree; `nodes` are those of silo 0, 1, …
+
+    Without `all_needed`, a silo that does not answer in so many seconds is no reason to end the run.
+    """
+    asked, began = [Message(RecordDict(), node, AGREEMENT) for node in nodes], time.time()
+    replies = {
+        reply.metadata.reply_to_message_id: reply for reply in grid.send_and_receive(asked, timeout=timeout)
+    }
+    against: dict[int, str] = {}
+    for silo, message in enumerate(asked):
+        reply = replies.get(message.metadata.message_id)
+        refusal = None if reply is None or reply.has_error() else refusal_in(reply.content)
+        if reply is None or (refusal is not None and not refusal.final):
+            if all_needed:
+                against[silo] = f"no reply from silo {silo}" + (f"; {refusal.reason}" if refusal else "")
+        elif reply.has_error():
+            against[silo] = (
+                f"silo {silo} cannot be asked whether it agrees: its app is not of protocol {PROTOCOL}, as this "
+                f"coordinator's fedpriv is, or failed: {printable(str(reply.error.reason))}"
+            )
+        elif refusal is not None:
+            own = refusal.reason.startswith(f"silo {silo} ")
+            against[silo] = refusal.reason if own else f"silo {silo}: {refusal.reason}"
+        elif not is_tolerated(ahead := told_ahead(reply.metadata.created_at, began, time.time())):
+            against[silo] = f"silo {silo}: its clock is {difference(ahead)} the coordinator's; set both by NTP"
+    if against:
+        words = f"{len(against)} of {len(asked)} silos do not take part, so none is asked for a round:"
+        raise RunError("\n  ".join([words, *against.values()]))
 
 
 class SiloEvaluation:

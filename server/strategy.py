@@ -10,10 +10,16 @@ One strategy serves every trust setting and algorithm: `ServerSums` makes q~_t o
 The mean has fixed weights; a missing, failed, malformed or non-finite reply ends the run with the silo's number
 and the round, never with a mean over fewer.  A silo that does not answer may, where the scenario says so, count
 with an increment of 0: its weight stays, and the round is on record.
+
+What a coordinator remembers of silos' ledgers: the last commit that each reply was in.
+
+It is sent again with the next query, in this run and in the next ones, so that a silo whose ledger and mark were
+put back together notices.  A file a silo; what is in it is public, and whoever removes it takes a hint away.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from logging import INFO
+from logging import INFO, WARNING
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
@@ -23,27 +29,71 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedpriv.core.errors import RunError, printable
+from fedpriv.core.files import OWN, write_bytes
 from fedpriv.core.random import SERVER, KeyedNormal
 from fedpriv.noise.integers.strategies import pack, unpack
 from fedpriv.plan.plan import NOBODY, Absences, Plan
 from fedpriv.protocol.messages import (
+    COMMIT,
     KEY,
+    LONGEST,
+    SEEN,
     TRAIN,
     Counts,
+    also_in,
     bytes_in,
+    commits_in,
     counts_in,
     messages_to,
     one_array,
     query_content,
     refusal_in,
+    remembered,
     vector_in,
+    with_also,
 )
 from fedpriv.rounds.floats import FloatSteps, Seeded
 from fedpriv.rounds.integers import IntegerSteps, tensors
 from fedpriv.rounds.round import RoundSteps, State, is_finite, substitute_message
-from fedpriv.server.commits import SeenCommits
 from fedpriv.server.grid import learn_roster
 from fedpriv.silo.masks import CARD_BYTES, KEY_BYTES
+
+
+class SeenCommits:
+    """The commits of silo 0, 1, … in files of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._known = folder, dict[int, bytes]()
+
+    def told_to(self, silo: int, content: RecordDict) -> RecordDict:
+        """A query with what is remembered of this silo; `content` is left as it is."""
+        known = self._known.get(silo) or self._read(silo)
+        return with_also(content, SEEN, known) if known else content
+
+    def note(self, silo: int, content: RecordDict) -> None:
+        """Remember what a reply tells; whatever a silo sends, no more than a few hundred bytes of each."""
+        told = also_in(content, COMMIT)
+        try:
+            known = remembered(self._known.get(silo) or self._read(silo), told)
+        except ValueError:  # none, as in a simulation, or nonsense
+            return
+        self._known[silo] = known
+        try:
+            write_bytes(self._path(silo), known, OWN, durable=False)
+        except OSError as error:
+            log(WARNING, "%s: cannot be written (%s); an older ledger may go unnoticed", self._path(silo), error)
+
+    def _read(self, silo: int) -> bytes:
+        try:
+            with self._path(silo).open("rb") as file:
+                known = file.read(LONGEST + 1)
+            commits_in(known)
+        except (OSError, ValueError):
+            return b""
+        return known
+
+    def _path(self, silo: int) -> Path:
+        return self._folder / f"silo-{silo}"
 
 
 class Kept(NamedTuple):

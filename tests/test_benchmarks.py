@@ -30,7 +30,7 @@ from fedpriv.noise.fitting.auto import compared
 from fedpriv.noise.registry import MechanismOptions, chosen_mechanism
 from fedpriv.papers.table import algorithm_named
 from fedpriv.participation.orders import Schedule
-from fedpriv.plan.fitted import response_and_workload
+from fedpriv.plan.calibration import response_and_workload
 from fedpriv.scenario.load import load_scenario, resolve_cell
 from tests.conftest import small_tree
 from tests.data.tables import rows, write_csv

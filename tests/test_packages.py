@@ -104,7 +104,7 @@ def test_flowers_bundle_has_the_apps_without_what_is_installed(checkout: Path, t
     zipfile.ZipFile(tmp_path / "app.fab").extractall(tmp_path / "app")
     assert not (tmp_path / "app" / "fedpriv" / "server").exists()
     code = (
-        "import fedpriv.study.flower_run, fedpriv.server.app as server, fedpriv.clients.app as clients;"
+        "import fedpriv.study.sweep, fedpriv.server.app as server, fedpriv.clients.app as clients;"
         "import fedpriv.core.files as find;"
         "print(server.__file__, clients.__file__, *find.shipped())"
     )
@@ -121,6 +121,6 @@ def test_the_bundle_follows_flowers_current_format() -> None:
     app = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
     assert app["fab-format-version"] == 1
     assert app["components"] == {
-        "serverapp": "fedpriv.study.flower_run:app",
+        "serverapp": "fedpriv.study.sweep:app",
         "clientapp": "fedpriv.clients.app:app",
     }

@@ -54,11 +54,11 @@ from fedpriv.accounting.curves import (
     highest,
     lowest,
 )
+from fedpriv.accounting.fading import beside
 from fedpriv.accounting.gaussian import RELATION_FACTOR, Relation, check_positive, relation_named
 from fedpriv.accounting.gaussian import epsilon_of as gaussian_epsilon_of
 from fedpriv.accounting.guarantees import Sampled, least_noise
 from fedpriv.accounting.losses import RAISED, Losses
-from fedpriv.accounting.overlap import beside
 from fedpriv.accounting.symmetric import LEAST_MULTIPLIER, Symmetric
 from fedpriv.core.errors import InputError
 

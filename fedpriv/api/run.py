@@ -15,16 +15,16 @@ from torch import nn
 from fedpriv.api.results import RunResults, results_of
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.cli.progress import Progress
-from fedpriv.core.addons import all_added
 from fedpriv.core.errors import InputError
+from fedpriv.core.extensions import all_added
 from fedpriv.core.files import scenario_file
-from fedpriv.data.frames import Frame, add_frame, given_name, is_frame
 from fedpriv.data.given import Given, arrays_of
 from fedpriv.data.named import ARGUMENTS, add_data, dataset_of
+from fedpriv.data.tables import Frame, add_frame, given_name, is_frame
 from fedpriv.engines.workers import Workers
 from fedpriv.loss.frozen import trained_of
 from fedpriv.loss.imported import GIVEN as OF_MODULE
-from fedpriv.loss.own import LossGiven, add_given, choice_of
+from fedpriv.loss.models import LossGiven, add_given, choice_of
 from fedpriv.scenario.load import load_scenario, read_toml, scenario_of
 from fedpriv.show.table import write_table
 from fedpriv.study.sweep import RunOptions, run_sweep

@@ -18,13 +18,12 @@ from fedpriv.accounting.gaussian import APART, Relation, relation_named
 from fedpriv.accounting.guarantees import Guarantee
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER
-from fedpriv.noise.integers.claim import Claim
 from fedpriv.noise.integers.plan import claimed
-from fedpriv.noise.integers.strategies import Lattice
+from fedpriv.noise.integers.strategies import Claim, Lattice
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.registry import integer_form, mechanism_from
+from fedpriv.noise.series import Workload
 from fedpriv.noise.trust import RECORD, NoiseSource, Unit, unit_from
-from fedpriv.noise.workload import Workload
 from fedpriv.participation.orders import Participation
 from fedpriv.participation.registry import participation_from
 from fedpriv.plan.calibration import batch_clips

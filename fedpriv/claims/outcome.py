@@ -23,7 +23,7 @@ from torch import Tensor
 from fedpriv.claims.ledger import ReleaseStream, releases_of
 from fedpriv.core.errors import FedprivError, RunError
 from fedpriv.loss.objective import Objective, Records
-from fedpriv.plan.fitted import Fitted
+from fedpriv.plan.calibration import Fitted
 from fedpriv.plan.plan import Plan
 from fedpriv.scenario.load import Scenario
 from fedpriv.scenario.schema import Cell

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from errno import EACCES, EEXIST, EISDIR, ENOENT, ENOTDIR, EPERM, EROFS
 
-from fedpriv.core.addons import all_added
 from fedpriv.core.errors import FedprivError, InputError, RunError, printable_lines
+from fedpriv.core.extensions import all_added
 
 INTERRUPTED = 130
 

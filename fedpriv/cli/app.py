@@ -1,22 +1,71 @@
-"""Commands and their help; a command imports its modules when it is called, so that help is quick."""
+"""Commands and their help; a command imports its modules when it is called, so that help is quick.
+
+`fedpriv data`: fetch, inspect and split data sets; `fedpriv init`: a folder to start from.
+"""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedpriv.cli.data import app as data_app
 from fedpriv.cli.options import (
     Display,
     Imports,
+    Overrides,
     RunDir,
     SweepOverrides,
     grouped,
 )
 from fedpriv.cli.privacy import app as privacy_app
 from fedpriv.cli.silo import app as silo_app
-from fedpriv.core.addons import COMMANDS, register_of
 from fedpriv.core.errors import InputError, suggestion
+from fedpriv.core.extensions import COMMANDS, register_of
+
+data_app = typer.Typer(help="Data sets: download, verify, cache.", no_args_is_help=True, suggest_commands=False)
+
+
+@data_app.command("fetch")
+def data_fetch(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="mnist, fashion-mnist, emnist, cifar10, heart-hospitals, dialysis, dialysis-survival, "
+            "dialysis-times, adult or visits.",
+        ),
+    ],
+    root: Annotated[
+        Path | None, typer.Option(help="Where to keep it; $FEDPRIV_DATA, or a folder of the user's cache.")
+    ] = None,
+) -> None:
+    """Download a data set, verify it and keep it; does nothing if a verified copy is there.
+
+    Example: fedpriv data fetch mnist
+    """
+    from fedpriv.data.named import fetch
+
+    typer.echo(f"{name}: verified in {fetch(name, root, say=typer.echo)}")
+
+
+@data_app.command("split")
+def data_split(
+    scenario: Annotated[
+        Path, typer.Argument(metavar="SCENARIO", help="A scenario file; one federation throughout.")
+    ],
+    out: Annotated[Path, typer.Option(help="Where the silos' folders go.")],
+    overrides: Overrides = None,
+    runs: Annotated[int, typer.Option(min=1, help="How many runs of it the silos' budgets allow.")] = 10,
+) -> None:
+    """Give each silo of a demonstration a folder of its own: its shard of the data set, and a policy.
+
+    Example: fedpriv data split scenarios/containers.toml --out deploy/run
+    """
+    from fedpriv.scenario.load import load_scenario
+    from fedpriv.silo.demo import prepare_silos
+
+    for folder in prepare_silos(load_scenario(scenario, overrides or []), out, runs):
+        typer.echo(folder)
+
 
 app = typer.Typer(
     name="fedpriv",
@@ -177,7 +226,7 @@ def table(
 
     Example: fedpriv table runs/quickstart --format csv
     """
-    from fedpriv.cli.shown import say
+    from fedpriv.cli.options import say
     from fedpriv.show.table import STYLES, render
     from fedpriv.study.results import check_claims, read_claims
 
@@ -196,7 +245,7 @@ def coefficients(
 
     Example: fedpriv coefficients runs/ridge
     """
-    from fedpriv.cli.coefficients import coefficients as show_coefficients
+    from fedpriv.cli.explore import coefficients as show_coefficients
 
     show_coefficients(run_dir, as_json=as_json)
 
@@ -248,7 +297,7 @@ def export(
 
     Example: fedpriv export runs/quickstart --as dp-accounting
     """
-    from fedpriv.show.exports import export as write
+    from fedpriv.show.page import export as write
 
     typer.echo(write(run_dir, form))
 

@@ -1,20 +1,40 @@
-"""`fedpriv list`, `show` and `compare`: tables and sentences as wide as the terminal, with no number cut."""
+"""`fedpriv list`, `show` and `compare`: tables and sentences as wide as the terminal, with no number cut.
 
+`fedpriv coefficients`: a table of weights with intervals that contain the noise.
+
+Coefficients of models that came with second moments, with intervals that have the noise in them.
+"""
+
+import json
+import math
+import sys
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from inspect import getdoc
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedpriv.core.addons import all_added
+from fedpriv.claims.ledger import from_data
+from fedpriv.cli.options import print_table
 from fedpriv.core.errors import InputError, printable, suggestion
-from fedpriv.core.extensions import load_extensions
+from fedpriv.core.extensions import all_added, load_extensions
+from fedpriv.data.schema import TableSchema
+from fedpriv.loss.objective import View
+from fedpriv.loss.ridge import RIDGE_STATISTICS, Coefficient, Published, RidgeStatistics
+from fedpriv.papers.newton import NOISY_NEWTON, GradientAndHessian
+from fedpriv.plan.task import public_task_of_cell, task_of_schema
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.show.summary import value_text
+from fedpriv.study.results import check_claims, read_claims
 
 _WIDE = 160  # of piped output, which has no width
 
@@ -115,7 +135,7 @@ def show_run(folder: Path) -> None:
 
 def compare_runs(first: Path, second: Path) -> None:
     """Print what two runs have in common, seed by seed, and where their settings differ."""
-    from fedpriv.show.comparison import compared
+    from fedpriv.show.verdict import compared
 
     found = compared(first, second)
     for key, one, other in found.settings:
@@ -175,3 +195,72 @@ KINDS: dict[str, Callable[[], Lines]] = {
     "data": _data,
     "models": _models,
 }
+
+
+def coefficients(folder: Path, *, as_json: bool) -> None:
+    """Print those of every finished cell; InputError for a run of another model."""
+    results = read_claims(folder)
+    found = [(cell, coefficients_of(cell, folder)) for cell in results.cells]
+    if as_json:
+        told = [
+            {
+                "point": cell["point"],
+                "seed": cell["seed"],
+                "coefficients": {name: each._asdict() for name, each in own},
+            }
+            for cell, own in found
+        ]
+        sys.stdout.write(json.dumps(told) + "\n")
+        return
+    for cell, own in found:
+        point = "".join(f"{key} = {value_text(value)}, " for key, value in cell["point"].items())
+        lines = [[f"{point}seed {cell['seed']}", "weight", "95 %"]]
+        for name, each in own:
+            star = "" if each.low <= 0.0 <= each.high else "  *"
+            lines.append([name, f"{each.value:.3f}", f"{each.low:.3f} – {each.high:.3f}{star}"])
+        print_table(lines)
+        sys.stdout.write("\n")
+    sys.stdout.write(
+        "features are scaled to -1 … 1; intervals have sampling and noise in them, of the population's weights "
+        "under the same penalty; * has no 0 in it\n"
+    )
+    check_claims(folder, results)
+
+
+def coefficients_of(record: Mapping[str, Any], folder: Path) -> list[tuple[str, Coefficient]]:
+    """By feature, the constant last, of a cell of results.json; InputError for any other model.
+
+    The noise is the ledger's: what was released, not what was planned.
+    """
+    cell = resolve_cell(record["scenario"], str(folder))
+    if cell.model.name != RIDGE_STATISTICS and cell.algorithm.name != NOISY_NEWTON.name:
+        raise InputError(
+            f"{folder}: model.name = {cell.model.name!r}: coefficients have intervals where the model is "
+            f"{RIDGE_STATISTICS!r}, or the algorithm {NOISY_NEWTON.name!r}"
+        )
+    schema, sizes = cell.data.table_schema, cell.batch_sizes
+    task = public_task_of_cell(cell) if schema is None else task_of_schema(cell, schema)
+    objective = task.objective
+    while isinstance(objective, View) and not isinstance(objective, GradientAndHessian):
+        objective = objective.base
+    assert isinstance(objective, RidgeStatistics | GradientAndHessian)
+    variance, shares = 0.0, [size / sum(sizes) for size in sizes]
+    for stream in map(from_data, record["releases"]):
+        whose = [shares[silo] for silo in stream.silos] or [1.0]
+        variance += sum(share**2 for share in whose) * stream.std**2
+    point = torch.from_numpy(np.load(folder / record["model"], allow_pickle=False)).double()
+    counted = 1.0 if schema is None else schema.counted_share(tests=False)
+    published = Published(math.sqrt(variance), round(sum(sizes) * counted), counted, record["rounds"])
+    found = objective.coefficients(point, published)
+    return list(zip(_names(schema, len(found)), found, strict=True))
+
+
+def _names(schema: TableSchema | None, count: int) -> list[str]:
+    if schema is None or schema.width + 1 != count:
+        return [*(f"feature {place}" for place in range(count - 1)), "constant"]
+    named = [
+        each
+        for name, column in schema.features
+        for each in ([name] if column.values is None else [f"{name} = {word}" for word in column.values])
+    ]
+    return [*named, "constant"]

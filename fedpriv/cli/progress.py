@@ -24,7 +24,7 @@ from fedpriv.accounting.gaussian import epsilon_of
 from fedpriv.claims.outcome import Finished, RunObserver
 from fedpriv.core.errors import InputError, RunError, printable_lines
 from fedpriv.core.figures import epsilon_words
-from fedpriv.plan.fitted import Fitted
+from fedpriv.plan.calibration import Fitted
 from fedpriv.scenario.load import Point, Scenario
 from fedpriv.scenario.published import dotted
 from fedpriv.scenario.schema import Cell

@@ -20,8 +20,7 @@ from fedpriv.cli.progress import JsonLines, MLflow, Progress, TensorBoard
 from fedpriv.core.errors import FedprivError, InputError, RunError
 from fedpriv.core.extensions import import_files
 from fedpriv.core.figures import counted
-from fedpriv.engines.memory import memory_words
-from fedpriv.engines.table import engine_row
+from fedpriv.engines.table import engine_row, memory_words
 from fedpriv.scenario.load import Scenario, load_scenario
 from fedpriv.show.table import write_table
 from fedpriv.study.results import read_claims

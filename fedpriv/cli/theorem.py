@@ -11,8 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedpriv.cli.options import Json, SweepOverrides
-from fedpriv.cli.shown import print_table, say
+from fedpriv.cli.options import Json, SweepOverrides, print_table, say
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import delta_figure, epsilon_figure, lower_figure, upper_figure
 
@@ -43,9 +42,9 @@ def theorem(
 
         fedpriv privacy theorem scenarios/mnist-single-epoch.toml --set label.method=accelerated-dp-srgd --json
     """
-    from fedpriv.plan.fitted import fitted_scenario
+    from fedpriv.plan.calibration import fitted_scenario
     from fedpriv.scenario.load import load_scenario
-    from fedpriv.study.theorems import beside_theorems
+    from fedpriv.study.setting import beside_theorems
 
     loaded, _ = fitted_scenario(load_scenario(scenario, overrides or []), {})
     points = [beside_theorems(point, gap, run) for point in loaded.points[:: len(loaded.seeds)]]

@@ -6,13 +6,14 @@ from typing import Any, cast
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import Dataset as TorchDataset
 
 from fedpriv.core.errors import InputError
 from fedpriv.data.layout import in_order
 from fedpriv.data.named import ARGUMENTS, Part
 
-Given = Part | Dataset[Any]
+Given = Part | TorchDataset[Any]
 """Records and labels, as a pair of arrays or as a torch Dataset of (record, label).
 
 Records with several inputs are a tuple of arrays, one for each input.
@@ -61,7 +62,7 @@ def arrays_of(data: Given | DataLoader[Any], source: str = ARGUMENTS) -> tuple[N
     if isinstance(data, TensorDataset):
         *tensors, label_tensor = data.tensors
         return _pair((tuple(tensors) if len(tensors) > 1 else tensors[0], label_tensor), source)
-    if isinstance(data, Dataset):
+    if isinstance(data, TorchDataset):
         rows = [data[row] for row in range(len(cast(Sized, data)))]
         inputs, targets = zip(*rows, strict=True)
         if isinstance(inputs[0], tuple):

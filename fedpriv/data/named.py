@@ -25,14 +25,13 @@ from fedpriv.data.fetch import (
     fetch,
 )
 from fedpriv.data.formats import parse_idx, read_idx, unpickle_arrays
-from fedpriv.data.frames import GIVEN
 from fedpriv.data.layout import in_order
 from fedpriv.data.own import Dataset, HeldOut, check_alike, check_records, is_own, load_own, load_own_test
 from fedpriv.data.public import FILE, PUBLIC_TABLES, VISITS
 from fedpriv.data.public import SCHEMA as VISITS_SCHEMA
 from fedpriv.data.schema import TableSchema
 from fedpriv.data.synthetic import TOPICS, blobs, phase_retrieval, power_law_regression, sentences
-from fedpriv.data.tables import load_table, load_table_test
+from fedpriv.data.tables import GIVEN, load_table, load_table_test
 
 Part = tuple[ArrayLike, ArrayLike]
 """Records (n, ...), bytes, numbers or tokens (`layout`), and labels (n,), or (n, ...) of several a record."""

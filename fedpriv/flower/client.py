@@ -29,17 +29,15 @@ from fedpriv.core.replicates import one_thread
 from fedpriv.data.given import Given, arrays_of
 from fedpriv.data.layout import Layout, inputs_of
 from fedpriv.data.own import check_records
-from fedpriv.flower.arrays import ModelLayout, NamedArrays
 from fedpriv.flower.guards import guard_socket, silo_number, unwrap_answer
-from fedpriv.flower.terms import ARRAYS, Terms, terms_in
+from fedpriv.flower.terms import ARRAYS, ModelLayout, NamedArrays, Terms, terms_in
 from fedpriv.loss.features import pixels
 from fedpriv.loss.frozen import outputs_of_trial
-from fedpriv.loss.imported import GIVEN
+from fedpriv.loss.imported import GIVEN, Started
 from fedpriv.loss.inputs import objective_over, shown
 from fedpriv.loss.losses import LOSSES, Choice
+from fedpriv.loss.models import LossGiven, choice_of
 from fedpriv.loss.objective import Objective, Records
-from fedpriv.loss.own import LossGiven, choice_of
-from fedpriv.loss.weights import Started
 from fedpriv.plan.plan import plan_of
 from fedpriv.plan.task import DTYPES, labelled_records
 from fedpriv.protocol.messages import (

@@ -30,11 +30,11 @@ from numpy.typing import NDArray
 from fedpriv.claims.outcome import evaluation_rounds
 from fedpriv.clients.app import ask, ask_shapes
 from fedpriv.core.errors import InputError, RunError, printable
-from fedpriv.flower.arrays import ModelLayout
+from fedpriv.flower.terms import ModelLayout
 from fedpriv.loss.scores import named_scores
 from fedpriv.noise.trust import UNTRUSTED
+from fedpriv.papers.base import ScheduledSettings
 from fedpriv.papers.sgd import DP_SGD, SgdSettings
-from fedpriv.papers.steps import ScheduledSettings
 from fedpriv.plan.evaluation import evaluations_of
 from fedpriv.protocol.messages import Refusal
 from fedpriv.scenario.load import load_scenario

@@ -29,10 +29,17 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.figures import epsilon_words
 from fedpriv.core.random import system_key
 from fedpriv.core.replicates import Scalar, one_thread
-from fedpriv.flower.arrays import NamedArrays
-from fedpriv.flower.terms import ARRAYS, ROUND, cell_of_keywords, cell_of_scenario, terms_config, with_dtype
+from fedpriv.flower.terms import (
+    ARRAYS,
+    ROUND,
+    NamedArrays,
+    cell_of_keywords,
+    cell_of_scenario,
+    terms_config,
+    with_dtype,
+)
 from fedpriv.loss.objective import Batch, Deterministic, Evaluation, Increment, Query, Records
-from fedpriv.participation.dependence import Dependence
+from fedpriv.participation.orders import Dependence
 from fedpriv.plan.plan import Plan, absences_of, plan_of
 from fedpriv.protocol.messages import CONFIG, TRAIN, also_in
 from fedpriv.rounds.round import is_finite

@@ -26,7 +26,7 @@ from fedpriv.loss.layered import objective_of
 from fedpriv.loss.losses import Loss
 from fedpriv.loss.module import OfModule
 from fedpriv.loss.objective import Batch, Increment, Objective, Query, Records, Slots, View
-from fedpriv.participation.dependence import OWN, Dependence, declared_dependence
+from fedpriv.participation.orders import OWN, Dependence, declared_dependence
 
 _VALUES = 2**22
 """Values of copies that exist at a time, or one record's."""

@@ -24,8 +24,7 @@ from fedpriv.core.errors import CodeError, InputError, printable
 from fedpriv.data.layout import parts_of
 from fedpriv.loss.alone import each_alone, own
 from fedpriv.loss.clipping import upper_norm
-from fedpriv.loss.imported import build
-from fedpriv.loss.weights import misfit, state_of
+from fedpriv.loss.imported import build, misfit, state_of
 
 DIRECTIONS = 8
 CELL = 4

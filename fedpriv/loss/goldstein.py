@@ -7,20 +7,287 @@ their number, and is comparable between models only for one number of points and
 
 The least-norm point of the convex hull is found by Wolfe's algorithm (Wolfe 1976), with a certificate: no convex
 combination has a norm below min_i ⟨g_i, x⟩/‖x‖.  `Measured` is an objective whose evaluation has the measure.
+
+Random smoothing: an objective seen through random points around the query.
+
+Source: Kornowski, Liu & Talwar, section 2 and Algorithms 3, 4 and 5, with the directions repaired: on the unit
+sphere for values, in the ball for gradients (the paper has them the wrong way round in places).
+
+    f_α(x) = E f(x + y), y uniform in the ball of radius α
+    first order:   mean_j ∇f(x + y_j)                                        y_j in the ball
+    zeroth order:  mean_j d/(2α) (f(x + α u_j) - f(x - α u_j)) u_j           u_j on the unit sphere
+
+Both estimate ∇f_α without bias.  A record's contribution is clipped after all directions and points are summed.
+However many directions there are, few are held at a time: those of some records, and of one record some.
 """
 
+import dataclasses
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.core.random import public_generator
-from fedpriv.loss.objective import Batch, Evaluation, EvaluationView, Objective, Query, Records
+from fedpriv.core.random import KeyedNormal, public_generator, seed_key
+from fedpriv.core.replicates import PER_REPLICATE, Scalar
+from fedpriv.loss.clipping import clipping, formed, upper_norm
+from fedpriv.loss.objective import (
+    UNCLIPPED,
+    Batch,
+    Evaluation,
+    EvaluationView,
+    Increment,
+    Objective,
+    Query,
+    Records,
+    Slots,
+    View,
+)
+from fedpriv.participation.orders import OWN, Dependence, declared_dependence
+
+_HELD = 2**20
+"""Values of directions around one point that are held at a time, a replicate: 8 MiB of them in float64."""
+
+
+class Window(NamedTuple):
+    """Some of the directions of a batch: of the records at `places`, those numbered `first` … `last`-1 of each."""
+
+    places: Sequence[int]
+    first: int
+    last: int
+
+
+class Directions(Protocol):
+    """Random unit directions for every record of a batch, (B, count, d) or (replicates, B, count, d).
+
+    With a `window` only those, (places, last - first, d), the same as among all.
+    """
+
+    def sphere(self, slots: Slots, count: int, like: Tensor, window: Window | None = None) -> Tensor:
+        """Uniform on the unit sphere; `like` (..., d) gives d, the type and the device."""
+        ...
+
+    def ball(self, slots: Slots, count: int, like: Tensor, window: Window | None = None) -> Tensor:
+        """Uniform in the unit ball."""
+        ...
+
+
+@dataclass(frozen=True)
+class SeededDirections:
+    """Directions as a pure function of (seed, silo, round, row): the same on every engine, in any order.
+
+    Guarantee: they are keyed by the row index, never by what is in the row or by who else is read, so neighbouring
+    data sets see the same ones, and secret participation does not move them.
+    """
+
+    seeds: tuple[int, ...] = field(metadata=PER_REPLICATE)
+
+    def sphere(self, slots: Slots, count: int, like: Tensor, window: Window | None = None) -> Tensor:
+        return self._drawn(slots, count, like.shape[-1], like, window)
+
+    def ball(self, slots: Slots, count: int, like: Tensor, window: Window | None = None) -> Tensor:
+        """The first d coordinates of a point of the unit sphere in R^(d+2) are uniform in the ball of R^d."""
+        size = like.shape[-1]
+        return self._drawn(slots, count, size + 2, like, window)[..., :size]
+
+    def _drawn(self, slots: Slots, count: int, size: int, like: Tensor, window: Window | None) -> Tensor:
+        places = slice(None) if window is None else list(window.places)
+        first, last = (0, count) if window is None else window[1:]
+        silos, rows = slots.silo_of_records[places], slots.rows[..., places]
+        by_replicate = rows if rows.ndim > 1 else [rows] * len(self.seeds)
+        by_name: dict[
+            tuple[int, bytes], Tensor
+        ] = {}  # replicates of one seed that read the same rows share theirs
+        drawn = []
+        for seed, own in zip(self.seeds, by_replicate, strict=True):
+            name = seed, own.tobytes()
+            if name not in by_name:
+                source = self._sources[seed, "float32" if like.dtype == torch.float32 else "float64"]
+                if last - first == count:
+                    normals = source.of_rows(count * size, silos, slots.t, own)
+                else:
+                    ends = count * size, first * size, last * size
+                    normals = np.stack(
+                        [
+                            source.part(*ends, int(silo), slots.t, int(row))
+                            for silo, row in zip(silos, own, strict=True)
+                        ]
+                    )
+                joined = torch.from_numpy(normals.reshape(len(own), last - first, size))
+                by_name[name] = joined / torch.linalg.vector_norm(joined, dim=-1, keepdim=True)
+            drawn.append(by_name[name])
+        return (drawn[0] if len(drawn) == 1 else torch.stack(drawn)).to(like.device)
+
+    @cached_property
+    def _sources(self) -> dict[tuple[int, str], KeyedNormal]:
+        return {
+            (seed, dtype): KeyedNormal(seed_key(seed, "directions"), dtype)
+            for seed in self.seeds
+            for dtype in ("float32", "float64")
+        }
+
+
+@dataclass(frozen=True)
+class Smoothed(View):
+    """`base` with every gradient replaced by its estimate from random directions; evaluation is of `base`.
+
+    `shared` directions serve all points of an increment, so that a difference of two gradients is small when the
+    points are near; otherwise each point has its own.
+
+    Guarantee: as for any objective, a record's increment is clipped as a whole, so one record moves the sum by at
+    most its weight times `clip` under zero-out, whatever the loss and however few directions there are.
+    """
+
+    radius: float
+    order: Literal["first", "zeroth"]
+    directions: int
+    anchor_directions: int
+    """Where an increment has one point only."""
+    shared: bool
+    source: Directions
+    slots: Slots | None = None
+
+    @property
+    def dependence(self) -> Dependence:
+        return declared_dependence(self.base) | OWN
+
+    @property
+    def smoothness(self) -> float:
+        """Of the smoothed loss: at most √d L/α, see docs/goldstein.md."""
+        return min(self.base.smoothness, math.sqrt(self.dimension) * self.base.lipschitz / self.radius)
+
+    def at(self, slots: Slots) -> "Smoothed":
+        return dataclasses.replace(self, base=self.base.at(slots), slots=slots)
+
+    def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
+        """As for `Objective`; `batch` has the rows of all slots, and directions of few of them exist at a time.
+
+        How many follows from public numbers, and not from how many replicates there are.
+        """
+        records, weights = batch
+        rows, points = weights.shape[-1], len(query.points)
+        of_record = self._count(points) * self.dimension
+        if rows * of_record <= _HELD:
+            total, clipped = self._contributions(query, records, weights, [None], clip)
+        else:
+            parts, together = [], max(1, _HELD // of_record)
+            for first in range(0, rows, together):
+                places = range(first, min(first + together, rows))
+                some = Records(*(column.narrow(records.axis, first, len(places)) for column in records))
+                parts.append(self._contributions(query, some, weights, self._windows(places, points), clip))
+            total = torch.cat([part.total for part in parts], -2)
+            clipped = torch.cat([part.clipped for part in parts], -1)
+        return Increment((weights.unsqueeze(-1) * total).sum(-2), (clipped * (weights != 0.0)).sum(-1))
+
+    def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
+        """As for `Objective`; a few directions at a time."""
+        records, weights = batch
+        if not len(rows):
+            return weights.new_zeros((0, self.dimension))
+        assert self.slots is not None
+        own = self.at(self.slots.of_rows(rows.cpu().numpy()))
+        windows = own._windows(range(len(rows)), len(query.points))
+        return weights.unsqueeze(-1) * own._contributions(query, records, weights, windows, clip).total
+
+    def evaluations(self, points: int) -> int:
+        return self.base.evaluations(points) * self._count(points) * (1 if self.order == "first" else 2)
+
+    def beside(self, points: int, rows: int = 1) -> int:
+        """Of directions, around all points."""
+        of_record = self._count(points) * self.dimension
+        return points * min(rows * of_record, max(_HELD, self.dimension)) + self.base.beside(points, rows)
+
+    def _count(self, points: int) -> int:
+        return self.anchor_directions if points == 1 else self.directions
+
+    def _windows(self, places: Sequence[int], points: int) -> list[Window | None]:
+        """Windows over all directions of these records, a few directions each."""
+        count, most = self._count(points), max(1, _HELD // (len(places) * self.dimension))
+        return [Window(places, first, min(first + most, count)) for first in range(0, count, most)]
+
+    def _directions(self, points: Sequence[Tensor], window: Window | None) -> list[Tensor]:
+        """For each point its directions, (..., B, count, d), or those of a window."""
+        if self.slots is None:
+            raise ValueError("random smoothing draws directions for the slots of a batch: see `at`")
+        count = self._count(len(points))
+        draw = self.source.ball if self.order == "first" else self.source.sphere
+        if self.shared:
+            return [draw(self.slots, count, points[0], window)] * len(points)
+        if window is None:
+            drawn = draw(self.slots, count * len(points), points[0])
+            return [drawn[..., place * count : (place + 1) * count, :] for place in range(len(points))]
+        of_points = (
+            window._replace(first=place * count + window.first, last=place * count + window.last)
+            for place in range(len(points))
+        )
+        return [draw(self.slots, count * len(points), points[0], each) for each in of_points]
+
+    def _contributions(
+        self, query: Query, records: Records, weights: Tensor, windows: Sequence[Window | None], clip: Scalar
+    ) -> Increment:
+        """Each record's clipped contribution, (..., B, d), of weight 1, and whether it was clipped, (..., B).
+
+        `weights` gives its type.  Gradients around which all directions are there are clipped by the loss itself.
+        """
+        one = weights.new_ones(1)
+        of_record = clip.unsqueeze(-1) if isinstance(clip, Tensor) else clip  # (replicates, 1, 1)
+        around = (self._directions(query.points, window) for window in windows)
+        if self.order == "first" and len(windows) == 1:
+            return self.base.increment(self._moved(query, next(around)), Batch(_apart(records, 1), one), of_record)
+        if self.order == "first":
+            each = self._gradients(query, records, around, one)
+        else:
+            each = self._slopes(query, records, around).to(one.dtype)
+        each = each.unsqueeze(-2)
+        clipped = clipping(formed(upper_norm(each)), one, of_record)
+        return Increment((clipped.only(each) * clipped.factor.unsqueeze(-1)).squeeze(-2), clipped.clipped)
+
+    def _moved(self, query: Query, around: Sequence[Tensor]) -> Query:
+        """Gradients at points around those of the query, (..., B, d) each, each with its share of the mean."""
+        moved: list[Tensor] = []
+        scaled: list[float] = []
+        for point, coefficient, offsets in zip(*query, around, strict=True):
+            each = (point.unsqueeze(-2).unsqueeze(-2) + self.radius * offsets).unbind(-2)
+            moved.extend(each)
+            scaled.extend([coefficient / self._count(len(query.points))] * len(each))
+        return Query(moved, scaled)
+
+    def _gradients(
+        self, query: Query, records: Records, around: Iterable[Sequence[Tensor]], one: Tensor
+    ) -> Tensor:
+        """Each record's estimate from its gradients, unclipped, (..., B, d); NaN where one of them is not held."""
+        total = one.new_zeros(())
+        for some in around:
+            part = self.base.increment(self._moved(query, some), Batch(_apart(records, 1), one), UNCLIPPED)
+            total = total + part.total.where((part.clipped == 0).unsqueeze(-1), torch.nan)
+        return total
+
+    def _slopes(self, query: Query, records: Records, around: Iterable[Sequence[Tensor]]) -> Tensor:
+        """Each record's estimate from differences of its values, (..., B, d)."""
+        total = torch.zeros((), dtype=query.points[0].dtype, device=query.points[0].device)
+        apart = _apart(records, 2)
+        for some in around:
+            for point, coefficient, units in zip(*query, some, strict=True):
+                centre, offsets = point.unsqueeze(-2).unsqueeze(-2), self.radius * units
+                rise = self.base.losses(centre + offsets, apart) - self.base.losses(centre - offsets, apart)
+                slope = coefficient * self.dimension / (2.0 * self.radius * self._count(len(query.points)))
+                total = total + slope * (rise * units).sum(-2)
+        return total
+
+
+def _apart(records: Records, axes: int) -> Records:
+    """Each record a batch of one, with so many further axes behind those of the batch."""
+    features, labels = records
+    axis = labels.dim()
+    for _ in range(axes):
+        features, labels = features.unsqueeze(axis), labels.unsqueeze(-1)
+    return Records(features, labels)
+
 
 Floats = NDArray[np.float64]
 

@@ -25,7 +25,7 @@ from fedpriv.loss.frozen import Called, frozen_of, trained_of
 from fedpriv.loss.losses import Loss
 from fedpriv.loss.objective import Batch, Deterministic, Evaluation, Increment, Query, Records
 from fedpriv.loss.unrolled import for_vmap
-from fedpriv.participation.dependence import Dependence
+from fedpriv.participation.orders import Dependence
 
 _CHUNK_VALUES = 2**20
 """Gradient values held at a time: what lies in a cache is summed faster than what does not."""

@@ -28,7 +28,7 @@ from fedpriv.core.replicates import Scalar
 from fedpriv.loss.clipping import Clipping, clipping, formed, upper_norm
 from fedpriv.loss.losses import Logistic, Loss, SquaredError
 from fedpriv.loss.objective import Batch, Deterministic, Evaluation, Increment, Query, Records
-from fedpriv.participation.dependence import Dependence
+from fedpriv.participation.orders import Dependence
 
 RIDGE_STATISTICS = "ridge-statistics"
 _Z = 1.959963984540054

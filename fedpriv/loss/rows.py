@@ -20,12 +20,11 @@ from fedpriv.data.encode import MOMENTS_APART, MOMENTS_RADIUS, moments_of
 from fedpriv.data.layout import layout_of
 from fedpriv.loss.augment import Augmentation
 from fedpriv.loss.features import pixels
-from fedpriv.loss.imported import build, imported, is_import_path, with_group_norm
+from fedpriv.loss.imported import DIGEST, Started, build, imported, is_import_path, load_constants, with_group_norm
 from fedpriv.loss.inputs import objective_over
 from fedpriv.loss.linear import LinearScore
 from fedpriv.loss.losses import LOSSES, Choice, Reward
 from fedpriv.loss.objective import Evaluation, Objective, Records
-from fedpriv.loss.weights import DIGEST, Started, load_constants
 
 
 class ModelSettings(BaseModel):

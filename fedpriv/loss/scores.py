@@ -25,7 +25,7 @@ from torch import Tensor
 from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.inputs import labelled_of
-from fedpriv.loss.losses import CrossEntropy
+from fedpriv.loss.losses import CrossEntropy, concordance, integrated_brier, no_pairs
 from fedpriv.loss.objective import (
     Batch,
     Deterministic,
@@ -38,8 +38,7 @@ from fedpriv.loss.objective import (
     Slots,
     View,
 )
-from fedpriv.loss.survival import concordance, integrated_brier, no_pairs
-from fedpriv.participation.dependence import Dependence
+from fedpriv.participation.orders import Dependence
 
 Score = Literal["auc", "balanced_accuracy", "calibration_error", "r2", "mae", "concordance", "integrated_brier"]
 BINS = 15

@@ -30,7 +30,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import SHARED, Scalar, at_once
 from fedpriv.loss.clipping import Clipping, clipping, formed, upper_norm
 from fedpriv.loss.objective import UNCLIPPED, Batch, Increment, Linear, Query, Records, Slots, View, fast_paths
-from fedpriv.participation.dependence import Dependence, declared_dependence
+from fedpriv.participation.orders import Dependence, declared_dependence
 
 _VALUES = 2**21  # that the units of one chunk make: what lies in a cache is clipped faster
 

@@ -41,8 +41,8 @@ from fedpriv.noise.integers.strategies import (
     participations_of,
 )
 from fedpriv.noise.mechanism import Columns, Factored, MechanismState, Sensitivity, column_scale
+from fedpriv.noise.series import Floats, Workload, powers
 from fedpriv.noise.toeplitz import Toeplitz
-from fedpriv.noise.workload import Floats, Workload, powers
 
 if TYPE_CHECKING:
     from torch import Tensor

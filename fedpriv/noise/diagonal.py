@@ -47,7 +47,7 @@ from fedpriv.noise.mechanism import (
     toeplitz_inner,
 )
 from fedpriv.noise.sensitivity import heaviest_pattern, tightened
-from fedpriv.noise.workload import Floats, Workload, geometric_sums, powers, restarts
+from fedpriv.noise.series import Floats, Workload, geometric_sums, powers, restarts
 from fedpriv.participation.orders import Separated
 
 if TYPE_CHECKING:

@@ -42,13 +42,12 @@ import numpy as np
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import SHARED
-from fedpriv.noise import nodes
+from fedpriv.noise import tree as nodes
 from fedpriv.noise.integers.fixed_point import Ints, coefficient, rounded
 from fedpriv.noise.integers.strategies import Group, IntegerStrategy, IntState, Lattice, Load, Reach
 from fedpriv.noise.mechanism import Factored, Mechanism, MechanismState, Sensitivity, check_matches
-from fedpriv.noise.nodes import cover
-from fedpriv.noise.tree import BinaryTree, IntegerTree, level_spread
-from fedpriv.noise.workload import Floats, Workload
+from fedpriv.noise.series import Floats, Workload
+from fedpriv.noise.tree import BinaryTree, IntegerTree, cover, level_spread
 from fedpriv.participation.orders import Schedule
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from fedpriv.core.errors import InputError
 from fedpriv.noise import series
 from fedpriv.noise.integers.strategies import IntegerStrategy, Lattice, participations_of
-from fedpriv.noise.workload import Floats, Workload, per_period
+from fedpriv.noise.series import Floats, Workload, per_period
 from fedpriv.participation.orders import Schedule
 
 if TYPE_CHECKING:  # the algebra and the command line start without torch

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedpriv.core.errors import InputError
 from fedpriv.noise.mechanism import Mechanism, MechanismState, Sensitivity
-from fedpriv.noise.workload import Floats, Workload
+from fedpriv.noise.series import Floats, Workload
 from fedpriv.participation.orders import Phases
 
 if TYPE_CHECKING:

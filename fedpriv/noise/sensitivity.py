@@ -33,7 +33,7 @@ import numpy as np
 
 from fedpriv.noise import series
 from fedpriv.noise.mechanism import Columns, Inner, Sensitivity, toeplitz_columns
-from fedpriv.noise.workload import Floats, Workload
+from fedpriv.noise.series import Floats, Workload
 from fedpriv.participation.orders import Separated
 
 

@@ -13,12 +13,11 @@ import numpy as np
 
 from fedpriv.core.errors import RunError
 from fedpriv.core.replicates import Scalar
-from fedpriv.noise import nodes
+from fedpriv.noise import tree as nodes
 from fedpriv.noise.differences import THREE_TREES, DifferenceTrees, Groups
 from fedpriv.noise.mechanism import MechanismState
-from fedpriv.noise.nodes import Node
-from fedpriv.noise.tree import BinaryTree
-from fedpriv.noise.workload import Floats, Workload
+from fedpriv.noise.series import Floats, Workload
+from fedpriv.noise.tree import BinaryTree, Node
 
 if TYPE_CHECKING:
     from torch import Tensor

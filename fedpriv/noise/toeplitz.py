@@ -48,7 +48,7 @@ from fedpriv.noise.mechanism import (
     check_matches,
     toeplitz_columns,
 )
-from fedpriv.noise.workload import Floats, Workload, per_period, powers
+from fedpriv.noise.series import Floats, Workload, per_period, powers
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -28,8 +28,7 @@ from torch import Tensor
 
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.estimators import PlainGradient, Round
-from fedpriv.papers.base import Algorithm, Fraction, Optimizer, Positive, Problem, independent
-from fedpriv.papers.steps import ScheduledSettings
+from fedpriv.papers.base import Algorithm, Fraction, Optimizer, Positive, Problem, ScheduledSettings, independent
 
 
 class AdamState(NamedTuple):

@@ -55,8 +55,8 @@ from fedpriv.accounting.gaussian import check_delta, check_positive, moved_by
 from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.estimators import LinearWeights, PlainGradient, RecursiveGradient, Round, Weights
-from fedpriv.noise.nodes import levels
-from fedpriv.noise.workload import Floats
+from fedpriv.noise.series import Floats
+from fedpriv.noise.tree import levels
 from fedpriv.papers.base import (
     Algorithm,
     Bound,

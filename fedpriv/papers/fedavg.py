@@ -16,21 +16,65 @@ rounds:
 |---|---|---|
 | `mean` | w_t | (..., d) |
 | `sent` | x_t, the query | (..., d) |
+
+Federated averaging and adaptive federated optimization with cohorts: each client's move is clipped whole.
+
+Sources: McMahan, Ramage, Talwar & Zhang 2018, "Learning differentially private recurrent language models",
+Algorithm 1 (DP-FedAvg); Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar & McMahan 2021, "Adaptive federated
+optimization", Algorithm 2 (FedAdagrad, FedYogi and FedAdam, servers that adapt a step to every coordinate); there
+Δ_t is the clients' mean move, here the pseudo-gradient g_t = -Δ_t.
+
+    m_t = β₁ m_{t-1} + (1 - β₁) g_t
+    v_t = v_{t-1} + g_t²                                     (FedAdagrad)
+    v_t = v_{t-1} - (1 - β₂) g_t² sign(v_{t-1} - g_t²)       (FedYogi)
+    v_t = β₂ v_{t-1} + (1 - β₂) g_t²                         (FedAdam)
+    x_{t+1} = x_t - η m_t / (√v_t + τ),   m_0 = 0, v_0 = τ²
+
+| here | paper | shape |
+|---|---|---|
+| `released` / `scale` | -Δ_t, noisy | (..., d) |
+| `first` | m_t, of -Δ | (..., d) |
+| `second` | v_t | (..., d) |
+
+The clip of every one of these rows may follow a quantile of the clients' norms.  Source: Andrew, Thakkar, McMahan
+& Ramaswamy 2021, Algorithm 1, with both noisy means in one vector.
+
+    b~_t = ½ + (last coordinate) / ρ
+    C_{t+1} = C_t exp(-η_C (b~_t - γ))
+    the optimizer gets C_t · (first d coordinates)
+
+| here | paper | shape |
+|---|---|---|
+| `released` | Δ~_t / C_t, and ρ (b~_t - ½) | (..., d + 1) |
+| `clip` | C_t | (..., 1) |
 """
 
 import math
-from dataclasses import dataclass
-from typing import NamedTuple, Self
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any, NamedTuple, Self
 
+import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.replicates import Scalar
+from fedpriv.core.replicates import SHARED, Scalar
 from fedpriv.loss.estimators import LocalGradient, PlainGradient, Round
 from fedpriv.loss.objective import UNCLIPPED, Objective
-from fedpriv.loss.views import LocalSteps, LocalTraining
-from fedpriv.papers.base import Algorithm, Count, Positive, Problem, Settings, independent
+from fedpriv.loss.views import LARGEST, SMALLEST, LocalSteps, LocalTraining, QuantileClip, joint_clip
+from fedpriv.papers.base import (
+    Algorithm,
+    Count,
+    Fraction,
+    Optimizer,
+    Positive,
+    Problem,
+    ScheduledSettings,
+    Settings,
+    Stepping,
+    independent,
+)
 from fedpriv.papers.sgd import ProjectedSGD
 from fedpriv.participation.orders import Schedule
 
@@ -169,4 +213,214 @@ FEDERATED_AVERAGING = Algorithm(
     ),
     # the mean of the silos' models: one step of length 1 along the mean displacement
     optimizer=lambda _settings, _problem, _noise_std: ProjectedSGD(step=1.0, radius=math.inf),
+)
+
+
+class AdaptiveState(NamedTuple):
+    """The server's vectors between two rounds, each (..., d)."""
+
+    iterate: Tensor
+    first: Tensor
+    second: Tensor
+
+
+@dataclass(frozen=True)
+class FedAdagrad:
+    """Steps of length `step`, divided by the root of all squares so far."""
+
+    step: Scalar
+    first_decay: Scalar
+    """β₁."""
+    floor: float = field(metadata=SHARED)
+    """τ: how far steps adapt, a small number adapts more."""
+
+    def start(self, initial: Tensor) -> AdaptiveState:
+        return AdaptiveState(initial, torch.zeros_like(initial), torch.full_like(initial, self.floor**2))
+
+    def query(self, state: AdaptiveState) -> Tensor:
+        return state.iterate
+
+    def update(self, state: AdaptiveState, released: Tensor, current: Round) -> AdaptiveState:
+        gradient = released / current.scale
+        first = self.first_decay * state.first + (1.0 - self.first_decay) * gradient
+        second = self._second(state.second, gradient.square())
+        return AdaptiveState(state.iterate - self.step * first / (second.sqrt() + self.floor), first, second)
+
+    def output(self, state: AdaptiveState) -> Tensor:
+        return state.iterate
+
+    def _second(self, before: Tensor, square: Tensor) -> Tensor:
+        """v_t from v_{t-1} and g_t²."""
+        return before + square
+
+
+@dataclass(frozen=True)
+class FedYogi(FedAdagrad):
+    """Squares are added or taken away, no faster than they come."""
+
+    second_decay: Scalar
+    """β₂."""
+
+    def _second(self, before: Tensor, square: Tensor) -> Tensor:
+        return before - (1.0 - self.second_decay) * square * torch.sign(before - square)
+
+
+@dataclass(frozen=True)
+class FedAdam(FedAdagrad):
+    """Squares fade as β₂ says."""
+
+    second_decay: Scalar
+    """β₂."""
+
+    def _second(self, before: Tensor, square: Tensor) -> Tensor:
+        return self.second_decay * before + (1.0 - self.second_decay) * square
+
+
+class QuantileState(NamedTuple):
+    """The inner optimizer's state, and the clip (..., 1)."""
+
+    inner: Any
+    clip: Tensor
+
+
+@dataclass(frozen=True)
+class QuantileClipping:
+    """`inner` over d coordinates; asks at (x_t, C_t)."""
+
+    inner: Optimizer
+    weight: Scalar
+    """ρ."""
+    quantile: Scalar
+    """γ: the share of the clients whose vectors are to fit."""
+    rate: Scalar
+    """η_C."""
+
+    def start(self, initial: Tensor) -> QuantileState:
+        return QuantileState(self.inner.start(initial[..., :-1]), initial[..., -1:])
+
+    def query(self, state: QuantileState) -> Tensor:
+        return torch.cat([self.inner.query(state.inner), state.clip], dim=-1)
+
+    def update(self, state: QuantileState, released: Tensor, current: Round) -> QuantileState:
+        moved, told = released[..., :-1], released[..., -1:]
+        inner = self.inner.update(state.inner, moved * state.clip, current)
+        fitting = 0.5 + told / (self.weight * current.scale)
+        clip = state.clip * torch.exp(-self.rate * (fitting - self.quantile))
+        return QuantileState(inner, clip.clamp(SMALLEST, LARGEST))
+
+    def output(self, state: QuantileState) -> Tensor:
+        return self.inner.output(state.inner)
+
+
+_SHARE = 20.0
+"""The noise on the count is the noise multiplier times a cohort over this, as Andrew et al. 2021 advise."""
+
+
+class CohortSettings(LocalStepsSettings, ScheduledSettings):
+    """Keys that all rows of cohorts share."""
+
+    clip: Positive = Field(description="C: norm bound on one client's move of the model; C_1 with clip_quantile")
+    clip_quantile: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="γ: the clip follows this quantile of the clients' norms; a fixed clip if left out"
+    )
+    clip_rate: Positive = Field(0.2, description="η_C: how fast the clip follows, with clip_quantile")
+    clip_weight: Positive | None = Field(
+        None, description="ρ: what a client's bit weighs beside its move; 20 over the cohort if left out"
+    )
+
+    @model_validator(mode="after")
+    def _of_the_quantile(self) -> Self:
+        given = self.model_fields_set & {"clip_rate", "clip_weight"}
+        if self.clip_quantile is None and given:
+            raise ValueError(f"{min(given)} is of a clip that follows a quantile: give clip_quantile too")
+        return self
+
+    def bit_weight(self, problem: Problem) -> float:
+        """ρ: with it the noise on the share of clients that fit is z κ / 20 of a cohort."""
+        return _SHARE / problem.batch if self.clip_weight is None else self.clip_weight
+
+
+class FedAvgSettings(CohortSettings):
+    step: Positive = Field(1.0, description="η: the model moves by η times the clients' mean move")
+    momentum: Fraction = Field(0.0, description="heavy-ball momentum of the server")
+
+
+class FedAdagradSettings(CohortSettings):
+    step: Positive = Field(description="η of the server")
+    first_decay: Fraction = Field(0.9, description="β₁ of the server's momentum")
+    floor: Positive = Field(1e-3, description="τ: what the root of the squares is added to, and starts as")
+
+
+class FedAdamSettings(FedAdagradSettings):
+    second_decay: Fraction = Field(0.99, description="β₂ of the squares")
+
+
+def _clipped(settings: CohortSettings, problem: Problem) -> PlainGradient:
+    """A client's move, of norm at most C; with a bit beside it at most κ, in units of the clip of the moment."""
+    if settings.clip_quantile is None:
+        return PlainGradient(settings.clip)
+    return PlainGradient(joint_clip(settings.bit_weight(problem)))
+
+
+def _moves(settings: CohortSettings, problem: Problem, objective: Objective) -> Objective:
+    moved = trained(settings, problem, objective)
+    if settings.clip_quantile is None:
+        return moved
+    return QuantileClip(moved, settings.bit_weight(problem), settings.clip)
+
+
+def _following(settings: CohortSettings, problem: Problem, inner: Optimizer) -> Optimizer:
+    """The server's optimizer, and the clip that it keeps beside it."""
+    if settings.clip_quantile is None:
+        return inner
+    return QuantileClipping(inner, settings.bit_weight(problem), settings.clip_quantile, settings.clip_rate)
+
+
+def _row(
+    name: str, title: str, source: str, settings: type[CohortSettings], server: Callable[[Any], Stepping]
+) -> Algorithm:
+    """Cohorts' clipped moves with fresh noise in every round; rows differ in the server's optimizer alone."""
+    return Algorithm(
+        name=name,
+        title=title,
+        source=source,
+        settings=settings,
+        estimator=_clipped,
+        mechanism=independent,
+        objective=_moves,
+        optimizer=lambda settings, problem, _noise_std: _following(
+            settings, problem, settings.stepping(server(settings), problem)
+        ),
+    )
+
+
+_REDDI = "Reddi et al., Adaptive Federated Optimization (ICLR 2021), Algorithm 2"
+
+DP_FEDAVG = _row(
+    "dp-fedavg",
+    "DP-FedAvg",
+    "McMahan et al., Learning Differentially Private Recurrent Language Models (ICLR 2018), Algorithm 1",
+    FedAvgSettings,
+    lambda settings: ProjectedSGD(settings.step, math.inf, settings.momentum),
+)
+DP_FEDADAM = _row(
+    "dp-fedadam",
+    "DP-FedAdam",
+    _REDDI,
+    FedAdamSettings,
+    lambda settings: FedAdam(settings.step, settings.first_decay, settings.floor, settings.second_decay),
+)
+DP_FEDYOGI = _row(
+    "dp-fedyogi",
+    "DP-FedYogi",
+    _REDDI,
+    FedAdamSettings,
+    lambda settings: FedYogi(settings.step, settings.first_decay, settings.floor, settings.second_decay),
+)
+DP_FEDADAGRAD = _row(
+    "dp-fedadagrad",
+    "DP-FedAdagrad",
+    _REDDI,
+    FedAdagradSettings,
+    lambda settings: FedAdagrad(settings.step, settings.first_decay, settings.floor),
 )

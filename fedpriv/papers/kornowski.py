@@ -41,8 +41,8 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.random import public_generator
 from fedpriv.core.replicates import PER_REPLICATE, Scalar
 from fedpriv.loss.estimators import Round, VarianceReducedGradient
+from fedpriv.loss.goldstein import SeededDirections, Smoothed
 from fedpriv.loss.objective import Objective
-from fedpriv.loss.smoothed import SeededDirections, Smoothed
 from fedpriv.noise.diagonal import LeafGaussian
 from fedpriv.noise.toeplitz import AnchoredSquareRoot
 from fedpriv.noise.tree import BinaryTree

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from fedpriv.noise.nodes import levels
+from fedpriv.noise.tree import levels
 
 Order = Literal["exact", "first", "zeroth"]
 """What the oracle sees of a record: its smoothed gradient, gradients at random points, or values there."""

@@ -39,7 +39,7 @@ from fedpriv.loss.linear import LogisticRegression
 from fedpriv.loss.objective import UNCLIPPED, Batch, Evaluation, Increment, Objective, Query, Records, View
 from fedpriv.loss.ridge import Coefficient, Published, intervals
 from fedpriv.papers.base import Algorithm, Positive, Settings, independent
-from fedpriv.participation.dependence import Dependence
+from fedpriv.participation.orders import Dependence
 
 MOST = 50
 """Parameters: so many give 1,325 numbers a release."""

@@ -40,7 +40,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.estimators import PlainGradient, Round
 from fedpriv.noise.phased import PhaseEnds
-from fedpriv.noise.workload import Workload
+from fedpriv.noise.series import Workload
 from fedpriv.papers.base import (
     Algorithm,
     Bound,

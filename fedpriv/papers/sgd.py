@@ -32,7 +32,7 @@ from torch import Tensor
 from fedpriv.core.random import public_generator
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.estimators import PlainGradient, Round
-from fedpriv.noise.workload import Floats
+from fedpriv.noise.series import Floats
 from fedpriv.papers.base import (
     Algorithm,
     Bound,
@@ -41,12 +41,12 @@ from fedpriv.papers.base import (
     Positive,
     Problem,
     ReleaseNumbers,
+    ScheduledSettings,
     Settings,
     independent,
     project_to_ball,
     stepped,
 )
-from fedpriv.papers.steps import ScheduledSettings
 
 
 class SgdState(NamedTuple):

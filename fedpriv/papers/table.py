@@ -9,8 +9,14 @@ from fedpriv.core.extensions import load_extensions
 from fedpriv.papers.adam import DP_ADAM, DP_ADAMW
 from fedpriv.papers.base import Algorithm, Positive, Problem, Settings
 from fedpriv.papers.choquette_choo import ACCELERATED_DP_SRGD, ACCELERATED_INDEPENDENT, UNACCELERATED_DP_SRGD
-from fedpriv.papers.cohorts import DP_FEDADAGRAD, DP_FEDADAM, DP_FEDAVG, DP_FEDYOGI
-from fedpriv.papers.fedavg import FEDERATED_AVERAGING, LOCAL_DP_SGD
+from fedpriv.papers.fedavg import (
+    DP_FEDADAGRAD,
+    DP_FEDADAM,
+    DP_FEDAVG,
+    DP_FEDYOGI,
+    FEDERATED_AVERAGING,
+    LOCAL_DP_SGD,
+)
 from fedpriv.papers.ftrl import DP_FTRL
 from fedpriv.papers.kornowski import GOLDSTEIN_ERM, GOLDSTEIN_SINGLE_PASS
 from fedpriv.papers.newton import NOISY_NEWTON

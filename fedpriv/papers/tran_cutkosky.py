@@ -36,9 +36,9 @@ from fedpriv.core.replicates import Scalar, certain
 from fedpriv.loss.estimators import PlainGradient, Round, SplitGradient
 from fedpriv.noise.differences import AlignedDifferences, Trees, calibrated, sized_by_the_paper
 from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.series import Workload
 from fedpriv.noise.sliding import SlidingDifferences
 from fedpriv.noise.tree import BinaryTree, PaperTree
-from fedpriv.noise.workload import Workload
 from fedpriv.papers.base import (
     Algorithm,
     NoiseSettings,

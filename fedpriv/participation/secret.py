@@ -20,8 +20,7 @@ from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.accounting.poisson import calibrated as calibrated_poisson
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import KeyedCoins
-from fedpriv.participation.dependence import OWN, Dependence
-from fedpriv.participation.orders import ParticipationKeys, Plain, Schedule, Sums
+from fedpriv.participation.orders import OWN, Dependence, ParticipationKeys, Plain, Schedule, Sums
 
 if TYPE_CHECKING:
     from fedpriv.participation.orders import Participation

@@ -27,11 +27,10 @@ from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.integers.plan import ExactPlan, IntegerRound
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.registry import check_known
+from fedpriv.noise.series import Workload
 from fedpriv.noise.trust import RECORD, Noise, Trust, Unit
-from fedpriv.noise.workload import Workload
 from fedpriv.papers.base import Bound, Optimizer, Problem, ReleaseNumbers
-from fedpriv.participation.dependence import check_dependence
-from fedpriv.participation.orders import Participation, PublicOrder
+from fedpriv.participation.orders import Participation, PublicOrder, check_dependence
 from fedpriv.participation.secret import SecretOrder
 from fedpriv.plan.calibration import (
     Grid,

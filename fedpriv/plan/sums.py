@@ -14,7 +14,7 @@ from fedpriv.accounting.gaussian import APART, Relation, moved_by
 from fedpriv.core.errors import InputError
 from fedpriv.noise.mechanism import Inner, Mechanism, Sensitivity
 from fedpriv.noise.sensitivity import MOST_ROUNDS
-from fedpriv.noise.workload import Floats, Workload
+from fedpriv.noise.series import Floats, Workload
 
 _ROUNDING = 1e-14
 """Relative, of a norm of a column."""

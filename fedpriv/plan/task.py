@@ -29,15 +29,15 @@ from fedpriv.data.partition import (
     iid,
     in_a_row,
     of_persons,
+    resplit,
     roster,
     shards,
+    spared,
 )
 from fedpriv.data.schema import TableSchema
-from fedpriv.data.splits import resplit, spared
 from fedpriv.loss.augment import augmented
 from fedpriv.loss.goldstein import Measured
-from fedpriv.loss.objective import Objective, Records
-from fedpriv.loss.passes import short_passes
+from fedpriv.loss.objective import Objective, Records, short_passes
 from fedpriv.loss.rows import ModuleSettings
 from fedpriv.loss.scores import Scored, check_scores
 from fedpriv.loss.views import absent, is_absent

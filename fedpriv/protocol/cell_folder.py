@@ -20,7 +20,7 @@ from fedpriv.claims.ledger import as_data, from_data
 from fedpriv.claims.outcome import Finished, RunObserver
 from fedpriv.core.errors import FedprivError, InputError, RunError
 from fedpriv.core.files import append_line, whole_lines, write_json, write_text, write_vector
-from fedpriv.plan.fitted import fitted
+from fedpriv.plan.calibration import fitted
 from fedpriv.protocol.messages import PROTOCOL
 from fedpriv.scenario.load import Scenario, load_scenario, resolve_cell
 from fedpriv.scenario.schema import Cell

@@ -27,6 +27,14 @@ record is three.  A vector that is not long is a value of the config record inst
 
 A SuperLink names an object by the SHA-256 of its bytes, and gives it to every SuperNode that asks for the name: a
 silo that guesses what another one sends could see whether it is there.  So what silos send is `sealed`.
+
+Clocks of machines that work together, and the difference that Flower's SuperLink lets in.
+
+Commits of silos' ledgers, as a coordinator remembers them and tells them again.
+
+A silo's guard sends the commit that a reply is in along with it; the coordinator keeps the last one and sends it
+with its next query.  A guard whose ledger and mark were both put back to an older copy has not made that commit,
+and refuses.
 """
 
 import hashlib
@@ -34,6 +42,7 @@ import io
 import math
 import re
 import secrets
+import struct
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -49,6 +58,61 @@ from fedpriv.core.errors import printable
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+_TOLERATED = (-305.0, 5.0)
+"""Seconds by which a SuperNode's clock may be ahead of the SuperLink's; measured on Flower 1.41."""
+
+
+def is_tolerated(ahead: float) -> bool:
+    """Whether a SuperNode whose clock is so many seconds ahead is let in."""
+    return _TOLERATED[0] < ahead < _TOLERATED[1]
+
+
+def difference(ahead: float) -> str:
+    """Say by how much one clock is ahead of, or behind, another one."""
+    return f"{abs(ahead):.0f} s {'ahead of' if ahead > 0.0 else 'behind'}"
+
+
+def told_ahead(told: float, asked: float, came: float) -> float:
+    """Least difference that explains a clock's `told` time, in a reply between `asked` and `came` of one's own."""
+    return told - min(max(told, asked), came)
+
+
+_ENTRY = struct.Struct("!16sQ32s")
+MOST = 8
+"""Ledgers of one silo that a coordinator remembers."""
+LONGEST = MOST * _ENTRY.size
+
+
+class Told(NamedTuple):
+    """A ledger's name in hexadecimal digits, and a commit of it: its number, and the head of the chain with it.
+
+    Guarantee: the head tells nothing of records, see fedpriv/silo/chain.py.
+    """
+
+    ledger: str
+    number: int
+    head: bytes
+
+    @property
+    def packed(self) -> bytes:
+        return _ENTRY.pack(bytes.fromhex(self.ledger), self.number, self.head)
+
+
+def commits_in(packed: bytes) -> list[Told]:
+    """The commits that somebody claims to have seen; ValueError for anything else, and for too many."""
+    if len(packed) > LONGEST or len(packed) % _ENTRY.size:
+        raise ValueError(f"{len(packed)} bytes are no commits")
+    return [Told(name.hex(), number, head) for name, number, head in _ENTRY.iter_unpack(packed)]
+
+
+def remembered(known: bytes, told: bytes) -> bytes:
+    """What is known of a silo's ledgers, with one more commit; the ledgers that were heard of last are kept."""
+    (new,) = commits_in(told)
+    others = [each for each in commits_in(known) if each.ledger != new.ledger]
+    return b"".join(each.packed for each in [*others[-(MOST - 1) :], new])
+
 
 Record = ArrayRecord | ConfigRecord | MetricRecord | RecordDict
 Container = TypeVar("Container", ArrayRecord, ConfigRecord, MetricRecord, RecordDict)

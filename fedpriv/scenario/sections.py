@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from fedpriv.accounting.gaussian import mu_of
 from fedpriv.accounting.renyi import mu_of_zcdp
-from fedpriv.core.addons import added
+from fedpriv.core.extensions import added
 from fedpriv.core.random import SERVER
 from fedpriv.data.partition import silo_sizes
 from fedpriv.loss.scores import Score

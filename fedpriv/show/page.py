@@ -1,26 +1,315 @@
-"""A run as HTML: a report that stands alone and prints, and the piece of it that a notebook shows."""
+"""A run as HTML: a report that stands alone and prints, and the piece of it that a notebook shows.
 
+The pen of the report's page: a chart as SVG, readable without a script, in light, in dark and on paper.
+
+A run in forms that other programs read, each a file in its folder: dp-accounting's events, and an RO-Crate 1.1.
+
+The crate is metadata only: who made which file, with what, and what is protected; nothing is copied or changed.
+Source: https://www.researchobject.org/ro-crate/specification/1.1/ .
+"""
+
+import math
 import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from fedpriv.claims.claim import GUESSES
-from fedpriv.core.errors import InputError
+from fedpriv.claims.entries import events_of, read_ledger
+from fedpriv.core.errors import InputError, suggestion
 from fedpriv.core.figures import lower_figure, upper_figure
-from fedpriv.core.files import write_text
+from fedpriv.core.files import write_json, write_text
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.scenario.published import dotted
-from fedpriv.show.charts import charts_of
+from fedpriv.show.charts import Chart, Mark, Panel, Series, charts_of
+from fedpriv.show.looks import DASHES, Look, Scale, tick_text
 from fedpriv.show.statement import NOT_PROTECTED, statements, stored_audit
-from fedpriv.show.summary import caveats_of, how_measured, state_of, value_text, warnings_of
-from fedpriv.show.svg import legend_key, svg, wide_first
+from fedpriv.show.summary import caveats_of, how_measured, privacy_lines, state_of, value_text, warnings_of
 from fedpriv.show.table import tables_of
 from fedpriv.show.verdict import RUNS, holders, repeated, verdict
 from fedpriv.study.results import Results, engines_of, read_claims, read_history
+
+WIDTH, HEIGHT = 560, 350
+_LEFT, _RIGHT, _TOP, _BOTTOM = 74, 16, 14, 52
+_CHARACTER = 8.5  # the width of one, at most: labels of ticks keep so far apart
+_MARKED = 6  # so many markers on a line, about
+
+# Markers of a circle's area around the origin.
+_SHAPES = (
+    "M-1 0a1 1 0 1 0 2 0a1 1 0 1 0 -2 0Z",
+    "M-.9 -.9H.9V.9H-.9Z",
+    "M0 -1.2L1.15 .8H-1.15Z",
+    "M0 -1.3L1.3 0L0 1.3L-1.3 0Z",
+    "M0 1.2L1.15 -.8H-1.15Z",
+    "M-.4 -1.2H.4V-.4H1.2V.4H.4V1.2H-.4V.4H-1.2V-.4H-.4Z",
+    "M-1.2 -.7L-.7 -1.2L0 -.5L.7 -1.2L1.2 -.7L.5 0L1.2 .7L.7 1.2L0 .5L-.7 1.2L-1.2 .7L-.5 0Z",
+)
+
+
+def svg(chart: Chart) -> Markup:
+    """The SVGs of a chart's panels, one behind the other.
+
+    Guarantee: every text is escaped; nothing is loaded from elsewhere.
+    """
+    return Markup("").join(_panel(chart, panel) for panel in chart.panels)
+
+
+def legend_key(series: Series) -> Markup:
+    """A series' line and marker for the legend."""
+    parts = [_line([(1.0, 6.0), (33.0, 6.0)], series.look)] if series.line else []
+    if series.dots:
+        parts.append(_marker(17.0, 6.0, series.look, hollow=series.hollow))
+    frame = f'<svg class="key series" viewBox="0 0 34 12" {_own(series.look)} aria-hidden="true">'
+    return Markup("".join([frame, *parts, "</svg>"]))
+
+
+def _own(look: Look) -> str:
+    """The colours of a look as an attribute; the style sheet takes the one for light or dark."""
+    return f'style="--light:{look.light};--dark:{look.dark}"'
+
+
+def wide_first(charts: Sequence[Chart]) -> list[tuple[Chart, bool]]:
+    """Charts in the order of the page, and whether each takes a whole row of two: no chart stands alone in one."""
+    wide = [chart for chart in charts if len(chart.panels) > 1]
+    half = [chart for chart in charts if len(chart.panels) == 1]
+    if len(half) % 2:
+        widest = max(half, key=lambda chart: len(chart.series))
+        wide.append(widest)
+        half.remove(widest)
+    return [(chart, True) for chart in wide] + [(chart, False) for chart in half]
+
+
+def _panel(chart: Chart, panel: Panel) -> Markup:
+    left = _LEFT
+    if chart.rows:
+        left = min(240, 24 + round(max(map(len, chart.rows)) * _CHARACTER))
+    high = 20 + 8 * len(panel.series)
+    height = max(190, _TOP + _BOTTOM + high * len(chart.rows)) if chart.rows else HEIGHT
+    top = _TOP + 20 if panel.name else _TOP
+    across = chart.across(panel, left, WIDTH - _RIGHT)
+    up = chart.up(height - _BOTTOM, top)
+    parts = _axes(chart, across, up)
+    if panel.name:
+        parts.append(_text("panel", left, 20, escape(panel.name), "start"))
+    names = [series.name for series in chart.legend]
+    for rank, series in enumerate(panel.series):
+        place = names.index(series.name) if names else rank
+        parts.append(_series(chart, place, rank, series, across, up))
+    label = escape(", ".join(filter(None, [chart.caption, panel.name])))
+    frame = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}" class="chart">'
+    return Markup("".join([frame, *parts, "</svg>"]))
+
+
+def _axes(chart: Chart, across: Scale, up: Scale) -> list[str]:
+    bottom, parts, last = up.start, [], -math.inf
+    for value in range(len(chart.rows)) if chart.rows else up.ticks(6):
+        y = up.place(value)
+        parts.append(f'<path class="grid" d="M{across.start} {y:.1f}H{across.end}"/>')
+        label = escape(_short(chart.rows[int(value)])) if chart.rows else tick_text(value)
+        parts.append(_text("tick", across.start - 7, y + 4, label, "end"))
+    for value in chart.ticks or across.ticks(6):
+        x, label = across.place(value), tick_text(value)
+        parts.append(f'<path class="grid" d="M{x:.1f} {bottom:g}v5"/>')
+        if x - last >= 34.0 + max(0.0, _CHARACTER * (len(label) - 3)):
+            parts.append(_text("tick", x, bottom + 19, label, "middle"))
+            last = x
+    parts.append(f'<path class="axis" d="M{across.start} {bottom:g}H{across.end}"/>')
+    parts.append(_text("label", (across.start + across.end) / 2, bottom + _BOTTOM - 10, escape(chart.x), "middle"))
+    turn = f'transform="translate(14 {(up.end + bottom) / 2:g}) rotate(-90)"'
+    parts.append(f'<text class="label" {turn} text-anchor="middle">{escape(chart.y)}</text>' if chart.y else "")
+    return parts
+
+
+def _text(kind: str, x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text}</text>'
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 26 else f"{name[:25]}…"
+
+
+def _series(chart: Chart, place: int, rank: int, series: Series, across: Scale, up: Scale) -> str:
+    marks = [mark for mark in series.marks if math.isfinite(mark.y)]
+    at = [(across.place(mark.x), up.place(mark.y)) for mark in marks]
+    parts = [f'<g class="series" {_own(series.look)} data-series="{place}">']
+    if series.line and len(at) > 1:
+        if any(mark.spread for mark in marks):
+            above = [f"{across.place(m.x):.1f} {up.place(m.y + m.spread):.1f}" for m in marks]
+            below = [f"{across.place(m.x):.1f} {up.place(m.y - m.spread):.1f}" for m in reversed(marks)]
+            parts.append(f'<path class="band" d="M{"L".join([*above, *below])}Z"/>')
+        parts.append(_line(at, series.look))
+    else:
+        parts += [_bar(mark, across, up, along_x=bool(chart.rows)) for mark in marks if mark.spread]
+    if series.dots:
+        step = max(1, math.ceil(len(at) / _MARKED)) if series.line else 1
+        chosen = [each for number, each in enumerate(at) if number % step == rank % step]
+        parts += [_marker(x, y, series.look, hollow=series.hollow) for x, y in chosen]
+    parts += [_marker(across.place(m.x), up.place(m.y), series.look, hollow=True) for m in series.published]
+    for mark in (*marks, *series.published):
+        tip = escape(f"{series.name}: {mark.tip}" if mark.tip else series.name)
+        x, y = across.place(mark.x), up.place(mark.y)
+        parts.append(f'<circle class="hit" cx="{x:.1f}" cy="{y:.1f}" r="3" data-tip="{tip}"/>')
+    return "".join([*parts, "</g>"])
+
+
+def _line(at: Sequence[tuple[float, float]], look: Look) -> str:
+    dash = f' stroke-dasharray="{" ".join(map(str, DASHES[look.dash]))}"' if DASHES[look.dash] else ""
+    return f'<path class="line"{dash} d="M{"L".join(f"{x:.1f} {y:.1f}" for x, y in at)}"/>'
+
+
+def _bar(mark: Mark, across: Scale, up: Scale, *, along_x: bool) -> str:
+    if along_x:
+        ends = (across.place(mark.x + side * mark.spread) for side in (-1.0, 1.0))
+        low, high = (f"{x:.1f} {up.place(mark.y):.1f}" for x in ends)
+    else:
+        ends = (up.place(mark.y + side * mark.spread) for side in (-1.0, 1.0))
+        low, high = (f"{across.place(mark.x):.1f} {y:.1f}" for y in ends)
+    return f'<path class="bar" d="M{low}L{high}"/>'
+
+
+def _marker(x: float, y: float, look: Look, *, hollow: bool) -> str:
+    kind, size = ("hollow", 7.0) if hollow else ("mark", 4.0)
+    shape = f'd="{_SHAPES[look.marker]}" transform="translate({x:.1f} {y:.1f}) scale({size:g})"'
+    return f'<path class="{kind}" {shape}/>'
+
+
+METADATA = "ro-crate-metadata.json"
+_VERSION = "https://w3id.org/ro/crate/1.1"
+
+Entity = Mapping[str, Any]
+
+_FORMATS = {
+    ".json": "application/json",
+    ".jsonl": "application/jsonl",
+    ".md": "text/markdown",
+    ".html": "text/html",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".npy": "application/octet-stream",
+}
+_FILE_WORDS = {
+    "results.json": "Every cell of the run: settings, scores, releases, and what they guarantee",
+    "history.jsonl": "Scores after each evaluated round",
+    "cells.jsonl": "Cells that results.json does not have yet",
+    "table.md": "What was measured, beside what was published",
+    "report.html": "The run in words, tables and charts",
+    "audit.json": "The outcome of an audit by canaries",
+    "dp-events.json": "What was released, as events of dp-accounting",
+    "certificate.json": "The claim of the released model with its releases, signed; fedpriv certify --verify",
+    "certificate.html": "The certificate as a page for an information-governance board",
+    "model-card.md": "The certificate as a model card",
+}
+
+
+def crate_of(folder: Path) -> dict[str, Any]:
+    """The metadata of a run's folder as it is now; InputError for a folder without results."""
+    results = read_claims(folder)
+    files = [_entity_of(folder, path) for path in sorted(folder.rglob("*")) if _belongs(folder, path)]
+    claims = [
+        {"@id": f"#privacy-{number}", "@type": "PropertyValue", "name": "differential privacy", "value": line}
+        for number, line in enumerate(_claims(results), start=1)
+    ]
+    root = {
+        "@id": "./",
+        "@type": "Dataset",
+        "name": results.title or results.name,
+        "description": " ".join([f"Results of the fedpriv run {results.name!r}.", *_claims(results)]),
+        "datePublished": _date(results),
+        "hasPart": [_link(file) for file in files],
+        "mentions": [{"@id": "#run"}],
+        "variableMeasured": [_link(claim) for claim in claims],
+    }
+    descriptor = {
+        "@id": METADATA,
+        "@type": "CreativeWork",
+        "about": {"@id": "./"},
+        "conformsTo": {"@id": _VERSION},
+    }
+    return {
+        "@context": f"{_VERSION}/context",
+        "@graph": [descriptor, root, *files, _run(results, files), *_software(results), *claims],
+    }
+
+
+def _claims(results: Results) -> list[str]:
+    return [line.removeprefix("Privacy: ") for line in privacy_lines(results)]
+
+
+def _belongs(folder: Path, path: Path) -> bool:
+    """Files of the run; not drafts, and not the metadata itself."""
+    inside = path.relative_to(folder)
+    return path.is_file() and path.name != METADATA and not any(part.startswith(".") for part in inside.parts)
+
+
+def _entity_of(folder: Path, path: Path) -> Entity:
+    name = path.relative_to(folder).as_posix()
+    file = {
+        "@id": name,
+        "@type": "File",
+        "name": name,
+        "contentSize": str(path.stat().st_size),
+        "encodingFormat": _FORMATS.get(path.suffix, "application/octet-stream"),
+    }
+    words = _FILE_WORDS.get(name) or ("A published model, a flat NumPy vector" if path.suffix == ".npy" else None)
+    return file if words is None else {**file, "description": words}
+
+
+def _run(results: Results, files: list[Entity]) -> Entity:
+    data = sorted({str(cell["scenario"]["data"]["name"]) for cell in results.cells if cell["scenario"]})
+    return {
+        "@id": "#run",
+        "@type": "CreateAction",
+        "name": f"fedpriv run of {results.name}, engine {engines_of(results)}",
+        "description": f"{results.rerun or 'fedpriv.run in a program'}; data: {', '.join(data) or 'none yet'}",
+        "startTime": _date(results),
+        "actionStatus": {"@id": f"http://schema.org/{'Completed' if results.complete else 'Active'}ActionStatus"},
+        "instrument": {"@id": "#fedpriv"},
+        "result": [_link(file) for file in files],
+    }
+
+
+def _software(results: Results) -> list[Entity]:
+    """What computed the results, as they say themselves."""
+    own, *others = [
+        {"@id": f"#{name}", "@type": "SoftwareApplication", "name": name, "version": results.versions[name]}
+        for name in ("fedpriv", *(name for name in results.versions if name not in ("fedpriv", "platform")))
+    ]
+    return [{**own, "softwareRequirements": [_link(one) for one in others]}, *others]
+
+
+def _date(results: Results) -> str:
+    """When the run began, as ISO 8601."""
+    return datetime.strptime(results.date, "%Y-%m-%d %H:%M UTC").replace(tzinfo=UTC).isoformat(timespec="minutes")
+
+
+def _link(entity: Entity) -> dict[str, str]:
+    return {"@id": str(entity["@id"])}
+
+
+EXPORTS: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "dp-accounting": ("dp-events.json", lambda folder: list(map(events_of, read_ledger(folder)))),
+    "ro-crate": (METADATA, crate_of),
+}
+"""The file of each form, and the function that makes plain data from a run's folder."""
+
+
+def export(folder: Path, form: str) -> Path:
+    """Write a form into the run's folder, whole or not at all; returns the file.
+
+    InputError for a form that there is not, a folder without results, and what the form cannot say.
+    """
+    if form not in EXPORTS:
+        raise InputError(f"--as {form}: known forms are {', '.join(EXPORTS)}{suggestion(form, EXPORTS)}")
+    name, made = EXPORTS[form]
+    write_json(folder / name, made(folder))
+    return folder / name
+
 
 _WORDS = ", ".join(f"{word} up to {100 * most:g} %" for most, word in GUESSES)
 

@@ -24,8 +24,8 @@ import torch
 
 from fedpriv.accounting.budget import ApproximateGDP, LifetimeBudget, Price, composed, price
 from fedpriv.accounting.gaussian import relation_named
-from fedpriv.core.addons import ADDED, added, is_loaded
 from fedpriv.core.errors import CodeError, FedprivError, InputError, RunError, printable
+from fedpriv.core.extensions import ADDED, added, is_loaded
 from fedpriv.core.figures import lower_figure, upper_figure
 from fedpriv.core.limits import mebibytes
 from fedpriv.core.random import SERVER
@@ -44,8 +44,7 @@ from fedpriv.plan.task import ModelInputs
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.memory import LONGEST_STATE, state_of, taken_by
-from fedpriv.silo.policy import Policy, presuming, unaccountable
-from fedpriv.silo.prices import Cost, cost_of, priced_stream, prices_of
+from fedpriv.silo.policy import Cost, Policy, cost_of, presuming, priced_stream, prices_of, unaccountable
 from fedpriv.silo.shard import Shard
 
 

@@ -6,7 +6,7 @@ administrator's `status` shows.
 
 Guarantee: a thief of a backup, of the ledger after a run, or of both, cannot try on them what a record is, if
 HMAC-SHA256 is a pseudorandom function: what depends on the records is under keys that were wiped, or, as their
-fingerprint is, under one that lies beside the records alone (fedpriv/silo/shard_key.py).  Replies that a ledger
+fingerprint is, under one that lies beside the records alone (fedpriv/silo/shard.py).  Replies that a ledger
 keeps have their noise, but for sums that a trusted server was sent.  Backups that fedpriv 0.3.0 made have a digest
 of the records under no key.
 
@@ -28,13 +28,13 @@ from pathlib import Path
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import OWN, sync_folder, write_bytes
 from fedpriv.silo.admission import Charge
+from fedpriv.silo.chain import Commit, Mark, Reading
 from fedpriv.silo.fingerprint import is_key_of
 from fedpriv.silo.guards import records_of
 from fedpriv.silo.ledger import SiloLedger
-from fedpriv.silo.mark import Commit, Mark, Reading
 from fedpriv.silo.policy import Policy, read_policy
 from fedpriv.silo.rows import BACKUP, about_of, connected
-from fedpriv.silo.shard_key import made_key, read_key
+from fedpriv.silo.shard import made_key, read_key
 
 RESTORED = "restored from a backup"
 """The name of the charge for what may have been released since."""

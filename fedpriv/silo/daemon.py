@@ -28,9 +28,8 @@ import torch
 
 from fedpriv.core.errors import FedprivError, InputError, RunError, printable
 from fedpriv.plan.task import DTYPES
-from fedpriv.protocol.commits import LONGEST
 from fedpriv.protocol.frames import discard, receive_content, receive_json, receive_length, send_frame
-from fedpriv.protocol.messages import AGREE, COMMIT, PROTOCOL, SEEN
+from fedpriv.protocol.messages import AGREE, COMMIT, LONGEST, PROTOCOL, SEEN
 from fedpriv.protocol.metrics import Figure, metrics_served, somebody_listens
 from fedpriv.silo.admission import LONGEST_SCENARIO
 from fedpriv.silo.guard import Guard

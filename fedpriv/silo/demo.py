@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.accounting.budget import decimal
-from fedpriv.core.addons import added
 from fedpriv.core.errors import InputError
+from fedpriv.core.extensions import added
 from fedpriv.core.limits import MIB
 from fedpriv.data.cells import write_rows
 from fedpriv.data.named import Dataset, load, table_path
@@ -35,9 +35,17 @@ from fedpriv.plan.task import PublicTask, task_of_cell
 from fedpriv.scenario.load import Scenario
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.memory import DEFAULT, taken_by
-from fedpriv.silo.policy import SLACK_PER_RUN, keep_to_owner, own_folder, presuming, private, unaccountable
-from fedpriv.silo.prices import cost_of, priced_stream
-from fedpriv.silo.shard_key import key_beside, made_key
+from fedpriv.silo.policy import (
+    SLACK_PER_RUN,
+    cost_of,
+    keep_to_owner,
+    own_folder,
+    presuming,
+    priced_stream,
+    private,
+    unaccountable,
+)
+from fedpriv.silo.shard import key_beside, made_key
 
 
 def prepare_silos(scenario: Scenario, folder: Path, runs: int) -> list[Path]:

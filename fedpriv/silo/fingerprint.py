@@ -16,12 +16,11 @@ from pathlib import Path
 from fedpriv.core.errors import InputError, printable
 from fedpriv.core.files import OWN
 from fedpriv.silo import chain
+from fedpriv.silo.chain import Commit, Mark, Reading
 from fedpriv.silo.ledger import SiloLedger
-from fedpriv.silo.mark import Commit, Mark, Reading
 from fedpriv.silo.policy import Policy
 from fedpriv.silo.rows import begin_tables, connected, digest_of
-from fedpriv.silo.shard import Shard, key_check
-from fedpriv.silo.shard_key import made_key, read_key
+from fedpriv.silo.shard import Shard, key_check, made_key, read_key
 
 _log = logging.getLogger("fedpriv.guard")
 

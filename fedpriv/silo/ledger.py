@@ -8,7 +8,7 @@ queries nor draws other noise for an old one.  What is wiped is overwritten in t
 in SQLite's journal, which is one file for good: unlinked, its blocks would keep keys and sums on the disk.
 
 Guarantee: nothing is charged or answered on rows that are not those that were written.  All rows give the chain of
-commits again (fedpriv/silo/chain.py), whose head the mark has (fedpriv/silo/mark.py): when a ledger is opened and
+commits again (fedpriv/silo/chain.py), whose head the mark has (fedpriv/silo/chain.py): when a ledger is opened and
 before a run is; and each row that an answer rests on is checked when it is read.  While no run is under way the
 file has the bytes that the mark has a digest of.  An older copy of the file, or another one, is refused by the
 mark; with the mark put back too, by a server that remembers a later commit (`check_seen`).
@@ -27,10 +27,10 @@ from typing import NamedTuple
 
 from fedpriv.core.errors import InputError, RunError, printable
 from fedpriv.core.random import system_key
-from fedpriv.protocol.commits import Told, commits_in
+from fedpriv.protocol.messages import Told, commits_in
 from fedpriv.silo import chain
 from fedpriv.silo.admission import Charge
-from fedpriv.silo.mark import Commit, Mark, Reading
+from fedpriv.silo.chain import Commit, Mark, Reading
 from fedpriv.silo.rows import (
     BACKUP,
     LEDGER,

@@ -2,6 +2,8 @@
 
 The file to start from has every key with what it means, made from the keys themselves.  Files that a guard relies
 on (policy, records, keys and ledger) are refused where users other than the guard's own may write them.
+
+Prices of a silo's part in a plan: the stream that is charged, and its cost to a lifetime budget.
 """
 
 import json
@@ -11,30 +13,102 @@ import textwrap
 import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from fedpriv.accounting.budget import ApproximateGDP, Price, slack_of
 from fedpriv.accounting.curves import LEAST_DELTA
-from fedpriv.core.addons import ADDED, added, all_added
+from fedpriv.accounting.guarantees import Guarantee
+from fedpriv.claims.ledger import ReleaseStream, releases_of, stream_of
 from fedpriv.core.errors import InputError
-from fedpriv.core.extensions import import_module
+from fedpriv.core.extensions import ADDED, added, all_added, import_module
+from fedpriv.core.figures import upper_figure
 from fedpriv.data.cells import is_table
 from fedpriv.data.schema import TableSchema
 from fedpriv.loss.imported import is_import_path
 from fedpriv.loss.models import MODELS
-from fedpriv.noise.trust import TRUSTED, UnitName
+from fedpriv.noise.trust import TRUSTED, Trust, UnitName
 from fedpriv.papers.base import Positive
 from fedpriv.papers.table import ALGORITHMS
+from fedpriv.participation.secret import SecretOrder
 from fedpriv.plan.calibration import LARGEST_CLIP, SMALLEST_CLIP
 from fedpriv.plan.plan import Plan
 from fedpriv.scenario.messages import explain
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.memory import DEFAULT, MemorySize
-from fedpriv.silo.shard import Shard, load_shard, load_table_shard
-from fedpriv.silo.shard_key import key_beside
+from fedpriv.silo.shard import Shard, key_beside, load_shard, load_table_shard
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Guarantee of a run, from which its price at any slack follows."""
+
+    guarantee: Guarantee | None
+    """Guarantee of the charged stream, or None without noise."""
+    overflow: float = 0.0
+    """Share of the slack for rounds that draw more records than a batch can hold."""
+
+    def at(self, slack: float) -> Price:
+        """Return the price at a slack, or None for a run without noise, which exceeds every budget.
+
+        A guarantee that is a μ needs no slack and ignores it.  InputError if another one needs more slack.
+        """
+        if self.guarantee is None:
+            return None
+        if self.guarantee.mu is not None:
+            return self.guarantee.charge(0.0)
+        if not (rest := (slack - self.overflow) * (1.0 - 1e-12)) >= LEAST_DELTA:
+            raise InputError(
+                f"allow.slack_per_run = {slack:g}: a run of this length needs {upper_figure(self.overflow, 2)} of "
+                f"it for rounds that draw very many records, and {LEAST_DELTA:g} on top"
+            )
+        return ApproximateGDP(_mu_of(self.guarantee, rest), slack)
+
+
+@lru_cache(maxsize=64)
+def _mu_of(guarantee: Guarantee, slack: float) -> float:
+    return guarantee.charge(slack).mu
+
+
+def priced_stream(plan: Plan, silo: int, trust: Trust, allowed_trust: Trust) -> ReleaseStream:
+    """Return the stream for which a silo is charged.
+
+    Args:
+        plan: Plan of the run.
+        silo: Number of the silo.
+        trust: The run's trust setting.
+        allowed_trust: The trust setting that the silo's policy allows.
+
+    Returns:
+        The silo's own messages, or the release made of all silos' messages if the silo trusts whoever makes it.
+    """
+    if trust.charged_alone(allowed_trust):
+        return stream_of(plan, silo, plan.schedule.rounds)
+    (stream,) = releases_of(plan, plan.schedule.rounds)  # a server's noisy means, or sums of masked messages
+    return stream
+
+
+def cost_of(plan: Plan, guarantee: Guarantee | None, silo: int) -> Cost:
+    """Return the cost of one silo's part in a plan whose charged stream has `guarantee`."""
+    participation = plan.schedule
+    if guarantee is None or not isinstance(participation, SecretOrder):
+        return Cost(guarantee)
+    return Cost(guarantee, slack_of(participation.capacity(plan.batch_sizes[silo]), participation.rounds))
+
+
+def prices_of(plan: Plan, silo: int, slack: float) -> list[Price]:
+    """Return the possible prices of a silo's part in a plan at a slack.
+
+    The first is that of the silo's own messages.  If the run has one release for all silos, its price follows.
+    """
+    releases = releases_of(plan, plan.schedule.rounds)
+    streams = [stream_of(plan, silo, plan.schedule.rounds), *(releases if len(releases) == 1 else ())]
+    return [cost_of(plan, stream.guarantee, silo).at(slack) for stream in streams]
+
 
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _MOST_LINKS = 40

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from fedpriv.silo import chain
-from fedpriv.silo.mark import Commit
+from fedpriv.silo.chain import Commit
 
 _TABLES = (
     """CREATE TABLE about (

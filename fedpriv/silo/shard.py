@@ -1,29 +1,93 @@
-"""A shard: a silo's records as files on its disk."""
+"""A shard: a silo's records as files on its disk.
+
+Key of the fingerprint of a silo's records.
+
+The key is 32 random bytes in a file beside the records, mode 0600.  No ledger and no backup contains the key, so
+that nobody who has only these can test guesses at records on the fingerprint in a ledger.
+
+A shard as a scenario sees it, and what is kept of that between answers, which changes none of them.
+"""
 
 import dataclasses
 import hashlib
 import hmac
+import json
+import os
+import shlex
+import stat
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedpriv.core.errors import InputError
+from fedpriv.core.files import make_secret
 from fedpriv.data.encode import Encoded
 from fedpriv.data.layout import inputs_of
 from fedpriv.data.own import check_records, with_inputs
-from fedpriv.data.partition import Part, Table, counted, of_persons, roster
+from fedpriv.data.partition import Part, Table, counted, of_persons, roster, secret_order
 from fedpriv.data.schema import TableSchema
 from fedpriv.data.tables import load_silo
 from fedpriv.loss.objective import Records
 from fedpriv.noise.trust import RECORD, USER, Unit
 from fedpriv.plan.task import ModelInputs, rows_of
 from fedpriv.scenario.schema import Cell
+
+_BYTES = 32
+_REMEDY = (
+    "so nobody knows whether these are the records that a ledger is for, and nothing is released: put the key "
+    "back from where copies of the records are, or move the ledger into a folder of its own, and `fedpriv silo "
+    "restore POLICY FOLDER` begins again from it with another key, with the budget counted as spent"
+)
+
+
+def key_beside(shard: Path) -> Path:
+    """Return the path of the key of the records in the file `shard`."""
+    return shard.with_name(shard.name + ".key")
+
+
+def read_key(path: Path) -> bytes:
+    """Read a key.
+
+    Raises:
+        InputError: There is no key, or none that can be used.  One line says so, with the remedy.
+    """
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            mode, key = os.fstat(file.fileno()).st_mode, file.read(_BYTES + 1)
+    except FileNotFoundError:
+        raise InputError(f"{path}: there is no key of the records, {_REMEDY}") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read as the key of the records: {error.strerror}") from None
+    if stat.S_IMODE(mode) & (stat.S_IRWXG | stat.S_IRWXO):
+        raise InputError(f"{path}: others can read this key of the records; chmod 600 {path}")
+    if not stat.S_ISREG(mode) or len(key) != _BYTES:
+        raise InputError(f"{path}: is no key of the records, which has {_BYTES} bytes, {_REMEDY}")
+    return key
+
+
+def made_key(path: Path) -> bytes:
+    """Read the key at `path`, after making one if there is none.
+
+    A key is written whole or not at all.
+    """
+    if not path.exists():
+        try:
+            make_secret(path, _BYTES)
+        except OSError as error:
+            raise InputError(
+                f"{path}: the key of the records cannot be made here ({error.strerror}); make it once, as their "
+                f"owner: (umask 077; head -c {_BYTES} /dev/urandom > {shlex.quote(str(path))})"
+            ) from None
+    return read_key(path)
+
 
 _MOST_VALUES = 2**26
 _MOST_FILLED = 16
@@ -185,3 +249,55 @@ def _fixed(shard: Shard) -> Shard:
         if values is not None:
             values.flags.writeable = False
     return shard
+
+
+_KEPT = 4
+Kept = TypeVar("Kept")
+
+
+def kept(things: dict[str, Kept], name: str, build: Callable[[], Kept]) -> Kept:
+    """`things[name]`, built if it is not there; the oldest of too many is let go."""
+    if name not in things:
+        things[name] = build()
+        while len(things) > _KEPT:
+            del things[next(iter(things))]
+    return things[name]
+
+
+class Views:
+    """One shard, for any scenario."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard, self._seen = shard, dict[str, Records]()
+
+    def blank(self, cell: Cell) -> Records:
+        """One record of zeros in place of all.
+
+        InputError for a model that does not take records of this shape, and for units that these do not tell.
+
+        Guarantee: features and labels of the records are not looked at, only how many persons they are of.
+        """
+        shard, persons = self._shard, self._shard.persons
+        shard.count(cell.privacy.protected)
+        image, label = np.zeros_like(shard.images[:1]), np.zeros_like(shard.labels[:1])
+        cells = None if shard.cells is None else np.zeros_like(shard.cells[:1])
+        one = Shard(image, label, persons=None if persons is None else persons[:1], cells=cells)
+        return one.seen(cell)
+
+    def records(self, cell: Cell) -> Records:
+        """All records, each by itself and by public constants alone."""
+        model, unit = cell.model.model_dump(mode="json"), cell.privacy.protected.as_data()
+        name = json.dumps([cell.run.dtype, model, unit, cell.data.model_dump(mode="json")], sort_keys=True)
+        return kept(self._seen, name, lambda: self._shard.seen(cell))
+
+    def order(self, cell: Cell, key: bytes) -> Tensor | None:
+        """The person read at each place in the run of this key, (persons,); None where rows have the places.
+
+        Guarantee: names place nobody, see `secret_order`.
+        """
+        unit = cell.privacy.protected
+        return torch.from_numpy(secret_order(key, self._shard.count(unit))) if unit.name == USER.name else None
+
+    def clear(self) -> None:
+        """Keep no rows for models: they are made again."""
+        self._seen.clear()

@@ -26,7 +26,7 @@ from fedpriv.claims.outcome import Finished, RunObserver
 from fedpriv.core.errors import InputError, RunError, printable
 from fedpriv.core.files import append_line, whole_lines, write_json, write_text, write_vector
 from fedpriv.engines.table import Grouping
-from fedpriv.plan.fitted import Fitted
+from fedpriv.plan.calibration import Fitted
 from fedpriv.scenario.load import Scenario, resolve_cell
 from fedpriv.scenario.messages import validated
 from fedpriv.scenario.published import Growth, Published, Tuned

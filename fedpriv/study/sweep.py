@@ -1,27 +1,121 @@
-"""Run the missing cells of a scenario on an engine, one run in a folder at a time; write results as it goes."""
+"""Run the missing cells of a scenario on an engine, one run in a folder at a time; write results as it goes.
+
+First steps of a scenario whose tables are scaled: each is run once, before the rounds that use its numbers.
+
+The ServerApp of `flwr run .`, which writes the results folder itself, since no engine follows it.
+
+Engines submit `fedpriv.server.app:app`, with the same rounds.
+"""
 
 import fcntl
+import json
+import logging
 import os
 import shlex
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from fedpriv.claims.ledger import FIRST_STEP
 from fedpriv.claims.outcome import Finished, Observers, RunObserver
 from fedpriv.core.errors import FedprivError, InputError, RunError, printable
-from fedpriv.engines.memory import Need, check_memory, need_of
-from fedpriv.engines.table import LOCAL, Connection, Engine, engine_named, engine_row
+from fedpriv.data.encode import scaling_from
+from fedpriv.engines.table import LOCAL, Connection, Engine, Need, check_memory, engine_named, engine_row, need_of
 from fedpriv.engines.workers import Workers, on_workers
-from fedpriv.plan.fitted import fitted_scenario
-from fedpriv.plan.task import check_records
+from fedpriv.plan.calibration import fitted_scenario
+from fedpriv.plan.evaluation import first_step_of, presumed, scaled
+from fedpriv.plan.plan import plan_of
+from fedpriv.plan.task import check_records, task_of_schema
+from fedpriv.protocol.cell_folder import scenario_of_run
 from fedpriv.scenario.load import Scenario
 from fedpriv.scenario.schema import Cell
-from fedpriv.study.first_steps import scaled_scenario
+from fedpriv.server.app import server_app
 from fedpriv.study.results import RunFolder, check_free, fits_of
 from fedpriv.study.stored import CheckpointFolder
+
+
+@dataclass(frozen=True)
+class FirstSteps:
+    """What the first steps of a scenario gave, by the cell with their numbers."""
+
+    taken: Mapping[str, Finished]
+
+    def with_rounds(self, cell: Cell, finished: Finished) -> Finished:
+        """A cell's outcome, with what its first step released in its ledger.
+
+        Guarantee: the claim that follows from the ledger is of both together.
+        """
+        if (first := self.taken.get(_name(cell))) is None:
+            return finished
+        before = tuple(replace(stream, step=FIRST_STEP) for stream in first.releases)
+        return replace(
+            finished,
+            releases=(*before, *finished.releases),
+            bytes_sent=finished.bytes_sent + first.bytes_sent,
+            wall_seconds=finished.wall_seconds + first.wall_seconds,
+        )
+
+
+def scaled_scenario(
+    scenario: Scenario, take: Callable[[Cell], Finished], *, released: bool = False
+) -> tuple[Scenario, FirstSteps]:
+    """The scenario with numbers in every cell; `take` runs a first step, once for cells that ask for the same.
+
+    InputError, before the first one is taken, for rounds that cannot be planned; `released` as for `plan_of`.
+    """
+    for point in scenario.points:
+        if point.cell.data.unscaled and (schema := point.cell.data.table_schema) is not None:
+            cell = presumed(point.cell)  # a plan takes what is public about the table, and no record
+            plan_of(cell, task_of_schema(cell, schema).objective, released=released)
+    asked, points, taken = dict[str, Finished](), [], dict[str, Finished]()
+    for point in scenario.points:
+        cell, schema = point.cell, point.cell.data.table_schema
+        if schema is not None and (first := first_step_of(cell)) is not None:
+            if _name(first) not in asked:
+                asked[_name(first)] = take(first)
+            finished = asked[_name(first)]
+            moments = np.asarray(finished.model) / schema.counted_share(tests=False)
+            cell = scaled(cell, scaling_from(schema.numbers, moments))
+            taken[_name(cell)] = finished
+        points.append(replace(point, cell=cell))
+    return replace(scenario, points=points), FirstSteps(taken)
+
+
+def _name(cell: Cell) -> str:
+    return json.dumps(cell.canonical(), sort_keys=True)
+
+
+_KEYS = ("scenario", "set", "cell")
+"""The keys of a run configuration that say what is computed."""
+
+
+def run_folder(run_config: Mapping[str, Any]) -> RunObserver:
+    """Make a RUN_DIR for the one cell that a person's run configuration names.
+
+    `out` is the folder; empty, it is runs/NAME or the next that is free.  InputError for a configuration that
+    names no cell, and for a folder that holds results.
+    """
+    scenario, fits = fitted_scenario(scenario_of_run(run_config), {})
+    path = Path(str(run_config["out"])) if run_config["out"] else free_folder(scenario.name)
+    engine = "deployment" if run_config["run-token"] else "flwr run"
+    folder = RunFolder(path, scenario, engine, resume=False, rerun=_command(run_config), fits=fits)
+    logging.getLogger("flwr").info("fedpriv: results in %s", path.resolve())
+    return folder
+
+
+def _command(run_config: Mapping[str, Any]) -> str:
+    keys = " ".join(f"{key}={json.dumps(run_config[key])}" for key in _KEYS)
+    return shlex.join(["flwr", "run", ".", "--run-config", keys])
+
+
+app = server_app(run_folder)
+
 
 _NAME = ".lock"
 _LONGEST = 200  # bytes of a lock that are shown

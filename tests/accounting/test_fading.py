@@ -8,7 +8,7 @@ import pytest
 from fedpriv.accounting import chain as chains
 from fedpriv.accounting import fading
 from fedpriv.accounting.allocation import AllocatedGaussian
-from fedpriv.accounting.chain import Chain, Overlaps, dominating, overlaps_of
+from fedpriv.accounting.chain import LEFT, Chain, Lattice, Overlaps, Sums, dominating, overlaps_of
 from fedpriv.accounting.curves import Curve, Floats, gaussian, gaussian_from_below
 from fedpriv.accounting.fading import (
     COARSE,
@@ -22,10 +22,9 @@ from fedpriv.accounting.fading import (
     replacing,
 )
 from fedpriv.accounting.gaussian import Relation, mu_of
-from fedpriv.accounting.walk import LEFT, Lattice, Sums
 from fedpriv.noise.buffered import BufferedToeplitz, LambdaCgd
 from fedpriv.noise.mechanism import Mechanism
-from fedpriv.noise.workload import Workload
+from fedpriv.noise.series import Workload
 from fedpriv.participation.secret import Allocation, Balanced
 from fedpriv.plan.sums import RunningSums
 

@@ -9,13 +9,12 @@ import pytest
 
 from fedpriv.accounting import fading
 from fedpriv.accounting.allocation import AllocatedGaussian
-from fedpriv.accounting.chain import Chain, dominating
+from fedpriv.accounting.chain import LEFT, Chain, Lattice, dominating
 from fedpriv.accounting.curves import Curve, Floats, gaussian
 from fedpriv.accounting.fading import COARSE, FINE, Epoch
 from fedpriv.accounting.gaussian import Relation
-from fedpriv.accounting.walk import LEFT, Lattice
 from fedpriv.noise.buffered import BufferedToeplitz, LambdaCgd
-from fedpriv.noise.workload import Workload
+from fedpriv.noise.series import Workload
 from fedpriv.participation.secret import Allocation
 from fedpriv.plan.sums import RunningSums
 from tests.accounting.falsified import Gain, matrix_of, moves_of, sticks

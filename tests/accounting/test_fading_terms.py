@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from fedpriv.accounting import fading, walk
+from fedpriv.accounting import chain, fading
 from fedpriv.accounting.allocation import AllocatedGaussian
-from fedpriv.accounting.chain import Chain, Overlaps
+from fedpriv.accounting.chain import Chain, Overlaps, Sums
 from fedpriv.accounting.curves import gaussian_from_below
 from fedpriv.accounting.fading import (
     COARSE,
@@ -21,7 +21,6 @@ from fedpriv.accounting.fading import (
     replaced_law,
 )
 from fedpriv.accounting.losses import LatticeLosses
-from fedpriv.accounting.walk import Sums
 from fedpriv.core.errors import InputError
 
 CRUDE = Grain(1.0, 80, 0.05, 0.4)
@@ -64,7 +63,7 @@ def test_rounds_that_move_alike_are_never_below_a_gaussian_release(bins: int, gr
 
 def test_a_ratio_of_nothing_is_an_infinite_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """At a variance of 4 many ratios are near 0: what a coarse grid moves there counts where a unit is added."""
-    monkeypatch.setattr(walk, "_NEAREST", 1.0)
+    monkeypatch.setattr(chain, "_NEAREST", 1.0)
     law = added(one(4.0, COARSE))
     assert law is not None
     assert law.infinite > 1e-3

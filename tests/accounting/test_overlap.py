@@ -9,12 +9,12 @@ import pytest
 from fedpriv.accounting import gaussian as gdp
 from fedpriv.accounting.allocation import AllocatedGaussian, calibrated, directions
 from fedpriv.accounting.curves import Floats, delta_at
+from fedpriv.accounting.fading import beside
 from fedpriv.accounting.gaussian import RELATION_FACTOR, Relation
 from fedpriv.accounting.losses import Losses
-from fedpriv.accounting.overlap import beside
 from fedpriv.core.errors import InputError
 from fedpriv.noise.buffered import BufferedToeplitz, LambdaCgd
-from fedpriv.noise.workload import Workload
+from fedpriv.noise.series import Workload
 from fedpriv.participation.secret import Allocation, Poisson
 from fedpriv.plan.sums import RunningSums
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import fedpriv
-from fedpriv.addons.begin.advised import as_advised
-from fedpriv.addons.begin.folder import begin
+from fedpriv.addons.begin.advise import as_advised
+from fedpriv.addons.begin.command import begin
 from fedpriv.core.files import scenario_file
 from fedpriv.data.named import ARGUMENTS, dataset_of
 from fedpriv.data.own import Dataset

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import fedpriv
 from fedpriv.api.run import _digest
-from fedpriv.data.frames import given_name
+from fedpriv.data.tables import given_name
 
 Arrays = tuple[NDArray[Any], NDArray[Any]]
 TREE: dict[str, Any] = {

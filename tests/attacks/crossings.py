@@ -34,8 +34,7 @@ import fedpriv.noise.integers.increments as exact
 from fedpriv.accounting.gaussian import RELATION_FACTOR
 from fedpriv.claims.ledger import ReleaseStream, releases_of
 from fedpriv.core.random import SERVER, simulation_noise
-from fedpriv.loss.objective import Records
-from fedpriv.loss.passes import ShortPasses
+from fedpriv.loss.objective import Records, ShortPasses
 from fedpriv.loss.views import absent
 from fedpriv.participation.orders import Participation
 from fedpriv.participation.secret import SecretOrder

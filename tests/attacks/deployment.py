@@ -23,8 +23,8 @@ from fedpriv.silo.demo import prepare_silos
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.guards import begin_ledgers, open_guards
 from fedpriv.silo.policy import read_policy
-from fedpriv.study.first_steps import FirstSteps, scaled_scenario
 from fedpriv.study.results import RunFolder
+from fedpriv.study.sweep import FirstSteps, scaled_scenario
 from tests.cli.command import fedpriv as command
 from tests.conftest import small_tree
 

@@ -19,8 +19,8 @@ import fedpriv
 from fedpriv.addons.certificate.attest import _find_unanswered
 from fedpriv.claims.entries import entry_of
 from fedpriv.scenario.load import resolve_cell
+from fedpriv.silo.chain import Mark
 from fedpriv.silo.guards import open_guards
-from fedpriv.silo.mark import Mark
 from fedpriv.silo.policy import read_policy
 from fedpriv.silo.rows import UNKEYED, digest_of
 from tests.attacks.deployment import Deployment, Edit, deployment, fixed_order, run_by, secret_order

@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.addons.worth.hazards import LinearHazards
+from fedpriv.addons.worth.local_models import LinearHazards
 from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import Scalar
 from fedpriv.engines.table import Outcome
@@ -45,7 +45,7 @@ from fedpriv.noise.registry import MECHANISMS
 from fedpriv.noise.trust import SECURE_AGGREGATION, TRUSTS, UNITS
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.participation import secret
-from fedpriv.participation.dependence import OWN, Dependence
+from fedpriv.participation.orders import OWN, Dependence
 from fedpriv.participation.registry import CHOSEN
 from fedpriv.plan.plan import Plan
 from fedpriv.rounds.floats import FloatSteps

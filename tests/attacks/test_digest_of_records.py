@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedpriv.protocol.commits import Told, commits_in
+from fedpriv.protocol.messages import Told, commits_in
 from fedpriv.silo import chain, fingerprint, rows, shard
 from fedpriv.silo.admission import Charge
 from fedpriv.silo.backup import back_up, restore

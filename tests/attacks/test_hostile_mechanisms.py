@@ -18,13 +18,12 @@ from fedpriv.core.errors import InputError, RunError
 from fedpriv.noise.diagonal import IntegerPrefix, IntegerScheduled
 from fedpriv.noise.integers.fixed_point import ONE
 from fedpriv.noise.integers.strategies import IntegerStrategy
-from fedpriv.noise.measured import check_noise
 from fedpriv.noise.mechanism import Blocks, Columns, Factored, Sensitivity
-from fedpriv.noise.registry import ADDED, add_mechanism, integer_form
+from fedpriv.noise.registry import ADDED, add_mechanism, check_noise, integer_form
 from fedpriv.noise.sensitivity import of_columns
+from fedpriv.noise.series import Workload
 from fedpriv.noise.toeplitz import IntegerBanded
 from fedpriv.noise.tree import IntegerTree
-from fedpriv.noise.workload import Workload
 from fedpriv.papers.table import ALGORITHMS
 from tests.attacks.guards import guard_for, random_records, scenario
 from tests.conftest import small_tree

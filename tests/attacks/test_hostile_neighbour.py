@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedpriv.addons.services.processes import script
+from fedpriv.addons.services.service import script
 from fedpriv.engines.children import ALLOW_ROOT
 from fedpriv.engines.workers import Workers, _ray_of
 from fedpriv.protocol.metrics import private_socket

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import RunError
-from fedpriv.loss.softmax import SoftmaxRegression
+from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.plan.plan import plan_of
 from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell

@@ -22,8 +22,8 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from starlette.testclient import TestClient
 
+from fedpriv.addons.services.flower_private.front import superlink_app
 from fedpriv.addons.services.flower_private.names import CONTROL, FLEET
-from fedpriv.addons.services.flower_private.superlink import superlink_app
 from fedpriv.addons.services.superlink_process import Only
 from fedpriv.server.grid import PatientGrid
 from tests.e2e.federation import federation, finish

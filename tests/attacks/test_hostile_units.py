@@ -12,7 +12,7 @@ import torch
 from fedpriv.claims.claim import claim_of
 from fedpriv.claims.ledger import as_data, from_data, releases_of
 from fedpriv.core.errors import RunError
-from fedpriv.loss.softmax import SoftmaxRegression
+from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.participation.orders import Schedule
 from fedpriv.plan.plan import plan_of
 from fedpriv.plan.task import task_of_cell

@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.loss.objective import Query, Records
-from fedpriv.loss.softmax import SoftmaxRegression
 from fedpriv.noise.integers.increments import integer_sum
 from tests.disordered import at_address, disordered
 

@@ -35,7 +35,7 @@ from fedpriv.noise.trust import USER
 from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo import guard as guards
-from fedpriv.silo import views
+from fedpriv.silo import shard
 from fedpriv.silo.demo import policy_text
 from fedpriv.silo.guard import Guard, open_guard
 from fedpriv.silo.guards import begin_ledgers
@@ -146,7 +146,7 @@ def test_one_row_or_person_moves_nobody_else(name: str, folder: Path, monkeypatc
     """
     change, schema, unit = CASES[name]
     ordered = lambda key, units: np.arange(units)  # noqa: E731
-    monkeypatch.setattr(views, "secret_order", ordered)
+    monkeypatch.setattr(shard, "secret_order", ordered)
     worlds = [made(100 if unit else ROUNDS + 1) for _ in range(2)]
     change(worlds[1])
     permits = {} if not unit else {"unit": "user"}

@@ -21,8 +21,7 @@ from fedpriv.addons.certificate.certify import recomputed
 from fedpriv.claims.entries import LedgerEntry, check_copies, read_ledger
 from fedpriv.core.errors import InputError
 from fedpriv.loss.objective import Records, View
-from fedpriv.participation.dependence import OWN, Dependence
-from fedpriv.participation.orders import row_indices
+from fedpriv.participation.orders import OWN, Dependence, row_indices
 from fedpriv.plan.plan import plan_of
 from fedpriv.plan.task import task_of_cell
 from fedpriv.rounds.round import Read

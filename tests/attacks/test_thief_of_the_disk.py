@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError, RunError
+from fedpriv.silo.chain import Mark, Reading
 from fedpriv.silo.guards import begin_ledgers, end_run, status_lines
 from fedpriv.silo.ledger import SiloLedger
-from fedpriv.silo.mark import Mark, Reading
 from fedpriv.silo.policy import read_policy
 from fedpriv.silo.silo import Silo, unpack
 from tests.attacks.guards import KEPT_STATE, cards, guard_for, random_records, scenario, zeros

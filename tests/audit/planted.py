@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from fedpriv.addons.audit.guards import GuardedSilo
+from fedpriv.addons.audit.canaries import GuardedSilo
 from fedpriv.core.errors import RunError
 from fedpriv.core.random import KeyedNormal, derive_key, integers_key
+from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.loss.objective import Batch, Query
-from fedpriv.loss.softmax import SoftmaxRegression
 from fedpriv.noise.integers.gaussian import KeyedIntegers
 from fedpriv.noise.integers.plan import ExactPlan
 from fedpriv.participation.orders import Schedule

@@ -16,8 +16,7 @@ from fedpriv.accounting.guarantees import Sampled
 from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.addons.audit import secret
 from fedpriv.addons.audit.audit import audit
-from fedpriv.addons.audit.canaries import objective_for
-from fedpriv.addons.audit.guards import GuardedSilo
+from fedpriv.addons.audit.canaries import GuardedSilo, objective_for
 from fedpriv.addons.audit.statistics import ClaimedCurve, Shown, shown
 from fedpriv.claims.ledger import stream_of
 from fedpriv.core.errors import InputError

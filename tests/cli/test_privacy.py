@@ -19,9 +19,9 @@ from fedpriv.cli.privacy import app
 from fedpriv.core.errors import InputError
 from fedpriv.noise.buffered import LambdaCgd
 from fedpriv.noise.diagonal import IndependentGaussian
+from fedpriv.noise.series import Workload
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.noise.workload import Workload
 from fedpriv.participation.orders import Schedule
 from fedpriv.study.setting import Setting
 from tests.parts import in_parts

@@ -10,7 +10,7 @@ import pytest
 import fedpriv
 from fedpriv.core.errors import InputError
 from fedpriv.data.cells import read_table
-from fedpriv.data.frames import add_frame, frame_at, is_frame
+from fedpriv.data.tables import add_frame, frame_at, is_frame
 from tests.data.tables import rows, table_tree, write_csv
 
 

@@ -14,8 +14,7 @@ import pytest
 
 from fedpriv.core.errors import InputError
 from fedpriv.data.fetch import default_root
-from fedpriv.data.public import DIALYSIS, FILE, PUBLIC_TABLES
-from fedpriv.data.survset import ALIVE, CENTRES, DEAD, FRAME, patients, read_dialysis
+from fedpriv.data.public import ALIVE, CENTRES, DEAD, DIALYSIS, FILE, FRAME, PUBLIC_TABLES, patients, read_dialysis
 
 
 class Held:

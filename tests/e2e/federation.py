@@ -18,9 +18,8 @@ import numpy as np
 import psutil
 from numpy.typing import DTypeLike
 
-from fedpriv.addons.services.deployment import LocalSilo, write_silos
-from fedpriv.addons.services.processes import environment, script
-from fedpriv.addons.services.superlink import SuperLink, federation_superlink, node_keys
+from fedpriv.addons.services.deployment import LocalSilo, SuperLink, federation_superlink, node_keys, write_silos
+from fedpriv.addons.services.service import environment, script
 from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell
 from tests.e2e.replay import replayed

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedpriv.addons.services.processes import environment, script
+from fedpriv.addons.services.service import environment, script
 from fedpriv.engines.children import left_by_nobody
 
 _SECONDS = 400.0

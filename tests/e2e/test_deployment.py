@@ -14,7 +14,7 @@ import pytest
 
 from fedpriv.addons.services import supernode_process
 from fedpriv.addons.services.deployment import run_deployment
-from fedpriv.addons.services.processes import script
+from fedpriv.addons.services.service import script
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import RunError
 from fedpriv.engines.table import LOCAL

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.addons.services.processes import environment, script
+from fedpriv.addons.services.service import environment, script
 from tests.e2e.federation import Federation, federation, finish, kill_process, say, wait_until
 
 pytestmark = pytest.mark.deployment

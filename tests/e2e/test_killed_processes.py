@@ -8,8 +8,8 @@ import numpy as np
 import psutil
 import pytest
 
+from fedpriv.addons.services.deployment import start_superlink
 from fedpriv.addons.services.federation import runs_of
-from fedpriv.addons.services.superlink import start_superlink
 from tests.e2e.federation import federation, finish, kill_process, results, say, wait_until
 
 pytestmark = pytest.mark.deployment

@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedpriv.addons.services.deployment import SOCKET, LocalSilo
-from fedpriv.addons.services.processes import environment, script
-from fedpriv.addons.services.superlink import start_superlink
+from fedpriv.addons.services.deployment import SOCKET, LocalSilo, start_superlink
+from fedpriv.addons.services.service import environment, script
 from tests.e2e.federation import Federation, federation, finish, kill_process, say
 
 pytestmark = pytest.mark.deployment

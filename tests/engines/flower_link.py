@@ -15,6 +15,8 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from starlette.testclient import TestClient
 
 from fedpriv.addons.services.flower_private import executor, silo_node
+from fedpriv.addons.services.flower_private.control import Wire
+from fedpriv.addons.services.flower_private.front import SuperLinkApp, superlink_app
 from fedpriv.addons.services.flower_private.names import (
     ACQUIRE_TASK,
     CONTROL,
@@ -23,9 +25,7 @@ from fedpriv.addons.services.flower_private.names import (
     RUNTIME,
     START_RUN,
 )
-from fedpriv.addons.services.flower_private.superlink import SuperLinkApp, superlink_app
-from fedpriv.addons.services.flower_private.wire import Wire
-from fedpriv.addons.services.processes import SECRET, isolate, make_node_key, tls_options
+from fedpriv.addons.services.service import SECRET, isolate, make_node_key, tls_options
 from fedpriv.addons.services.superlink_process import Only
 
 Keys = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.memory import forget_peak, peak
-from fedpriv.engines.memory import need_of
+from fedpriv.engines.table import need_of
 from fedpriv.scenario.load import scenario_of
 from fedpriv.study.sweep import RunOptions, run_sweep
 

@@ -7,7 +7,7 @@ import pytest
 
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.engines.table import engine_named
-from fedpriv.engines.vectorized import batches
+from fedpriv.engines.vectorized import noise
 from fedpriv.loss.objective import Records
 from fedpriv.scenario.schema import Cell
 
@@ -25,15 +25,15 @@ def test_rounds_that_read_the_same_records_gather_them_once(
         changes |= {"federation__epochs": 8, "federation__batch": 20}
     cell = small_cell(**changes)
     (in_a_block,) = engine_named("vectorized")([cell], RunObserver())
-    monkeypatch.setattr(batches, "_GATHER_VALUES", 1)
+    monkeypatch.setattr(noise, "_GATHER_VALUES", 1)
     calls = []
-    real = batches.OrderedBatches._of_replicates
+    real = noise.OrderedBatches._of_replicates
 
-    def counting(self: batches.OrderedBatches, records: Records) -> Iterator[Records]:
+    def counting(self: noise.OrderedBatches, records: Records) -> Iterator[Records]:
         calls.append(records)
         yield from real(self, records)
 
-    monkeypatch.setattr(batches.OrderedBatches, "_of_replicates", counting)
+    monkeypatch.setattr(noise.OrderedBatches, "_of_replicates", counting)
     (alone,) = engine_named("vectorized")([cell], RunObserver())
     assert len(calls) == gathered
     assert alone.finished.model.tobytes() == in_a_block.finished.model.tobytes()

@@ -21,7 +21,7 @@ from fedpriv.engines.workers import Call, work
 from fedpriv.noise.registry import AUTO, CHOSEN
 from fedpriv.noise.trust import TRUSTS, Noise, NoiseSource
 from fedpriv.papers.table import ALGORITHMS
-from fedpriv.plan.fitted import fitted
+from fedpriv.plan.calibration import fitted
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from tests.conftest import small_tree

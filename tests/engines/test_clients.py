@@ -21,7 +21,7 @@ from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError
 from fedpriv.engines.table import engine_named
 from fedpriv.loss.objective import Batch, Query, Records
-from fedpriv.plan.fitted import fitted
+from fedpriv.plan.calibration import fitted
 from fedpriv.plan.plan import plan_of
 from fedpriv.plan.task import spread, task_of_cell
 from fedpriv.scenario.load import resolve_cell

@@ -23,7 +23,7 @@ from fedpriv.loss.models import MODELS
 from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.loss.ridge import RIDGE_STATISTICS
 from fedpriv.noise.registry import CHOSEN
-from fedpriv.plan.fitted import fitted
+from fedpriv.plan.calibration import fitted
 from fedpriv.plan.plan import plan_of
 from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell

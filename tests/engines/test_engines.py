@@ -15,7 +15,7 @@ from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import SERVER, simulation_noise
 from fedpriv.engines.table import Outcome, engine_named
-from fedpriv.loss.softmax import SoftmaxRegression
+from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.plan.task import spread, task_of_cell
 from fedpriv.scenario.schema import Cell
 from tests.oracle import dp_mu2_fl

@@ -15,7 +15,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.noise.fitting.cost import noise_cost_of
 from fedpriv.noise.registry import AUTO, CHOSEN
 from fedpriv.papers.base import NoiseSettings
-from fedpriv.plan.fitted import fitted, response_and_workload
+from fedpriv.plan.calibration import fitted, response_and_workload
 from fedpriv.plan.plan import Plan, plan_of
 from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell

@@ -16,6 +16,7 @@ import pytest
 
 from fedpriv.addons.services import service
 from fedpriv.addons.services.flower_private import executor
+from fedpriv.addons.services.flower_private.control import Wire
 from fedpriv.addons.services.flower_private.executor import (
     CLIENTAPP,
     SERVERAPP,
@@ -33,8 +34,7 @@ from fedpriv.addons.services.flower_private.names import (
     TASK_HEARTBEAT,
     TASK_OUTPUT,
 )
-from fedpriv.addons.services.flower_private.wire import Wire
-from fedpriv.addons.services.processes import SECRET, make_server_keys
+from fedpriv.addons.services.service import SECRET, make_server_keys
 from fedpriv.engines.children import end_processes
 from tests.engines.flower_link import Link
 

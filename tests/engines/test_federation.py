@@ -23,9 +23,9 @@ from fedpriv.addons.services.federation import runs_of, silos_of
 from fedpriv.addons.services.flower_private import FOLLOWS, STATUS, VERSION, presence
 from fedpriv.addons.services.flower_private import control as control_module
 from fedpriv.addons.services.flower_private.control import Control, Status
+from fedpriv.addons.services.flower_private.front import SuperLinkApp
 from fedpriv.addons.services.flower_private.names import CONTROL, FLEET
 from fedpriv.addons.services.flower_private.presence import KeptRuns, Presence
-from fedpriv.addons.services.flower_private.superlink import SuperLinkApp
 from fedpriv.addons.services.superlink_process import Only
 from fedpriv.cli.app import app as command
 from fedpriv.core.errors import InputError, RunError

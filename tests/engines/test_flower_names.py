@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpriv.addons.services.flower_private import executor, names, superlink
+from fedpriv.addons.services.flower_private import executor, front, names
 from fedpriv.addons.services.flower_private.names import (
     NAMES,
     PULL,
@@ -19,7 +19,7 @@ from fedpriv.addons.services.flower_private.names import (
     check_names,
     faults,
 )
-from fedpriv.addons.services.processes import script
+from fedpriv.addons.services.service import script
 from fedpriv.core.errors import InputError
 from tests.engines.flower_link import link_options
 
@@ -129,12 +129,12 @@ def test_a_row_that_only_gains_speed_costs_only_speed(
 ) -> None:
     """Was: any change of Flower's, or none was noticed."""
     monkeypatch.setattr(Route, "fault", lambda self: "it is gone" if self is PULL else None)
-    link = superlink.superlink_app(link_options(tmp_path)[1])
+    link = front.superlink_app(link_options(tmp_path)[1])
     assert "rounds take seconds longer: Flower has changed (it is gone)" in caplog.messages
     assert list(link.app._handlers) == [PUSH.path]
     monkeypatch.setattr(Route, "fault", lambda self: "it is gone" if self is PUSH else None)
     with pytest.raises(InputError, match="it is gone, which fedpriv needs"):
-        superlink.superlink_app(link_options(tmp_path)[1])
+        front.superlink_app(link_options(tmp_path)[1])
 
 
 @pytest.mark.parametrize("name", ["create_app", "SuperExecAuthHttpInterceptor"])
@@ -166,7 +166,7 @@ def test_an_api_that_flower_would_open_by_itself_is_refused(
     """Would gain: the Control API over gRPC, on a port of its own, for everybody."""
     monkeypatch.setenv("FLWR_INTERNAL_GRPC_CONTROL_API", "1")
     with pytest.raises(InputError, match="FLWR_INTERNAL_GRPC_CONTROL_API: opens an API"):
-        superlink.superlink_app(link_options(tmp_path)[1])
+        front.superlink_app(link_options(tmp_path)[1])
 
 
 def test_every_program_of_flowers_that_is_started_is_installed_and_takes_its_options(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_guarantee_doors_that_have_to_be_shut_are_tried(
     """A Flower that keeps its names, and lets strangers in."""
     import asyncio
 
-    link = superlink.SuperLinkApp(answers(statuses), polls=True)  # type: ignore[arg-type]
+    link = front.SuperLinkApp(answers(statuses), polls=True)  # type: ignore[arg-type]
     if fault is None:
         asyncio.run(link.check(registered=registered, fleet=True))
         return
@@ -221,10 +221,10 @@ def test_the_doors_of_the_installed_flower_are_shut_and_a_path_that_is_gone_is_n
 ) -> None:
     import asyncio
 
-    link = superlink.superlink_app(link_options(tmp_path)[1])
+    link = front.superlink_app(link_options(tmp_path)[1])
     asyncio.run(link.check(registered=True, fleet=True))
     moved = (*ROUTES, Route("/v2/fleet/", "pull-messages", "fleet.PullMessages", "."))
-    monkeypatch.setattr(superlink, "ROUTES", moved)
+    monkeypatch.setattr(front, "ROUTES", moved)
     with pytest.raises(InputError, match="has no /v2/fleet/pull-messages, which fedpriv needs"):
         asyncio.run(link.check(registered=True, fleet=True))
 

@@ -13,8 +13,8 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from starlette.testclient import TestClient
 
 from fedpriv.addons.services.flower_private import front, silo_node
+from fedpriv.addons.services.flower_private.control import MEDIA_TYPE
 from fedpriv.addons.services.flower_private.names import FLEET, PULL, PUSH, PUSH_OBJECT, UNREGISTER_NODE
-from fedpriv.addons.services.flower_private.wire import MEDIA_TYPE
 from fedpriv.addons.services.superlink_process import Only
 from tests.engines.flower_link import Link, send
 

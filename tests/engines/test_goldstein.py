@@ -11,9 +11,8 @@ from fedpriv.claims.claim import claim_of
 from fedpriv.claims.ledger import releases_of
 from fedpriv.claims.outcome import gradient_evaluations
 from fedpriv.core.errors import InputError
-from fedpriv.loss.goldstein import goldstein_of
-from fedpriv.loss.smoothed import Smoothed
-from fedpriv.noise.nodes import levels
+from fedpriv.loss.goldstein import Smoothed, goldstein_of
+from fedpriv.noise.tree import levels
 from fedpriv.plan.plan import Plan, plan_of
 from fedpriv.plan.task import check_records, spread, task_of_cell
 from fedpriv.scenario.schema import Cell

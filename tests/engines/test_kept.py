@@ -8,12 +8,11 @@ from typing import Any, cast
 import pytest
 
 from fedpriv.addons.services import deployment
-from fedpriv.addons.services.deployment import Progress, follow
+from fedpriv.addons.services.deployment import Progress, follow, simulating_superlink
 from fedpriv.addons.services.flower_private import presence
 from fedpriv.addons.services.flower_private.control import LostRunError
 from fedpriv.addons.services.flower_private.names import LIST_RUNS
 from fedpriv.addons.services.flower_private.presence import KeptRuns
-from fedpriv.addons.services.superlink import simulating_superlink
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.protocol.cell_folder import FolderReader

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.long_vectors import vectors_at_peak
 from fedpriv.core.errors import InputError
 from fedpriv.core.limits import REMEDIES
-from fedpriv.engines import memory
+from fedpriv.engines import table
 from fedpriv.engines.vectorized.silos import groups_of
 from fedpriv.noise.registry import CHOSEN
 from fedpriv.papers.table import ALGORITHMS
@@ -37,7 +37,7 @@ def test_every_rows_states_are_counted(row: str, engine: str) -> None:
         model={"name": "mlp", "hidden": 64},
     )
     try:
-        need = memory.need_of([resolve_cell(tree, "test")], engine)
+        need = table.need_of([resolve_cell(tree, "test")], engine)
     except InputError as error:
         pytest.skip(str(error))  # a row with a participation or a model of its own
     assert need is not None
@@ -47,14 +47,14 @@ def test_every_rows_states_are_counted(row: str, engine: str) -> None:
 
 def test_more_cells_at_a_time_need_more_and_processes_add_up(small_cell: MakeCell) -> None:
     cells = [small_cell(seed=seed) for seed in range(4)]
-    one, four = (memory.need_of(cells[:count], "vectorized") for count in (1, 4))
+    one, four = (table.need_of(cells[:count], "vectorized") for count in (1, 4))
     assert one is not None
     assert four is not None
     assert four.parts["states"] == 4 * one.parts["states"]
-    apart = memory.need_of(cells, "inprocess", workers=3)
+    apart = table.need_of(cells, "inprocess", workers=3)
     assert apart is not None
     assert apart.total == 3 * (apart.here + sum(apart.parts.values()))
-    assert memory.need_of(cells, "deployment") is None
+    assert table.need_of(cells, "deployment") is None
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_run_that_the_machine_cannot_hold_is_refused_with_the_remedy(
     if "sweep" in changes:
         tree.pop("seed")
     scenario = scenario_of(tree, "test")
-    monkeypatch.setattr(memory, "limits", lambda: {"memory": 300 * 10**6})
+    monkeypatch.setattr(table, "limits", lambda: {"memory": 300 * 10**6})
     here = r"300 MB here \(mem_limit, MemoryMax\)"
     with pytest.raises(InputError, match=f"memory: a run takes up to .* and there are {here}: take {remedy}"):
         run_sweep(scenario, RunOptions(engine=engine, out=tmp_path / "run"))
@@ -104,7 +104,7 @@ def test_random_directions_are_counted_and_bounded_whatever_their_number() -> No
     for directions in (8, 5_000, 10_000_000):
         tree = of_directions("zeroth-order", directions)
         for engine in ("vectorized", "inprocess"):
-            need = memory.need_of([resolve_cell(tree, "test")], engine)
+            need = table.need_of([resolve_cell(tree, "test")], engine)
             assert need is not None
             counted.append(need.parts["directions and copies"])
     bytes_of_copies, points, records, dimensions = 8 * 8, 2, 32, 8
@@ -117,7 +117,7 @@ def test_replicates_with_many_directions_run_a_few_at_a_time() -> None:
     tree.pop("seed")
     cells = [point.cell for point in scenario_of(tree, "test").points]
     assert [len(group) for group in groups_of(cells)] == [4, 4, 4]
-    need = memory.need_of(cells, "vectorized")
+    need = table.need_of(cells, "vectorized")
     assert need is not None
     assert need.parts["directions and copies"] == 4 * 8 * 2 * 2**20 * 8
 
@@ -127,14 +127,14 @@ def test_a_limit_of_the_process_counts_and_is_named(
     monkeypatch: pytest.MonkeyPatch, small_cell: MakeCell, name: str
 ) -> None:
     """What this process has of it already is not there for a run; other processes have limits of their own."""
-    monkeypatch.setattr(memory, "taken", lambda: {name: 900 * 10**6})
-    monkeypatch.setattr(memory, "_resident", lambda: 300 * 10**6)
-    monkeypatch.setattr(memory, "limits", lambda: {name: 1000 * 10**6})
-    assert memory.memory_there() == (400 * 10**6, REMEDIES[name])
-    assert memory.memory_there(2) == (800 * 10**6, REMEDIES[name])
-    monkeypatch.setattr(memory, "limits", lambda: {name: 700 * 10**6})
+    monkeypatch.setattr(table, "taken", lambda: {name: 900 * 10**6})
+    monkeypatch.setattr(table, "_resident", lambda: 300 * 10**6)
+    monkeypatch.setattr(table, "limits", lambda: {name: 1000 * 10**6})
+    assert table.memory_there() == (400 * 10**6, REMEDIES[name])
+    assert table.memory_there(2) == (800 * 10**6, REMEDIES[name])
+    monkeypatch.setattr(table, "limits", lambda: {name: 700 * 10**6})
     with pytest.raises(InputError, match=rf"and there are 100 MB here \({REMEDIES[name]}\): take "):
-        memory.check_memory([small_cell()], "vectorized")
+        table.check_memory([small_cell()], "vectorized")
 
 
 PERCEPTRON: dict[str, object] = {"name": "mlp", "hidden": 256}

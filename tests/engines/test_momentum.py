@@ -18,9 +18,9 @@ from fedpriv.loss.estimators import Estimator, PlainGradient, SplitGradient
 from fedpriv.loss.objective import Batch, Evaluation, Increment, Query, Records
 from fedpriv.noise.differences import AlignedDifferences
 from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.series import Workload
 from fedpriv.noise.sliding import SlidingDifferences
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.noise.workload import Workload
 from fedpriv.papers.tran_cutkosky import NormalizedSGD, movement_bound
 from fedpriv.participation.orders import Schedule
 from fedpriv.plan.plan import Plan, plan_of

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedpriv.addons.services.certificates import Revoked, fingerprint, registered, revoke
-from fedpriv.addons.services.processes import make_node_key, node_public_key
+from fedpriv.addons.services.service import make_node_key, node_public_key
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError
 

@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from fedpriv.addons.services.processes import made_anew, script, service_folder
+from fedpriv.addons.services.service import made_anew, script, service_folder
 from fedpriv.core.errors import InputError
 from fedpriv.engines.children import left_by_nobody
 from fedpriv.protocol.metrics import private_socket

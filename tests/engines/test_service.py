@@ -23,8 +23,7 @@ from fedpriv.addons.services import deployment, service, supernode_process
 from fedpriv.addons.services.flower_private.control import Status, UnreachableError
 from fedpriv.addons.services.flower_private.names import CONTROL
 from fedpriv.addons.services.flower_private.silo_node import clock_trouble
-from fedpriv.addons.services.processes import free_port
-from fedpriv.addons.services.service import EXECUTOR, LOST, SUPERNODE, Absence, leave_beat, read_beat
+from fedpriv.addons.services.service import EXECUTOR, LOST, SUPERNODE, Absence, free_port, leave_beat, read_beat
 from fedpriv.addons.services.superlink_process import Only, _config, _serve, _Server
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import InputError, RunError

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedpriv.addons.services.processes import environment, script
+from fedpriv.addons.services.service import environment, script
 from fedpriv.engines.children import left_by_nobody
 from fedpriv.engines.inprocess import InProcessGrid
 from tests.doc_pages import ROOT

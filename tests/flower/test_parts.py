@@ -10,8 +10,8 @@ from flwr.app import Context, RecordDict
 
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.flower import guard_of
-from fedpriv.flower.arrays import ModelLayout
 from fedpriv.flower.guards import read_terms
+from fedpriv.flower.terms import ModelLayout
 from fedpriv.loss.imported import shapes_of
 from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell

@@ -18,9 +18,9 @@ from flwr.serverapp import ServerApp
 from flwr.supercore.fab import Fab
 
 from fedpriv.addons.services import supernode_process
+from fedpriv.addons.services.deployment import SuperLink, federation_superlink, node_keys
 from fedpriv.addons.services.flower_private.names import START_RUN
-from fedpriv.addons.services.processes import environment
-from fedpriv.addons.services.superlink import SuperLink, federation_superlink, node_keys
+from fedpriv.addons.services.service import environment
 from fedpriv.data.named import load
 from fedpriv.engines.inprocess import InProcessGrid
 from tests.e2e.flwr_command import flwr_run

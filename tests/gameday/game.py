@@ -15,12 +15,10 @@ from pathlib import Path
 
 import psutil
 
-from fedpriv.addons.services.deployment import SOCKET
+from fedpriv.addons.services.deployment import SOCKET, SuperLink
 from fedpriv.addons.services.federation import runs_of
-from fedpriv.addons.services.flower_private.control import Control
-from fedpriv.addons.services.flower_private.wire import UNIX
-from fedpriv.addons.services.processes import free_port, script
-from fedpriv.addons.services.superlink import SuperLink
+from fedpriv.addons.services.flower_private.control import UNIX, Control
+from fedpriv.addons.services.service import free_port, script
 from fedpriv.core.errors import FedprivError
 from fedpriv.silo.backup import back_up
 from tests.e2e.federation import Federation

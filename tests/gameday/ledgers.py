@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 
-from fedpriv.addons.services.processes import environment, script
+from fedpriv.addons.services.service import environment, script
 from fedpriv.silo.guards import begin_ledgers
 from fedpriv.silo.policy import read_policy
 from tests.gameday.game import Game, GameError

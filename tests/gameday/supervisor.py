@@ -11,8 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from fedpriv.addons.services.processes import environment
-from fedpriv.addons.services.service import how
+from fedpriv.addons.services.service import environment, how
 from fedpriv.engines.children import stop_all_of
 
 _RESTART = 3.0

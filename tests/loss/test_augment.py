@@ -16,10 +16,10 @@ from fedpriv.data.layout import Input, Layout
 from fedpriv.loss.augment import Augmentation, Augmented, augmented, check_seen_whole
 from fedpriv.loss.inputs import Labelled, objective_over
 from fedpriv.loss.layered import objective_of
+from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.loss.losses import Choice, CrossEntropy
 from fedpriv.loss.module import ModuleObjective, parameters_of
 from fedpriv.loss.objective import Batch, Query, Records, Slots, View
-from fedpriv.loss.softmax import SoftmaxRegression
 from fedpriv.loss.views import LocalTraining
 from fedpriv.noise.integers.increments import integer_sum
 from fedpriv.plan.plan import plan_of

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from fedpriv.loss.clipping import certainly_unclipped, clipping, rank_one, upper_length, upper_norm
 from fedpriv.loss.layers import DenseTerms
+from fedpriv.loss.linear import Block, _longest
 from fedpriv.loss.objective import Records
-from fedpriv.loss.softmax import Block, _longest
 
 CLIPS = st.floats(2.0**-40, 2.0**40)
 ANY = st.one_of(

@@ -15,9 +15,9 @@ from fedpriv.loss import layered
 from fedpriv.loss.clipping import clipping, formed, never_above, upper_norm
 from fedpriv.loss.layered import LayeredObjective
 from fedpriv.loss.layers import patches_by_view
+from fedpriv.loss.linear import Block, OfBlock, SoftmaxRegression, of_records, once
 from fedpriv.loss.losses import CrossEntropy
 from fedpriv.loss.objective import Batch, Query, Records
-from fedpriv.loss.softmax import Block, OfBlock, SoftmaxRegression, of_records, once
 
 COUNT = 300
 

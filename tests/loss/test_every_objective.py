@@ -26,10 +26,10 @@ from fedpriv.loss.linear import (
     PhaseRetrieval,
     QuadraticPopulation,
     SigmoidRegression,
+    SoftmaxRegression,
     quadratic_in_ball,
 )
 from fedpriv.loss.objective import Batch, Query, Records
-from fedpriv.loss.softmax import SoftmaxRegression
 from fedpriv.papers.base import project_to_ball
 
 F64 = torch.float64

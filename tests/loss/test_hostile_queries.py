@@ -16,14 +16,19 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedpriv.loss.clipping import clipping
+from fedpriv.loss.goldstein import SeededDirections, Smoothed
 from fedpriv.loss.layered import LayeredObjective, objective_of
 from fedpriv.loss.layers import DenseTerms
-from fedpriv.loss.linear import LeastSquares, LogisticRegression, PhaseRetrieval, SigmoidRegression
+from fedpriv.loss.linear import (
+    LeastSquares,
+    LogisticRegression,
+    PhaseRetrieval,
+    SigmoidRegression,
+    SoftmaxRegression,
+)
 from fedpriv.loss.losses import AbsoluteError, CrossEntropy, Loss
 from fedpriv.loss.module import ModuleObjective
 from fedpriv.loss.objective import Batch, Objective, Query, Records, View
-from fedpriv.loss.smoothed import SeededDirections, Smoothed
-from fedpriv.loss.softmax import SoftmaxRegression
 from tests.loss.builders import first_rows
 
 F32, F64 = torch.float32, torch.float64

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from fedpriv.core.errors import InputError
+from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.loss.models import model_named
 from fedpriv.loss.objective import Batch, Objective, Query, Records
-from fedpriv.loss.softmax import SoftmaxRegression
 from fedpriv.loss.views import LocalSteps, PerUnit, QuantileClip, joint_clip
 from tests.loss.test_per_unit import CLASSES, FEATURES, MOST, UNITS, WORST, batch
 

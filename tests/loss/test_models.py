@@ -11,10 +11,10 @@ from pydantic import ValidationError
 from fedpriv.core.errors import InputError
 from fedpriv.data.named import load
 from fedpriv.loss.layered import LayeredObjective
+from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.loss.models import MODELS, PerceptronSettings, SoftmaxSettings, model_named
 from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.loss.rows import ModuleSettings
-from fedpriv.loss.softmax import SoftmaxRegression
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (50, 28, 28)).astype(np.uint8)
 IMAGES[0] = 0

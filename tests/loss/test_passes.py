@@ -13,10 +13,9 @@ from torch import nn
 from benchmarks.client_models import Transformer, convolutional
 from fedpriv.core.errors import InputError
 from fedpriv.loss.layered import objective_of
+from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.loss.losses import CrossEntropy
-from fedpriv.loss.objective import Batch, Objective, Query, Records
-from fedpriv.loss.passes import short_passes
-from fedpriv.loss.softmax import SoftmaxRegression
+from fedpriv.loss.objective import Batch, Objective, Query, Records, short_passes
 from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell

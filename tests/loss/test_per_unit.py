@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 import fedpriv.loss.views
+from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.loss.models import model_named
 from fedpriv.loss.objective import Batch, Objective, Query, Records
-from fedpriv.loss.softmax import SoftmaxRegression
 from fedpriv.loss.views import PerUnit, absent, is_absent
 
 CLIP, UNITS, MOST, FEATURES, CLASSES = 1.5, 7, 4, 5, 3

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from fedpriv.core.errors import InputError
-from fedpriv.loss.linear import LogisticRegression
+from fedpriv.loss.linear import LogisticRegression, SoftmaxRegression
 from fedpriv.loss.objective import Records
 from fedpriv.loss.scores import SCORES, Scored, auc, balanced_accuracy, calibration_error, check_scores, mae, r2
-from fedpriv.loss.softmax import SoftmaxRegression
 
 GENERATOR = torch.Generator().manual_seed(16)
 LABELS = torch.tensor([0, 1, 1, 0, 2, 2, 1, 0, 1, 2, 0, 1])

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from fedpriv.core.errors import InputError
 from fedpriv.loss.estimators import VarianceReducedGradient
-from fedpriv.loss.linear import PhaseRetrieval
+from fedpriv.loss.goldstein import SeededDirections, Smoothed, Window
+from fedpriv.loss.linear import PhaseRetrieval, SoftmaxRegression
 from fedpriv.loss.module import ModuleObjective
 from fedpriv.loss.objective import Batch, Objective, Query, Records
-from fedpriv.loss.smoothed import SeededDirections, Smoothed, Window
-from fedpriv.loss.softmax import SoftmaxRegression
 from fedpriv.rounds.floats import absorb, empty_sum
 from tests.loss.builders import first_rows
 from tests.papers.goldstein_golden import ExactlySmoothed
@@ -223,7 +222,7 @@ def test_directions_taken_a_few_at_a_time_give_the_contribution_of_all(
     asked = Query(query, [1.0, -0.5][:points])
     own = Batch(Records(*(column[places] for column in records)), torch.ones(4, dtype=torch.float64))
     at_once = objective.per_record(asked, own, places, 0.7)
-    monkeypatch.setattr("fedpriv.loss.smoothed._HELD", 2 * DIMENSION)
+    monkeypatch.setattr("fedpriv.loss.goldstein._HELD", 2 * DIMENSION)
     torch.testing.assert_close(objective.per_record(asked, own, places, 0.7), at_once)
     whole = objective.increment(asked, Batch(records, own.weights), 0.7).total
     torch.testing.assert_close(at_once.sum(0), whole)
@@ -247,9 +246,9 @@ def test_few_rows_and_few_directions_at_a_time_give_what_all_give(
     batch, clip = Batch(records, torch.full((7,), 1 / 7, dtype=DTYPE)), torch.tensor([[0.2], [0.7]], dtype=DTYPE)
     both = Smoothed(BASE, ALPHA, order, 6, 6, shared, SeededDirections(seeds)).at(slots)  # type: ignore[arg-type]
     whole = both.increment(asked, batch, clip)
-    monkeypatch.setattr("fedpriv.loss.smoothed._HELD", 2 * 6 * DIMENSION)
+    monkeypatch.setattr("fedpriv.loss.goldstein._HELD", 2 * 6 * DIMENSION)
     assert torch.equal(both.increment(asked, batch, clip).total, whole.total)
-    monkeypatch.setattr("fedpriv.loss.smoothed._HELD", 4 * DIMENSION)
+    monkeypatch.setattr("fedpriv.loss.goldstein._HELD", 4 * DIMENSION)
     few = both.increment(asked, batch, clip)
     torch.testing.assert_close(few.total, whole.total)
     assert torch.equal(few.clipped, whole.clipped)
@@ -266,7 +265,7 @@ def test_guarantee_few_directions_at_a_time_are_clipped_together(
     monkeypatch: pytest.MonkeyPatch, order: str, hostile: float
 ) -> None:
     """A record moves the sum by its clip at most, however many parts it is taken in; one not held adds nothing."""
-    monkeypatch.setattr("fedpriv.loss.smoothed._HELD", DIMENSION)
+    monkeypatch.setattr("fedpriv.loss.goldstein._HELD", DIMENSION)
     base = PhaseRetrieval(DIMENSION, 2, feature_norm=1.0, dtype=DTYPE)
     one, point = torch.ones(1, dtype=DTYPE), torch.full((DIMENSION,), 2.0, dtype=DTYPE)
     objective = smoothed(order, 6, base=base)

@@ -17,9 +17,9 @@ from fedpriv.data.cells import read_table
 from fedpriv.data.encode import encode
 from fedpriv.data.schema import Survival, TableSchema
 from fedpriv.engines.table import engine_named
+from fedpriv.loss.losses import Hazard, concordance, integrated_brier, survival, told
 from fedpriv.loss.models import MODELS, SoftmaxSettings
 from fedpriv.loss.objective import Batch, Query, Records
-from fedpriv.loss.survival import Hazard, concordance, integrated_brier, survival, told
 from fedpriv.noise.integers.increments import integer_sum
 from fedpriv.plan.evaluation import evaluation_plan_of
 from fedpriv.plan.task import task_of_cell

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpriv.loss.alone import exp_of_negative, scores_of, softmax_slopes, sum_in_order, weight_bits
+from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.loss.objective import Batch, Records
-from fedpriv.loss.softmax import SoftmaxRegression
 from tests.disordered import disordered
 
 FEATURES, CLASSES, LEVELS, LARGEST = 785, 10, 255, 255 * 28 + 29

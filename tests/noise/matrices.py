@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedpriv.noise.workload import Workload
+from fedpriv.noise.series import Workload
 from fedpriv.participation.orders import Schedule, Separated
 
 Matrix = NDArray[np.float64]

@@ -18,7 +18,7 @@ from fedpriv.noise.mechanism import (
     toeplitz_columns,
 )
 from fedpriv.noise.sensitivity import of_columns
-from fedpriv.noise.workload import Floats, Workload
+from fedpriv.noise.series import Floats, Workload
 
 
 @dataclass(frozen=True)

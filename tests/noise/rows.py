@@ -4,14 +4,14 @@ import numpy as np
 
 from fedpriv.loss.estimators import Estimator, PlainGradient, PowerWeights, RecursiveGradient
 from fedpriv.noise.fitting.cost import NoiseCost, Response, noise_cost_of, on_increments
-from fedpriv.noise.workload import Floats, Workload
+from fedpriv.noise.series import Floats, Workload
 from fedpriv.papers.base import Optimizer
 from fedpriv.papers.choquette_choo import NesterovCoupling
 from fedpriv.papers.ftrl import FollowTheRegularizedLeader
 from fedpriv.papers.reshef_levy import AnytimeSGD
 from fedpriv.papers.sgd import ProjectedSGD
 from fedpriv.participation.orders import Schedule
-from fedpriv.plan.fitted import response_of
+from fedpriv.plan.calibration import response_of
 
 SUMMED, PLAIN = RecursiveGradient(1.0), PlainGradient(1.0, decay=1.0)
 

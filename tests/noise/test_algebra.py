@@ -11,10 +11,10 @@ from fedpriv.noise.buffered import BufferedToeplitz, LambdaCgd
 from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian
 from fedpriv.noise.differences import AlignedDifferences
 from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.series import Workload
 from fedpriv.noise.sliding import SlidingDifferences
 from fedpriv.noise.toeplitz import BandedInverseSquareRoot, BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.noise.workload import Workload
 from fedpriv.participation.orders import Schedule, Separated
 from tests.noise.matrices import Matrix, farthest, workload_matrix, workload_of
 

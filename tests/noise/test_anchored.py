@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from fedpriv.core.errors import InputError
-from fedpriv.noise.fitting.adjoint import NoiseStream, pulled_back
+from fedpriv.noise.fitting.cost import NoiseStream, pulled_back
 from fedpriv.noise.registry import mechanism_from
+from fedpriv.noise.series import Workload
 from fedpriv.noise.toeplitz import AnchoredSquareRoot
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.noise.workload import Workload
 from fedpriv.participation.orders import Schedule
 
 

@@ -12,7 +12,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.noise import series
 from fedpriv.noise.buffered import BufferedToeplitz
 from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian
-from fedpriv.noise.workload import Workload
+from fedpriv.noise.series import Workload
 from fedpriv.participation.orders import Schedule, Separated
 from tests.noise.matrices import Matrix, clip_norms, farthest, workload_matrix, workload_of
 

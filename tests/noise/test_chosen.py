@@ -10,14 +10,13 @@ from numpy.typing import NDArray
 from fedpriv.core.errors import InputError
 from fedpriv.noise.buffered import BufferedToeplitz, LambdaCgd
 from fedpriv.noise.diagonal import IndependentGaussian, ScheduledGaussian
-from fedpriv.noise.fitting.adjoint import NoiseStream, pulled_back
 from fedpriv.noise.fitting.auto import auto, candidates, compared, fitted_sizes
-from fedpriv.noise.fitting.cost import NoiseCost, noise_cost_of, rows_response, spread
+from fedpriv.noise.fitting.cost import NoiseCost, NoiseStream, noise_cost_of, pulled_back, rows_response, spread
 from fedpriv.noise.mechanism import Mechanism, raised
 from fedpriv.noise.registry import AUTO, CHOSEN, MechanismOptions, chosen_mechanism, mechanism_from
+from fedpriv.noise.series import Workload
 from fedpriv.noise.toeplitz import BandedInverseSquareRoot, BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.noise.workload import Workload
 from fedpriv.participation.orders import Schedule, Separated
 from tests.noise.rows import ROWS, objective, response, workload
 from tests.parts import in_parts

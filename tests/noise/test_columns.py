@@ -9,9 +9,8 @@ from fedpriv.noise import series
 from fedpriv.noise.buffered import BufferedToeplitz
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.mechanism import Inner, Mechanism, column_scale, fixed_order_scale, toeplitz_inner
-from fedpriv.noise.nodes import column_squared_norms
-from fedpriv.noise.tree import BinaryTree
-from fedpriv.noise.workload import Workload
+from fedpriv.noise.series import Workload
+from fedpriv.noise.tree import BinaryTree, column_squared_norms
 from fedpriv.participation.orders import Schedule, Separated
 
 Matrix = NDArray[np.float64]

@@ -15,9 +15,9 @@ from fedpriv.noise.fitting.auto import compared, least
 from fedpriv.noise.fitting.cost import NoiseCost, Response, lower_bounds, noise_cost_of, rows_response
 from fedpriv.noise.fitting.fit import Fit, PlainLoss, RootLoss, ScaledLoss, fit_lambda, fit_roots
 from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.series import Workload
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.noise.workload import Workload
 from fedpriv.participation.orders import Phases, Schedule, Separated
 from tests.noise.rows import ROWS, objective, response, sharper_mean_bound, workload
 from tests.parts import in_parts

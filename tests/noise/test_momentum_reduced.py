@@ -9,10 +9,9 @@ import torch
 
 from fedpriv.core.errors import InputError
 from fedpriv.noise.differences import AlignedDifferences, DifferenceTrees, calibrated, sized_by_the_paper
-from fedpriv.noise.nodes import cover, used_ends
+from fedpriv.noise.series import Workload
 from fedpriv.noise.sliding import SlidingDifferences
-from fedpriv.noise.tree import PaperTree
-from fedpriv.noise.workload import Workload
+from fedpriv.noise.tree import PaperTree, cover, used_ends
 from fedpriv.participation.orders import Schedule, Separated
 from tests.oracle_momentum import (
     GOLDEN_STDS,

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpriv.noise import nodes
+from fedpriv.noise import tree
+from fedpriv.noise.series import Workload
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.noise.workload import Workload
 from fedpriv.papers.tran_cutkosky import paper_node_count
 from fedpriv.participation.orders import Schedule
 from tests.oracle_momentum import compose, prefix_nodes, squared_norms
@@ -43,7 +43,7 @@ def test_one_left_node_ends_at_every_round(rounds: int) -> None:
 
 def test_golden_energies_of_every_record() -> None:
     golden = [4.78737208619714, 4.17755037546158, 4.09342288970947, 2.84059143066406, 3.056884765625]
-    assert nodes.record_squared_norms(np.ones(13), 5, 0.75) == pytest.approx(golden, rel=1e-13)
+    assert tree.record_squared_norms(np.ones(13), 5, 0.75) == pytest.approx(golden, rel=1e-13)
     assert weights_of_nodes(13, 5, 0.25) == pytest.approx(golden[0], rel=1e-13)
 
 
@@ -98,27 +98,27 @@ def most_nodes(rounds: int, rounds_per_epoch: int) -> int:
 def test_mu_is_the_mahalanobis_distance_of_the_momenta(place: int) -> None:
     """μ² = ‖B⁻¹ Δm‖² / s² = α² h² W(x) / s² by linear algebra, for a record whose gradient flips its sign."""
     rounds, alpha, step_of_h, std = 13, 0.25, 2.0, 0.05
-    tree, state, rows = BinaryTree(1 - alpha), (), []
+    noise, state, rows = BinaryTree(1 - alpha), (), []
     for t in range(1, rounds + 1):
-        row, state = tree.noise(state, t, torch.eye(rounds, dtype=torch.float64)[t - 1])
+        row, state = noise.noise(state, t, torch.eye(rounds, dtype=torch.float64)[t - 1])
         rows.append(row.numpy())
     moved = np.zeros(rounds)
     for t in range(1, rounds + 1):
         own = step_of_h if (t - 1) % 5 == place else 0.0
         moved[t - 1] = (1 - alpha) * (moved[t - 2] if t > 1 else 0.0) + alpha * own
     distance = float(np.linalg.norm(np.linalg.solve(np.array(rows), moved)) / std)
-    squared_norm = nodes.record_squared_norms(np.ones(rounds), 5, 1 - alpha)[place]
+    squared_norm = tree.record_squared_norms(np.ones(rounds), 5, 1 - alpha)[place]
     assert distance == pytest.approx(alpha * step_of_h * math.sqrt(squared_norm) / std, rel=1e-12)
 
 
 def test_published_node_counts_of_a_single_pass() -> None:
     counts = [4, 3, 3, 2, 3, 2, 2, 1, 3, 2, 2, 1, 1]
-    np.testing.assert_array_equal(nodes.column_squared_norms(13, 1.0), counts)
+    np.testing.assert_array_equal(tree.column_squared_norms(13, 1.0), counts)
 
 
 @given(rounds=st.integers(1, 5000))
 def test_the_first_round_is_in_the_most_nodes_and_the_others_in_fewer(rounds: int) -> None:
-    counts = nodes.column_squared_norms(rounds, 1.0)
+    counts = tree.column_squared_norms(rounds, 1.0)
     levels = int(np.floor(np.log2(rounds))) + 1
     assert counts[0] == levels
     assert np.all(counts[1:] <= levels - 1)
@@ -126,7 +126,7 @@ def test_the_first_round_is_in_the_most_nodes_and_the_others_in_fewer(rounds: in
 
 def test_published_noise_factors_with_decay() -> None:
     expected = {1: 1, 6: 1.31640625, 7: 1.740478515625, 8: 1, 13: 1.618813514709, 15: 1.758296463639}
-    variance = nodes.row_squared_norms(15, 0.75)
+    variance = tree.row_squared_norms(15, 0.75)
     for t, factor in expected.items():
         assert variance[t - 1] == pytest.approx(factor, abs=1e-12)
 
@@ -134,7 +134,7 @@ def test_published_noise_factors_with_decay() -> None:
 @given(rounds=st.integers(1, 3000))
 def test_without_decay_the_variance_counts_set_bits(rounds: int) -> None:
     t = np.arange(1, rounds + 1)
-    np.testing.assert_array_equal(nodes.row_squared_norms(rounds, 1.0), np.bitwise_count(t))
+    np.testing.assert_array_equal(tree.row_squared_norms(rounds, 1.0), np.bitwise_count(t))
 
 
 @given(rounds=st.integers(1, 300), rounds_per_epoch=st.integers(1, 40), decay=st.floats(0.0, 1.0))
@@ -145,8 +145,8 @@ def test_equal_clips_take_a_short_cut_to_the_same_weights(
     barely_unequal = np.ones(rounds)
     barely_unequal[-1] += 1e-15
     np.testing.assert_allclose(
-        nodes.record_squared_norms(np.ones(rounds), rounds_per_epoch, decay),
-        nodes.record_squared_norms(barely_unequal, rounds_per_epoch, decay),
+        tree.record_squared_norms(np.ones(rounds), rounds_per_epoch, decay),
+        tree.record_squared_norms(barely_unequal, rounds_per_epoch, decay),
         rtol=1e-11,
     )
 
@@ -171,7 +171,7 @@ def test_published_guarantees_of_periodic_trees(
 def test_weights_are_those_of_the_node_by_node_loop(rounds: int, rounds_per_epoch: int, decay: float) -> None:
     expected = squared_norms(prefix_nodes(rounds), rounds_per_epoch, decay)[: min(rounds_per_epoch, rounds)]
     np.testing.assert_allclose(
-        nodes.record_squared_norms(np.ones(rounds), rounds_per_epoch, decay), expected, rtol=1e-11
+        tree.record_squared_norms(np.ones(rounds), rounds_per_epoch, decay), expected, rtol=1e-11
     )
     if rounds_per_epoch >= rounds:
-        np.testing.assert_allclose(nodes.column_squared_norms(rounds, decay), expected, rtol=1e-11)
+        np.testing.assert_allclose(tree.column_squared_norms(rounds, decay), expected, rtol=1e-11)

@@ -12,9 +12,9 @@ from scipy.stats import chi2, norm
 from fedpriv.core.random import simulation_noise
 from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian
 from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.series import Workload
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.noise.workload import Workload
 from fedpriv.participation.orders import Schedule
 
 ROUNDS, SIZE, FALSE_ALARM = 24, 20_000, 1e-6

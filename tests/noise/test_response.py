@@ -11,14 +11,13 @@ from fedpriv.core.errors import InputError
 from fedpriv.loss.estimators import PlainGradient
 from fedpriv.noise.buffered import BufferedToeplitz
 from fedpriv.noise.differences import AlignedDifferences
-from fedpriv.noise.fitting import adjoint
-from fedpriv.noise.fitting.adjoint import NoiseStream, pulled_back
-from fedpriv.noise.fitting.cost import rows_response
+from fedpriv.noise.fitting import cost
+from fedpriv.noise.fitting.cost import NoiseStream, pulled_back, rows_response
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.papers.tran_cutkosky import NormalizedSGD
-from fedpriv.plan.fitted import response_of
+from fedpriv.plan.calibration import response_of
 from tests.noise.rows import ROWS, response
 
 Numbers = NDArray[np.float64]
@@ -94,7 +93,7 @@ def test_a_published_query_counts_once() -> None:
 @pytest.mark.parametrize("row", ["accelerated", "dp-ftrl, momentum"])
 def test_segments_do_not_change_the_map(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = response(row, 23)
-    monkeypatch.setattr(adjoint, "_SEGMENT", 4)
+    monkeypatch.setattr(cost, "_SEGMENT", 4)
     in_parts = response(row, 23)
     np.testing.assert_allclose(in_parts.output, whole.output, atol=1e-14)
     np.testing.assert_allclose(in_parts.queries, whole.queries, atol=1e-14)
@@ -131,7 +130,7 @@ def test_an_optimizer_that_is_not_linear_is_refused() -> None:
 def test_a_mechanisms_rows_are_those_of_its_streamed_noise(
     mechanism: Mechanism, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adjoint, "_SEGMENT", 5)
+    monkeypatch.setattr(cost, "_SEGMENT", 5)
     state, rows = mechanism.start(), []
     for t, fresh in enumerate(torch.eye(13, dtype=torch.float64), start=1):
         row, state = mechanism.noise(state, t, fresh)

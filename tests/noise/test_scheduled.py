@@ -14,7 +14,7 @@ from fedpriv.noise.diagonal import IndependentGaussian, ScheduledGaussian
 from fedpriv.noise.fitting.auto import fitted_sizes, most_moved
 from fedpriv.noise.fitting.cost import noise_cost_of, rows_response
 from fedpriv.noise.registry import MechanismOptions, chosen_mechanism, mechanism_from
-from fedpriv.noise.workload import Workload
+from fedpriv.noise.series import Workload
 from fedpriv.participation.orders import Schedule, Separated
 from tests.noise.rows import objective, response, workload
 

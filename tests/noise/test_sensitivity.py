@@ -13,9 +13,9 @@ from fedpriv.noise import sensitivity
 from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian
 from fedpriv.noise.mechanism import Mechanism, toeplitz_inner
 from fedpriv.noise.sensitivity import farthest_pattern, heaviest_pattern, heaviest_patterns, of_rows
+from fedpriv.noise.series import Workload
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.noise.workload import Workload
 from fedpriv.participation.orders import Schedule, Separated
 from tests.noise.matrices import Matrix, clip_norms, farthest, patterns
 

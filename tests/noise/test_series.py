@@ -7,9 +7,9 @@ import pytest
 
 from fedpriv.noise import series
 from fedpriv.noise.diagonal import IndependentGaussian
+from fedpriv.noise.series import Workload
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.noise.workload import Workload
 from fedpriv.participation.orders import Schedule
 
 

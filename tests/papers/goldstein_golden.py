@@ -14,9 +14,9 @@ from torch import Tensor
 
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.estimators import VarianceReducedGradient
+from fedpriv.loss.goldstein import Window
 from fedpriv.loss.linear import PhaseRetrieval
 from fedpriv.loss.objective import Objective, Records, Slots
-from fedpriv.loss.smoothed import Window
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.papers.kornowski import O2NC, O2NCState
 from fedpriv.rounds.floats import absorb, empty_sum

@@ -7,7 +7,7 @@ import torch
 
 from fedpriv.loss.estimators import Round
 from fedpriv.loss.views import SMALLEST, joint_clip
-from fedpriv.papers.cohorts import FedAdagrad, FedAdam, FedYogi, QuantileClipping
+from fedpriv.papers.fedavg import FedAdagrad, FedAdam, FedYogi, QuantileClipping
 from fedpriv.papers.sgd import ProjectedSGD
 
 ETA, B1, B2, TAU = 0.3, 0.8, 0.95, 0.05

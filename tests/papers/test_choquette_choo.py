@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
+from fedpriv.noise.series import Workload
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.noise.workload import Workload
 from fedpriv.papers.base import Problem
 from fedpriv.papers.table import algorithm_named
 from fedpriv.participation.orders import Schedule

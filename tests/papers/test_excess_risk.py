@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import fedpriv
 from fedpriv.cli.app import app
-from fedpriv.noise.workload import Floats
+from fedpriv.noise.series import Floats
 from fedpriv.papers.base import Problem, ReleaseNumbers
 from fedpriv.papers.choquette_choo import accelerated, non_realizable, realizable
 from fedpriv.papers.phased import phased_bound

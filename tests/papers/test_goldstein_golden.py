@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from fedpriv.loss.estimators import VarianceReducedGradient
+from fedpriv.loss.goldstein import Smoothed
 from fedpriv.loss.objective import Batch, Objective, Query
-from fedpriv.loss.smoothed import Smoothed
 from fedpriv.noise.diagonal import LeafGaussian
-from fedpriv.noise.nodes import column_squared_norms
-from fedpriv.noise.tree import BinaryTree
+from fedpriv.noise.tree import BinaryTree, column_squared_norms
 from tests.papers.goldstein_golden import (
     ALPHA,
     LOSS,

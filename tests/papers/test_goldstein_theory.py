@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedpriv.loss.goldstein import least_norm
-from fedpriv.noise.workload import Floats
+from fedpriv.noise.series import Floats
 from fedpriv.papers.kornowski import GoldsteinSettings
 from fedpriv.papers.kornowski_bounds import (
     Nonsmooth,

@@ -13,6 +13,7 @@ from scipy import optimize
 from torch.autograd.functional import hessian
 
 from fedpriv.claims.ledger import releases_of
+from fedpriv.cli.explore import coefficients_of
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.data.schema import TableSchema
 from fedpriv.loss.estimators import Round
@@ -25,7 +26,6 @@ from fedpriv.plan.plan import plan_of
 from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell, scenario_of
 from fedpriv.silo.demo import policy_text
-from fedpriv.study.coefficients import coefficients_of
 from fedpriv.study.results import read_results
 from fedpriv.study.sweep import RunOptions, run_sweep
 from tests.data.tables import SCHEMA, rows, table_tree, write_csv

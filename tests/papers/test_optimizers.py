@@ -14,8 +14,7 @@ from fedpriv.core.replicates import stack
 from fedpriv.loss.estimators import Round
 from fedpriv.noise.trust import TRUSTS
 from fedpriv.papers.adam import CorrectedAdam
-from fedpriv.papers.base import Optimizer, ReleaseNumbers
-from fedpriv.papers.steps import FadingAverage, ScheduledSettings, ScheduledSteps
+from fedpriv.papers.base import FadingAverage, Optimizer, ReleaseNumbers, ScheduledSettings, ScheduledSteps
 from fedpriv.plan.plan import plan_of, problem_of
 from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell

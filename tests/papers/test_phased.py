@@ -13,8 +13,8 @@ from fedpriv.core.errors import InputError
 from fedpriv.loss.estimators import Round
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.phased import PhaseEnds
+from fedpriv.noise.series import Workload
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.noise.workload import Workload
 from fedpriv.papers.phased import PhasedSGD
 from fedpriv.participation.orders import Phases
 

@@ -16,10 +16,10 @@ from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import InputError
 from fedpriv.engines.vectorized.engine import run_vectorized
 from fedpriv.loss.estimators import PlainGradient, RaisedClips, RecursiveGradient
+from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.loss.objective import Records
-from fedpriv.loss.softmax import SoftmaxRegression
 from fedpriv.noise.diagonal import IndependentGaussian
-from fedpriv.noise.workload import Workload
+from fedpriv.noise.series import Workload
 from fedpriv.papers.base import Problem, project_to_ball
 from fedpriv.papers.reshef_levy import AnytimeSGD, mu2_parameters
 from fedpriv.participation.orders import Schedule

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedpriv.loss.estimators import Estimator, LinearWeights, PlainGradient, PowerWeights, RecursiveGradient
+from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.loss.objective import Records
-from fedpriv.loss.softmax import SoftmaxRegression
 from fedpriv.papers.choquette_choo import NesterovCoupling
 from fedpriv.papers.ftrl import FollowTheRegularizedLeader
 from fedpriv.papers.reshef_levy import AnytimeSGD

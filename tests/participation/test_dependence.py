@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from fedpriv.core.errors import InputError
+from fedpriv.loss.goldstein import SeededDirections, Smoothed
 from fedpriv.loss.linear import LogisticRegression
 from fedpriv.loss.objective import EvaluationView, RecordView, View
-from fedpriv.loss.smoothed import SeededDirections, Smoothed
 from fedpriv.loss.views import LocalSteps, LocalTraining, PerUnit, QuantileClip
 from fedpriv.noise.trust import CLIENT, RECORD, USER
-from fedpriv.participation.dependence import (
+from fedpriv.participation.orders import (
     KNOWN,
     OWN,
     UNDECLARED,

@@ -17,8 +17,8 @@ import fedpriv
 from fedpriv.claims.ledger import as_data, from_data
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import KeyedCoins, simulation_noise
+from fedpriv.noise.series import Workload
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.noise.workload import Workload
 from fedpriv.participation.drawn import DrawnOrder
 from fedpriv.participation.orders import Schedule, Separated
 from fedpriv.participation.registry import ADDED, PARTICIPATIONS, add_participation, participation_from

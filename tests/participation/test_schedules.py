@@ -10,8 +10,8 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.random import simulation_noise
 from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian
 from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.series import Workload
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.noise.workload import Workload
 from fedpriv.participation.drawn import Available
 from fedpriv.participation.orders import ParticipationKeys, Phases, Schedule, Separated
 from fedpriv.participation.registry import participation_from

@@ -13,9 +13,9 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.random import KeyedCoins, simulation_noise
 from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian
 from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.series import Workload
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.noise.workload import Workload
 from fedpriv.participation.registry import participation_from
 from fedpriv.participation.secret import Allocation, Poisson, SecretOrder
 from fedpriv.plan.sums import RunningSums

@@ -40,8 +40,8 @@ from fedpriv.show.statement import statements
 from fedpriv.silo.demo import prepare_silos
 from fedpriv.silo.policy import read_policy
 from fedpriv.silo.shard import Shard
-from fedpriv.study.first_steps import scaled_scenario
 from fedpriv.study.results import read_results
+from fedpriv.study.sweep import scaled_scenario
 from tests.data.tables import rows, table_tree, write_csv
 from tests.silo.guarded import guard_of
 

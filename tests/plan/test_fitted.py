@@ -12,8 +12,8 @@ import fedpriv
 from fedpriv.claims.entries import read_ledger
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.plan import fitted as module
-from fedpriv.plan.fitted import Fitted, fitted, fitted_scenario
+from fedpriv.plan import calibration as module
+from fedpriv.plan.calibration import Fitted, fitted, fitted_scenario
 from fedpriv.scenario.load import Scenario, resolve_cell, scenario_of
 from fedpriv.silo.guard import Guard
 from tests.conftest import small_tree

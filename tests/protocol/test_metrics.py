@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpriv.addons.services.processes import free_port
+from fedpriv.addons.services.service import free_port
 from fedpriv.core.errors import InputError
 from fedpriv.protocol.metrics import Figure, exposition, metrics_served
 

@@ -13,8 +13,8 @@ from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.claims.ledger import as_data, from_data, releases_of
 from fedpriv.core.errors import InputError
+from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.loss.objective import Records
-from fedpriv.loss.softmax import SoftmaxRegression
 from fedpriv.noise.integers import increments as exact_records
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.toeplitz import BandedSquareRoot

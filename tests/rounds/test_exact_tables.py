@@ -18,7 +18,7 @@ from fedpriv.clients import simulated
 from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.random import integers_key
 from fedpriv.data.partition import secret_order
-from fedpriv.rounds.evaluation import evaluation_integers_key
+from fedpriv.rounds.floats import evaluation_integers_key
 from fedpriv.scenario.load import scenario_of
 from fedpriv.scenario.schema import Cell
 from fedpriv.server import grid as patient_grid

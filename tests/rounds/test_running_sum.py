@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedpriv.loss.estimators import RecursiveGradient, SplitGradient
+from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.loss.objective import Records
-from fedpriv.loss.softmax import SoftmaxRegression
 from fedpriv.rounds.floats import absorb, empty_sum
 
 FEATURES, CLASSES = 4, 3

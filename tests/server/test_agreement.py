@@ -10,7 +10,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedpriv.core.errors import RunError
 from fedpriv.protocol.messages import AGREEMENT, Refusal, refusal_content
-from fedpriv.server.agreement import check_agreement
+from fedpriv.server.app import check_agreement
 from tests.server.test_patient_grid import Answer, ScriptedGrid
 
 

@@ -12,11 +12,11 @@ from flwr.clientapp import ClientApp
 from fedpriv.core.errors import RunError
 from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.protocol.cell_folder import run_config_of
-from fedpriv.protocol.commits import commits_in
 from fedpriv.protocol.messages import (
     COMMIT,
     SEEN,
     also_in,
+    commits_in,
     number_in,
     one_array,
     query_content,
@@ -29,7 +29,7 @@ from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.server import grid as patient_grid
 from fedpriv.server.app import deploy_cell
-from fedpriv.server.commits import SeenCommits
+from fedpriv.server.strategy import SeenCommits
 from fedpriv.silo.guard import Guard
 from tests.conftest import small_tree
 from tests.server.test_evaluation import Heard

@@ -9,9 +9,9 @@ import pytest
 
 from fedpriv.show.charts import Chart, Mark, Panel, Series, charts_of
 from fedpriv.show.looks import _HUES, layout_of, nth_look, scale_of, shade, tick_text
+from fedpriv.show.page import svg, wide_first
 from fedpriv.show.statement import StoredAudit
 from fedpriv.show.summary import product
-from fedpriv.show.svg import svg, wide_first
 from fedpriv.study.results import Results
 from tests.show.conftest import results_of
 

@@ -17,8 +17,7 @@ from fedpriv.papers.choquette_choo import AcceleratedSettings
 from fedpriv.plan.plan import excess_risk_bound, plan_of
 from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import Scenario, load_scenario, scenario_of
-from fedpriv.show.growth import fit, needed
-from fedpriv.show.table import render
+from fedpriv.show.table import fit, needed, render
 from fedpriv.study.results import Results, RunFolder, read_results
 from tests.conftest import small_tree
 

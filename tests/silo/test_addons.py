@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from fedpriv.core.addons import ADDED, COMMANDS, added, register_of
 from fedpriv.core.errors import InputError
+from fedpriv.core.extensions import ADDED, COMMANDS, added, register_of
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.admission import Admission, unguarded
 from fedpriv.silo.policy import Policy
@@ -40,7 +40,7 @@ def test_the_core_imports_no_add_on(module: str) -> None:
 
 @pytest.mark.parametrize(
     ("statistics", "evaluation", "loaded"),
-    [((), None, []), (("age",), None, ["admission", "indicators"]), ((), 1, ["curves", "indicators", "roc"])],
+    [((), None, []), (("age",), None, ["indicators", "plan"]), ((), 1, ["curves", "indicators", "roc"])],
 )
 def test_a_guard_loads_the_add_ons_that_its_policy_allows(
     statistics: tuple[str, ...], evaluation: int | None, loaded: list[str]

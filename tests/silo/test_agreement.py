@@ -13,7 +13,7 @@ from fedpriv.protocol.messages import PROTOCOL
 from fedpriv.silo.daemon import Desk
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.policy import read_policy
-from fedpriv.silo.views import Views
+from fedpriv.silo.shard import Views
 from tests.silo.evaluated import SCENARIO, guards_of, write_tested
 from tests.silo.guarded import CELL, ZERO, cell_json, guard_of, write_silo
 

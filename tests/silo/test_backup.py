@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.protocol.commits import LONGEST, MOST, Told, commits_in, remembered
+from fedpriv.protocol.messages import LONGEST, MOST, Told, commits_in, remembered
 from fedpriv.silo.backup import back_up, restore
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.guards import status_lines

@@ -19,12 +19,12 @@ from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.silo.admission import Charge
 from fedpriv.silo.backup import back_up, restore
+from fedpriv.silo.chain import Mark, Reading
 from fedpriv.silo.guard import Guard, open_guard
 from fedpriv.silo.guards import begin_ledgers, end_run, open_guards, status_lines
 from fedpriv.silo.ledger import SiloLedger
-from fedpriv.silo.mark import Mark, Reading
 from fedpriv.silo.policy import read_policy
-from fedpriv.silo.shard_key import made_key, read_key
+from fedpriv.silo.shard import made_key, read_key
 from tests.silo.evaluated import guards_of, write_tested
 from tests.silo.guarded import CELL, ZERO, guard_of, write_silo
 from tests.silo.unkeyed import begin_unkeyed, copied, stolen

@@ -10,7 +10,7 @@ import torch
 from fedpriv.claims.ledger import stream_of
 from fedpriv.core.errors import RunError
 from fedpriv.loss.estimators import Round
-from fedpriv.plan.fitted import fitted
+from fedpriv.plan.calibration import fitted
 from fedpriv.plan.plan import plan_of
 from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell

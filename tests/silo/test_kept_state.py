@@ -130,7 +130,7 @@ def test_a_deployed_mechanisms_noise_is_the_one_that_was_charged_for(
     released = [guard_of(tmp_path / "silo-0.toml").answer("run", cell, t, zeros()) for t in range(1, 8)]
     silo = silo_of(guard, cell)
     stream = stream_of(silo.plan, 0, 8)
-    from fedpriv.noise.workload import Workload
+    from fedpriv.noise.series import Workload
 
     workload = Workload(silo.plan.schedule, stream.decay, np.array(stream.clips), stream.period)  # type: ignore[arg-type]
     wanted = stream.std**2 * silo.plan.mechanism.variance(workload)

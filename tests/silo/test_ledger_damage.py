@@ -14,10 +14,10 @@ import torch
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.silo import chain
 from fedpriv.silo.admission import Charge
+from fedpriv.silo.chain import Commit, Mark, Reading
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.guards import checked_lines
 from fedpriv.silo.ledger import SiloLedger
-from fedpriv.silo.mark import Commit, Mark, Reading
 from fedpriv.silo.rows import LAST_REPLIES, digest_of
 from fedpriv.silo.silo import Silo
 from tests.attacks.guards import guard_for, random_records, scenario, zeros

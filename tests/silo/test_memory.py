@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.addons.services.processes import script
+from fedpriv.addons.services.service import script
 from fedpriv.core import limits
 from fedpriv.core.errors import InputError
 from fedpriv.core.limits import MIB, limit_of, mebibytes, with_room

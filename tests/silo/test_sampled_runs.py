@@ -27,8 +27,7 @@ from fedpriv.silo.demo import allowance_of
 from fedpriv.silo.guard import open_guard
 from fedpriv.silo.guards import begin_ledgers, status_lines
 from fedpriv.silo.ledger import SiloLedger
-from fedpriv.silo.policy import read_policy
-from fedpriv.silo.prices import Cost, cost_of
+from fedpriv.silo.policy import Cost, cost_of, read_policy
 from fedpriv.silo.silo import Silo
 from tests.accounting.ratios import replaced_by_sampling
 from tests.conftest import small_tree
@@ -238,7 +237,7 @@ def test_what_is_certified_and_what_overflows_are_within_the_slack(slack: float)
     """Guarantee: in rationals, not only up to a rounding."""
     for part in (0.1, 0.3, 1 / 3, 0.7):
         overflow, asked = part * slack, []
-        with mock.patch("fedpriv.silo.prices._mu_of", lambda _, rest, found=asked: found.append(rest) or 1.0):
+        with mock.patch("fedpriv.silo.policy._mu_of", lambda _, rest, found=asked: found.append(rest) or 1.0):
             Cost(PoissonGaussian(1.0, 0.1, 10), overflow).at(slack)
         (rest,) = asked
         assert Fraction(rest) + Fraction(overflow) <= Fraction(slack)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedpriv.silo.chain import Mark
 from fedpriv.silo.fingerprint import create_ledger
-from fedpriv.silo.mark import Mark
 from fedpriv.silo.policy import read_policy
 from fedpriv.silo.rows import UNKEYED, digest_of
 from fedpriv.silo.shard import Shard

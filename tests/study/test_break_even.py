@@ -21,19 +21,18 @@ from fedpriv.addons.worth.break_even import (
     estimate,
     verdict,
 )
-from fedpriv.addons.worth.gains import gain_chart
 from fedpriv.addons.worth.joining import Question, joining
+from fedpriv.addons.worth.joining_command import gain_chart
 from fedpriv.addons.worth.local_models import PULLS, Pull, personal
 from fedpriv.addons.worth.references import alone_of, folder_of, key_of, known_references
 from fedpriv.addons.worth.worth import gains_of, held_of, linear_objective, references
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError
 from fedpriv.data.own import Dataset, Sites
-from fedpriv.data.partition import counted
-from fedpriv.data.splits import resplit, spared
+from fedpriv.data.partition import counted, resplit, spared
 from fedpriv.scenario.load import resolve_cell
+from fedpriv.show.page import svg
 from fedpriv.show.plots import save_chart
-from fedpriv.show.svg import svg
 from fedpriv.show.table import render
 from fedpriv.study.results import read_claims
 from tests.study.test_worth import added, cell_on, own_cache, two_classes

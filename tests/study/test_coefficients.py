@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedpriv.cli import explore
 from fedpriv.core.errors import InputError
 from fedpriv.loss.ridge import Coefficient, Published, RidgeStatistics
 from fedpriv.plan.plan import plan_of
 from fedpriv.plan.task import task_of_schema
 from fedpriv.scenario.load import resolve_cell, scenario_of
-from fedpriv.study import coefficients
 from fedpriv.study.results import read_results
 from fedpriv.study.sweep import RunOptions, run_sweep
 from tests.data.tables import rows, table_tree, write_csv
@@ -34,7 +34,7 @@ def test_features_are_named_and_the_noise_is_that_of_the_mean(
 
     monkeypatch.setattr(RidgeStatistics, "coefficients", noted)
     (record,) = read_results(folder).cells
-    found = coefficients.coefficients_of(record, folder)
+    found = explore.coefficients_of(record, folder)
     assert [name for name, _ in found] == [
         "age", "pain = none", "pain = some", "pain = *", "sex = f", "sex = m", "constant",
     ]  # fmt: skip
@@ -49,4 +49,4 @@ def test_coefficients_of_another_model_are_refused(tmp_path: Path) -> None:
     del tree["seed"]
     folder = run_sweep(scenario_of(tree, "test"), RunOptions(out=tmp_path / "run"))
     with pytest.raises(InputError, match="'softmax-regression': coefficients have intervals where"):
-        coefficients.coefficients_of(read_results(folder).cells[0], folder)
+        explore.coefficients_of(read_results(folder).cells[0], folder)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fedpriv.addons.statistics.curves import Z, survival_bands
 from fedpriv.addons.statistics.indicators import summing
-from fedpriv.addons.statistics.kaplan_meier import Z, survival_bands
 
 Floats = NDArray[np.float64]
 QUICK, FULL = 2_000, 20_000

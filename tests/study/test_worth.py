@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 import fedpriv
 from fedpriv.addons.worth import local_models as fits
 from fedpriv.addons.worth import worth
-from fedpriv.addons.worth.hazards import LinearHazards
-from fedpriv.addons.worth.local_models import PENALTIES, Held, folds_of
+from fedpriv.addons.worth.local_models import PENALTIES, Held, LinearHazards, folds_of
 from fedpriv.addons.worth.references import MOST_SILOS, Alone, References, spread
 from fedpriv.addons.worth.worth import gains_of, held_of, linear_objective, references
 from fedpriv.cli.app import app

@@ -13,9 +13,8 @@ import fedpriv
 from fedpriv.addons.worth import local_models as fits
 from fedpriv.addons.worth.break_even import break_even, error_words, verdict
 from fedpriv.addons.worth.command import _budgets, _verdict
-from fedpriv.addons.worth.gains import gain_chart
 from fedpriv.addons.worth.joining import Question, joining
-from fedpriv.addons.worth.joining_command import print_joining
+from fedpriv.addons.worth.joining_command import gain_chart, print_joining
 from fedpriv.addons.worth.worth import (
     Gains,
     Row,

@@ -25,8 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.addons.audit.canaries import FAR, auditable, nothing, objective_for, units_of
-from fedpriv.addons.audit.guards import Restartable
+from fedpriv.addons.audit.canaries import FAR, Restartable, auditable, nothing, objective_for, units_of
 from fedpriv.addons.audit.statistics import Scores, bound_at, noise_factor
 from fedpriv.addons.audit.transcripts import broadcasts, folder_of_silos, masked_sums, replies, zeros
 from fedpriv.core.errors import RunError

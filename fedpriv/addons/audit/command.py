@@ -15,10 +15,9 @@ from rich.progress import Progress
 from fedpriv.addons.audit.audit import Audit, audit
 from fedpriv.addons.audit.families import AuditRefutedError
 from fedpriv.addons.audit.options import AuditRequest
-from fedpriv.cli.shown import say
-from fedpriv.core.addons import all_added
+from fedpriv.cli.options import say
 from fedpriv.core.errors import InputError
-from fedpriv.core.extensions import import_files
+from fedpriv.core.extensions import all_added, import_files
 from fedpriv.core.figures import epsilon_words, lower_figure, upper_figure
 from fedpriv.noise.trust import trust_named
 from fedpriv.scenario.load import load_scenario

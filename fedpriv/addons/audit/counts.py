@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedpriv.addons.audit.canaries import PublicGuard
 from fedpriv.addons.audit.families import Found, Steps, sees
-from fedpriv.addons.audit.guards import PublicGuard
 from fedpriv.addons.audit.statistics import bound_at, mu_lower_bound, weight_of
 from fedpriv.addons.audit.transcripts import seen_of, temporary_folder
 from fedpriv.addons.statistics.indicators import Axis, StatisticsSettings

@@ -37,8 +37,8 @@ from fedpriv.core.random import (
     system_key,
 )
 from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.series import Workload
 from fedpriv.noise.trust import UNTRUSTED
-from fedpriv.noise.workload import Workload
 from fedpriv.participation.secret import Allocation, Balanced, Poisson, SecretOrder
 from fedpriv.plan.plan import Plan, plan_of
 from fedpriv.scenario.schema import Cell

@@ -29,8 +29,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.addons.audit.canaries import FAR, CanaryLayout, in_units, nothing, objective_for, units_of
-from fedpriv.addons.audit.guards import Restartable, guarded
+from fedpriv.addons.audit.canaries import (
+    FAR,
+    CanaryLayout,
+    Restartable,
+    guarded,
+    in_units,
+    nothing,
+    objective_for,
+    units_of,
+)
 from fedpriv.clients.simulated import client_app_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER, public_generator, system_key

@@ -10,6 +10,8 @@ No record is read: everything follows from `Facts`.  docs/advise.md has the meas
 | m | parties that add noise: M for an untrusted server, 1 where one party or a masked sum has it |
 | q = n μ / (√m F) | what the records say beside the noise: the one number that the rules turn on |
 | travel = step · clip · rounds | norm that the model reaches at most |
+
+The scenario own-data for records that a program gives, with what `fedpriv advise` says of their numbers.
 """
 
 import json
@@ -24,6 +26,7 @@ from fedpriv.claims.claim import claim_of
 from fedpriv.claims.ledger import releases_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import delta_figure, upper_figure
+from fedpriv.data.own import Dataset
 from fedpriv.data.schema import TableSchema
 from fedpriv.data.tables import schema_toml
 from fedpriv.noise.trust import RECORD, UNTRUSTED, trust_named
@@ -393,3 +396,52 @@ def advise(
     if unknown := sorted(others.keys() - Facts.__dataclass_fields__.keys()):
         raise InputError(f"advise: {unknown[0]}: no fact; known are {', '.join(Facts.__dataclass_fields__)}")
     return advice_of(Facts(sizes, features, classes, epsilon, **others), data, name)
+
+
+OWN = "own-data"
+_FACTS = ("federation.silos", "federation.samples", "federation.rounds", "algorithm.trust")
+_MORE = ("privacy.epsilon", "privacy.delta", "privacy.relation", "algorithm.clip", "algorithm.step")
+_SECTIONS = ("federation.", "algorithm.", "privacy.")
+
+
+def as_advised(tree: Mapping[str, Any], data: Dataset, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Put advised rounds, clip and step into the tree, for the smallest ε and first trust that are `asked` for.
+
+    Every round reads all records.  The tree stays as it is where `asked` names a key that advice does not know,
+    such as another row or unit, and where no advice can be given for its facts.  Guarantee: of `data`
+    the number of records, their width and the number of classes decide; no record and no label does.
+    """
+    if any(key.startswith(_SECTIONS) and key not in (*_FACTS, *_MORE) for key in asked):
+        return dict(tree)
+    federation, algorithm, privacy = (dict(tree[name]) for name in ("federation", "algorithm", "privacy"))
+    given: dict[str, Any] = {key: asked.get(key) for key in (*_FACTS, *_MORE)}
+    count = len(data.train_labels)
+    try:
+        epsilons, trust = given["privacy.epsilon"] or privacy["epsilon"], given["algorithm.trust"]
+        trust = trust[0] if isinstance(trust, list | tuple) else trust or algorithm["trust"]
+        samples, silos = (
+            int(given["federation.samples"] or count),
+            int(given["federation.silos"] or federation["silos"]),
+        )
+        facts = Facts(
+            (samples // silos,) * silos,
+            data.train_images[0].size,
+            data.classes,
+            float(min(epsilons) if isinstance(epsilons, list | tuple) else epsilons),
+            float(given["privacy.delta"] or privacy["delta"]),
+            trust=trust,
+            feature_norm=tree.get("model", {}).get("feature_norm"),
+            rounds=given["federation.rounds"],
+            relation=given["privacy.relation"] or privacy["relation"],
+        )
+        advised = advice_of(facts).tree
+    except (InputError, TypeError, ValueError, ZeroDivisionError):
+        return dict(tree)  # what is wrong with a key is said where the scenario is read
+    rounds = facts.rounds or advised["federation"]["rounds"]
+    algorithm = {**advised["algorithm"]}
+    algorithm["step"] *= advised["federation"]["rounds"] / rounds  # as far in more rounds than are needed
+    return {
+        **tree,
+        "federation": {**federation, "samples": samples, "rounds": rounds, "epochs": rounds},
+        "algorithm": algorithm,
+    }

@@ -29,7 +29,7 @@ def advise(
 
     Example: fedpriv advise --silos 4 --records 120,80,300,95 --features 13 --classes 2 --epsilon 1 --out mine.toml
     """
-    from fedpriv.addons.begin.advise_command import advise_on
+    from fedpriv.addons.begin.command import advise_on
 
     facts = {
         "features": features,
@@ -48,7 +48,7 @@ def init(folder: Annotated[Path, typer.Argument(metavar="NAME", help="The folder
 
     Example: fedpriv init my-study
     """
-    from fedpriv.addons.begin.folder import begin
+    from fedpriv.addons.begin.command import begin
 
     for path in begin(folder):
         typer.echo(path)
@@ -72,7 +72,7 @@ def data_inspect(
 
     Example: fedpriv data inspect patients.csv --target outcome --site hospital --out patients
     """
-    from fedpriv.addons.begin.inspect_command import Roles, inspect_table
+    from fedpriv.addons.begin.command import Roles, inspect_table
 
     inspect_table(file, Roles(target, site, person, split, regression), out)
 

@@ -35,10 +35,9 @@ from fedpriv.plan.plan import Plan
 from fedpriv.plan.task import ModelInputs
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.admission import Admission, Charge, spent, together
+from fedpriv.silo.chain import Mark
 from fedpriv.silo.ledger import Row, SiloLedger
-from fedpriv.silo.mark import Mark
-from fedpriv.silo.policy import Policy, read_policy
-from fedpriv.silo.prices import prices_of
+from fedpriv.silo.policy import Policy, prices_of, read_policy
 
 SAYS = "fedpriv certificate 2, a silo's part"
 """Name of a silo's statement, which is signed with the statement."""

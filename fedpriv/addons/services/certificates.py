@@ -20,7 +20,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedpriv.addons.services.processes import CERTIFICATE, node_public_key
+from fedpriv.addons.services.service import CERTIFICATE, node_public_key
 from fedpriv.core.errors import InputError, printable
 from fedpriv.core.files import sync_folder, write_text
 from fedpriv.protocol.metrics import Figure

@@ -10,7 +10,7 @@ from fedpriv.addons.services.flower_private.control import Control, Status
 from fedpriv.addons.services.flower_private.presence import clock_words
 from fedpriv.core.errors import printable
 from fedpriv.protocol.cell_folder import FolderReader
-from fedpriv.protocol.clocks import difference
+from fedpriv.protocol.messages import difference
 
 _SHOWN = 100
 _AWAY = 60.0

@@ -5,22 +5,38 @@ that only lost the other side of the network is started again, for ever.  Unaske
 
 Each part that works in turns leaves a beat in a file after a turn.  The service's health is read off these: it is
 that of this service and of no other.
+
+Child processes of an engine on this machine: their environment, ports, keys and certificates, and their end.
+
+Keys and certificates are for the processes of one machine; `certificates.py` has those between machines.
 """
 
+import datetime
+import ipaddress
 import json
 import logging
 import os
+import secrets
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from fedpriv.core.errors import RunError, printable
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from fedpriv.core.errors import InputError, RunError, printable
+from fedpriv.core.files import OWN, write_bytes
 from fedpriv.protocol.frames import receive_json, send_frame
 from fedpriv.protocol.metrics import private_socket
 
@@ -151,3 +167,160 @@ def _answer(listener: socket.socket, health: Health) -> None:
                 send_frame(connection, json.dumps(answer).encode())
         if listener.fileno() < 0:
             return
+
+
+_QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_LOG_LEVEL": "WARNING",
+    "RAY_DEDUP_LOGS": "0",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def script(name: str) -> str:
+    """A console script of this very Python environment."""
+    path = Path(sys.executable).with_name(name)
+    if not path.exists():
+        raise RunError(f"{path} is missing: install fedpriv with its dependencies into this environment")
+    return str(path)
+
+
+def environment(home: Path) -> dict[str, str]:
+    """The environment of a Flower process with a home of its own."""
+    scripts = str(Path(sys.executable).parent)
+    path = f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}"  # Flower looks for its programs there
+    return {**os.environ, **_QUIET, "FLWR_HOME": str(home), "PATH": path}
+
+
+def start_logged(command: Sequence[str], home: Path, name: str, **variables: str) -> "subprocess.Popen[bytes]":
+    """Start a process in a session of its own, which has `home`, and appends what it says to NAME.log there."""
+    (home / "empty").mkdir(exist_ok=True)  # a working directory precedes an app on Flower's import path
+    with (home / f"{name}.log").open("ab") as log:
+        return subprocess.Popen(
+            command,
+            cwd=home / "empty",
+            env={**environment(home), **variables},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def log_tail(home: Path, name: str, lines: int) -> str:
+    """The end of a log, to be put behind a message."""
+    text = (home / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+    return "\n".join([":", *map(printable, text.splitlines()[-lines:])]) if text else ""
+
+
+def free_port() -> int:
+    """A TCP port of this machine that no process listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+AUTHORITY, CERTIFICATE, KEY, NODE_KEY = "ca.crt", "server.pem", "server.key", "node.key"
+SECRET = "superexec.secret"
+_EVER = datetime.datetime(1970, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59)  # RFC 5280: no end
+
+
+def make_server_keys(folder: Path) -> None:
+    """Write ca.crt, server.pem and server.key (0600) for 127.0.0.1 into `folder`.
+
+    The certificate lasts for ever, like the service that made it for itself, and whatever a clock says.
+
+    Guarantee: ca.crt vouches for server.pem and for nothing else: it is the same certificate, and no authority's.
+    Whoever takes over a port of a process that ended cannot answer in its place.
+    """
+    key, name = ec.generate_private_key(ec.SECP256R1()), x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")
+    own = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([name]))
+        .issuer_name(x509.Name([name]))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_EVER[0])
+        .not_valid_after(_EVER[1])
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName(own), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    for path in (folder / AUTHORITY, folder / CERTIFICATE):
+        path.write_bytes(certificate.public_bytes(pem))
+    write_bytes(folder / KEY, key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain), OWN)
+
+
+def make_node_key(private: Path, public: Path) -> None:
+    """A SuperNode's own key (OpenSSH, 0600) and its public half."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    ssh, plain = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    write_bytes(private, key.private_bytes(serialization.Encoding.PEM, ssh, plain), OWN)
+    form = (serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    public.write_bytes(key.public_key().public_bytes(*form) + b"\n")
+
+
+def node_public_key(path: Path) -> bytes:
+    """The public key in `path`, one line as ssh-keygen writes it, as Flower knows it (PEM); InputError if none."""
+    try:
+        key = serialization.load_ssh_public_key(path.read_bytes())
+        if isinstance(key, ec.EllipticCurvePublicKey):
+            return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        reason = "it is no ECDSA key"
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        reason = str(error)
+    raise InputError(f"{path}: expected a public key as `ssh-keygen -t ecdsa -b 384` makes ({reason})")
+
+
+def tls_options(keys: Path) -> list[str]:
+    """Options of Flower's servers for the certificate and the key in `keys`."""
+    return [
+        f"--ssl-ca-certfile={keys / AUTHORITY}",
+        f"--ssl-certfile={keys / CERTIFICATE}",
+        f"--ssl-keyfile={keys / KEY}",
+    ]
+
+
+def state_root() -> Path:
+    """Folder for what fedpriv keeps between starts, for this user."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "fedpriv"
+
+
+def service_folder(name: str, socket: Path | None) -> Path:
+    """Folder for the files of a running service: beside its socket, or in its user's state folder.
+
+    Neither is a folder from which hosts delete old files, as they do from /tmp.
+    """
+    if socket is not None:
+        return socket.with_name(f"{socket.name}.d")
+    return state_root() / f"{name}-{os.getpid()}"
+
+
+@contextmanager
+def made_anew(folder: Path) -> Iterator[None]:
+    """An empty folder of mode 0700, gone when the block is left; one of a service that was killed is replaced.
+
+    Raises:
+        InputError: it cannot be made.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700)
+    except OSError as error:
+        raise InputError(f"{folder}: the service's own files cannot be there ({error.strerror})") from None
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def isolate(folder: Path) -> list[str]:
+    """Make keys in `folder` for a server whose tasks are processes of their own; its options for them."""
+    make_server_keys(folder)
+    write_bytes(folder / SECRET, secrets.token_bytes(32), OWN)
+    return ["--isolation=process", f"--superexec-auth-secret-file={folder / SECRET}"]

@@ -10,13 +10,45 @@ with C the square root of prefix sums of each class of each group (indicators.py
 
 Groups are read off the features that a model sees: the hottest of a column's words, or a number between edges.
 A missing value is in the group of what stands in for it.
+
+Kaplan–Meier curves from noisy sums of events and of censored records, with bands for the noise.
+
+With d_b events and c_b censored records in bin b, and l_i = d_i + c_i records that leave in bin i, where one more
+bin has the records that leave behind the last edge:
+
+    R_b = Σ_{i ≥ b} l_i - c_b/2,   h_b = d_b/R_b,   S = Π (1 - h),   Λ = -log S
+
+The band is that of Λ, by the score test (Wilson 1927, for counts).  Its ends solve
+
+    (Λ̂ - Λ)² = 1.96² (v + u Λ)
+
+v is the variance of the noise in Λ̂, by the delta method.  u Λ is the variance of sampling at the Λ that is tested.
+u is the mean of 1/R_b so far.  If Λ̂ is above 3 deviations of the noise, and Greenwood's variance over Λ̂ is larger
+than this mean, u is the former.
+
+Where noise dominates, the band is the interval of log S, cut at S = 1.  Before the first event it still has a
+length.  The interval of log(-log S) covers less in these cases, down to nothing.
+
+Figures of test records with intervals of 95 %, by whose records they are: what [evaluation.curves] released.
+
+| key of results.json | is |
+|---|---|
+| `test_auc`, `test_auc_low`, `test_auc_high` | of all test records |
+| `test_auc_of_sex=Male`, … | of a group's |
+| `test_auc_at_SILO`, … | of a silo's |
+| `test_observed_where_0.212`, … | the share of class 1 where the model's mean score is .212 |
+
+A figure of which there were too few records is not there.
 """
 
 import math
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Annotated, Self
+from statistics import fmean
+from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -24,18 +56,89 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
-from fedpriv.addons.statistics.indicators import Block, extent_of, square_root
+from fedpriv.addons.statistics.indicators import Block, extent_of, square_root, summing
 from fedpriv.addons.statistics.roc import TwoClasses, together
 from fedpriv.core.errors import InputError, suggestion
 from fedpriv.data.schema import TableSchema
 from fedpriv.loss.objective import PROVED_DIAMETERS, Records
 from fedpriv.loss.rows import ModelSettings
 from fedpriv.loss.scores import SummedScores, logits_of
+from fedpriv.show.summary import Metric, cells_at, metric_named, points, short_names, value_text
+from fedpriv.study.results import Results
+
+Z = 1.959963984540054
+"""Half the length of a 95 % interval, in standard errors."""
+_MIN_AT_RISK = 4.0
+"""Fewest records at risk for which a curve is shown, in standard errors of their number."""
+_MIN_HAZARD = 3.0
+"""Smallest Λ̂ for which Greenwood's variance is used, in standard deviations of its noise."""
+Floats = NDArray[np.float64]
+
+
+class SurvivalBands(NamedTuple):
+    """Survival curves with bands, (..., bins), at the upper edges of bins, and numbers at risk at first."""
+
+    start: Floats
+    """Number at risk at the start of each curve, (...)."""
+    start_error: float
+    """Standard deviation of the noise in `start`."""
+    values: Floats
+    low: Floats
+    high: Floats
+    known: NDArray[np.bool_]
+    """Masks, true up to the last edge at which more than 4 standard errors are at risk."""
+
+
+def survival_bands(released: Floats, std: float) -> SurvivalBands:
+    """Compute the curves and bands of released sums.
+
+    Args:
+        released: Two "suffix" blocks of `indicators`, (..., 2 bins + 1): first the events of the
+            bins, then the censored records of the bins and of the one behind them.
+        std: Standard deviation of the noise in each coordinate.
+    """
+    bins = released.shape[-1] // 2
+    tail_events, tail_censored = np.zeros((bins + 1, 2 * bins + 1)), np.zeros((bins + 1, 2 * bins + 1))
+    # Row b adds up the events, or the censored records, of bin b and all bins behind it.
+    tail_events[:bins, :bins], tail_censored[:, bins:] = summing(bins).T, summing(bins + 1).T
+    event_weights = tail_events[:-1] - tail_events[1:]
+    risk_weights = tail_events[:-1] + (tail_censored[:-1] + tail_censored[1:]) / 2.0
+    start_weights = tail_events[0] + tail_censored[0]
+    at_risk = released @ risk_weights.T
+    is_shown = np.logical_and.accumulate(
+        at_risk > _MIN_AT_RISK * std * np.linalg.norm(risk_weights, axis=1), axis=-1
+    )
+    at_risk = np.where(is_shown, at_risk, 1.0)  # any positive number, since these bins are not shown
+    hazard = released @ event_weights.T / at_risk
+    bounded_hazard = hazard.clip(0.0, 1.0 - 1e-9)
+    log_slope = 1.0 / (at_risk * (1.0 - bounded_hazard))
+    noise_weights = np.cumsum(log_slope[..., None] * (event_weights - hazard[..., None] * risk_weights), axis=-2)
+    noise_std = std * np.linalg.norm(noise_weights, axis=-1)
+    survival = np.cumprod(np.maximum(0.0, 1.0 - hazard), axis=-1)
+    cumulative_hazard = -np.log(np.where(survival > 0.0, survival, 1.0))
+    mean_inverse_risk = np.cumsum(1.0 / at_risk, axis=-1) / np.arange(1, bins + 1)
+    is_clear = cumulative_hazard > _MIN_HAZARD * noise_std
+    greenwood_ratio = np.cumsum(bounded_hazard * log_slope, axis=-1) / np.where(is_clear, cumulative_hazard, 1.0)
+    sampling = Z**2 * np.where(is_clear, np.maximum(mean_inverse_risk, greenwood_ratio), mean_inverse_risk)
+    centre = cumulative_hazard + sampling / 2.0
+    half_length = np.sqrt((Z * noise_std) ** 2 + np.maximum(0.0, sampling * (cumulative_hazard + sampling / 4.0)))
+    values = np.minimum.accumulate(np.minimum(1.0, survival), axis=-1)
+    is_positive = survival > 0.0
+    low = np.where(is_positive, np.exp(-(centre + half_length)), 0.0)
+    high = np.where(is_positive, np.exp(-np.maximum(0.0, centre - half_length)), 1.0)
+    return SurvivalBands(
+        released @ start_weights,
+        float(std * np.linalg.norm(start_weights)),
+        values,
+        np.minimum(low, values),
+        np.maximum(high, values),
+        is_shown,
+    )
+
 
 REACH = 8.0
 """Logits beyond ± this are in the outermost bins."""
 _MOST_GROUPS = 64
-Floats = NDArray[np.float64]
 
 
 class CurveSettings(BaseModel):
@@ -267,3 +370,66 @@ class CurveScores(SummedScores):
 
 
 PROVED_DIAMETERS.add(CurveScores)
+
+
+_NAMES = ("auc", "balanced_accuracy", "sensitivity", "specificity", "calibration_error_squared")
+_LOW = re.compile(rf"test_({'|'.join(_NAMES)})_low(?:_at_(.+))?|test_({'|'.join(_NAMES)})_of_(.+)_low")
+_OBSERVED = re.compile(r"test_observed_where_([0-9.]+)")
+Rows = tuple[str, Sequence[str], Sequence[Sequence[str]], int]
+"""A table's caption, header, body and columns of labels."""
+
+
+def intervals_of(results: Results) -> list[Rows]:
+    """A table of figures and one of a reliability curve; none without [evaluation.curves].  Means over seeds."""
+    figures, observed = list[list[str]](), list[list[str]]()
+    for point in points(results):
+        cells, named = cells_at(results, point), list(map(value_text, point.values()))
+        for whose in dict.fromkeys(filter(None, (_whose(key) for cell in cells for key in cell))):
+            texts = [_text(cells, _keys(name, whose), _shown(name)) for name in _NAMES]
+            figures.append([*named, whose, *texts])
+        for cell in cells:
+            found = sorted(filter(None, map(_OBSERVED.fullmatch, cell)), key=lambda match: float(match[1]))
+            for match in found:
+                ends = (match[0], f"{match[0]}_low", f"{match[0]}_high")
+                shown = Metric(match[0], "", 100.0, 1, 1)
+                observed.append(
+                    [*named, str(cell["seed"]), f"{100.0 * float(match[1]):.1f}", _text([cell], ends, shown)]
+                )
+    names = list(short_names(results.axes).values())
+    titles = [_shown(name).title for name in _NAMES]
+    tables: list[Rows] = []
+    if figures:
+        caption = "test records of the silos, with intervals of 95 % that have sampling and noise in them"
+        tables.append((caption, [*names, "of", *titles], figures, len(names) + 1))
+    if observed:
+        caption = "share of class 1 among test records by the model's mean score, with intervals of 95 %"
+        tables.append((caption, [*names, "seed", "score (%)", "observed (%)"], observed, len(names) + 2))
+    return tables
+
+
+def _whose(key: str) -> str | None:
+    """Of a key with the lower end of an interval whose records it is about."""
+    if (match := _LOW.fullmatch(key)) is None:
+        return None
+    return match[4] or (f"at {match[2]}" if match[2] else "all")
+
+
+def _keys(name: str, whose: str) -> tuple[str, str, str]:
+    if whose == "all" or whose.startswith("at "):
+        silo = "" if whose == "all" else f"_at_{whose[3:]}"
+        return f"test_{name}{silo}", f"test_{name}_low{silo}", f"test_{name}_high{silo}"
+    return (key := f"test_{name}_of_{whose}"), f"{key}_low", f"{key}_high"
+
+
+def _shown(name: str) -> Metric:
+    metric = metric_named(f"test_{name}")
+    assert metric is not None
+    return metric
+
+
+def _text(cells: Sequence[Mapping[str, Any]], keys: tuple[str, str, str], metric: Metric) -> str:
+    there = [cell for cell in cells if all(key in cell for key in keys)]
+    if not there:
+        return "–"
+    value, low, high = (f"{metric.factor * fmean(cell[key] for cell in there):.{metric.digits}f}" for key in keys)
+    return f"{value} ({low} – {high})"

@@ -46,7 +46,7 @@ from fedpriv.loss.objective import (
     Records,
 )
 from fedpriv.loss.rows import Model, ModelSettings
-from fedpriv.participation.dependence import Dependence
+from fedpriv.participation.orders import Dependence
 
 STATISTICS = "statistics"
 PRESENT = 1.7

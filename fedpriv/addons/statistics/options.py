@@ -34,11 +34,11 @@ def statistics(
 
         fedpriv statistics plan.toml --set privacy.epsilon=3
     """
-    from fedpriv.addons.statistics.command import statistics as release
+    from fedpriv.addons.statistics.command import run_statistics
     from fedpriv.engines.table import Connection
 
     connection = Connection(superlink, root_certificates)
-    release(plan, overrides or [], engine, out, connection, dry_run=dry_run, as_json=as_json)
+    run_statistics(plan, overrides or [], engine, out, connection, dry_run=dry_run, as_json=as_json)
 
 
 def register(app: Any, silo: Any, data: Any) -> None:

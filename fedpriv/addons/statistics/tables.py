@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpriv.addons.statistics.curves import Z, survival_bands
 from fedpriv.addons.statistics.indicators import PRESENT, STATISTICS, Cells, StatisticsSettings, summing
-from fedpriv.addons.statistics.kaplan_meier import Z, survival_bands
 from fedpriv.addons.statistics.plan import Asked, StatisticsPlan, is_plan, read_plan
 from fedpriv.core.errors import InputError, suggestion
 from fedpriv.data.named import load, schema_of

@@ -40,8 +40,8 @@ from fedpriv.addons.tune.tune import (
     write_tuning,
 )
 from fedpriv.cli.explore import Column, print_plain, print_rich
+from fedpriv.cli.options import say
 from fedpriv.cli.progress import Progress
-from fedpriv.cli.shown import say
 from fedpriv.core.errors import InputError
 from fedpriv.core.extensions import import_files
 from fedpriv.core.files import scenario_file

@@ -23,7 +23,7 @@ from fedpriv.core.figures import caveats, delta_figure, upper_figure
 from fedpriv.core.files import write_json, write_text
 from fedpriv.engines.table import engine_named
 from fedpriv.noise.trust import RECORD
-from fedpriv.plan.fitted import fitted_scenario
+from fedpriv.plan.calibration import fitted_scenario
 from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.data import PARTITION_KEYS
 from fedpriv.scenario.load import Point, Scenario, scenario_of

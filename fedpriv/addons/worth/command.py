@@ -14,7 +14,7 @@ from fedpriv.addons.worth.joining import GRID, Question, joining
 from fedpriv.addons.worth.joining_command import print_joining, shares_note
 from fedpriv.addons.worth.references import ONE_CLASS, References, key_of, spread
 from fedpriv.addons.worth.worth import Row, gains_of, pooled, references, rows_of
-from fedpriv.cli.shown import print_table, say
+from fedpriv.cli.options import print_table, say
 from fedpriv.core.errors import InputError, printable
 from fedpriv.core.files import scenario_file
 from fedpriv.scenario.load import load_scenario, resolve_cell

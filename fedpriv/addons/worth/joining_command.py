@@ -1,21 +1,50 @@
-"""`fedpriv worth SCENARIO --splits n`: gains against ε, the break-even of each trust setting, and a picture."""
+"""`fedpriv worth SCENARIO --splits n`: gains against ε, the break-even of each trust setting, and a picture.
+
+The chart of `fedpriv worth`: the gain over each silo alone against ε, for the two pens of all charts.
+"""
 
 import json
 import math
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedpriv.addons.worth.break_even import better_by_chance, epsilon_words, error_words, estimate, verdict
-from fedpriv.addons.worth.gains import gain_chart
 from fedpriv.addons.worth.joining import Joining
-from fedpriv.cli.shown import print_table, say
-from fedpriv.core.figures import counted, upper_figure
+from fedpriv.cli.options import print_table, say
+from fedpriv.core.figures import counted, delta_figure, upper_figure
 from fedpriv.noise.trust import trust_named
+from fedpriv.show.charts import Chart, Mark, Panel, Series
+from fedpriv.show.looks import nth_look, shade
 from fedpriv.show.plots import save_chart
+
+
+def gain_chart(found: Joining) -> Chart:
+    """The gain over each silo alone against ε: a line a trust setting with its standard error, and zero."""
+    grid, scale = found.question.epsilons, 100.0 if found.metric == "accuracy" else 1.0
+    ends = [Mark(epsilon, 0.0, "gain 0") for epsilon in (grid[0], grid[-1])]
+    series = [Series("each silo alone", replace(shade(5), dash=1), ends, dots=False)]
+    for place, trust in enumerate(found.trusts):
+        marks = []
+        for epsilon, values in zip(grid, found.along(trust), strict=True):
+            told = estimate(values, found.ratio)
+            error = scale * (told.error or 0.0)
+            spread = f" ± {error_words(error, 1)}" if error else ", no standard error"
+            tip = f"ε = {upper_figure(epsilon, 3)}: {scale * told.mean:+.1f}{spread}"
+            marks.append(Mark(epsilon, scale * told.mean, tip, error))
+        series.append(Series(trust_named(trust).title, nth_look(place), marks))
+    several = len(found.splits) > 1
+    splits = f"mean over {len(found.splits)} splits ± s.e." if several else "one split, no standard error"
+    delta, seeds = delta_figure(found.delta), found.question.seeds
+    note = f"{splits}, {counted(seeds, 'noise seed')} each"
+    note += f"; ε is against the server, δ\u00a0=\u00a0{delta}."
+    y = "gain over each silo alone (points)" if scale > 1.0 else "gain over each silo alone"
+    caption = f"Is it worth joining? {found.name}, {found.silos} silos"
+    return Chart("worth", caption, "ε", y, [Panel("", series)], note, log_x=True, ticks=grid)
 
 
 def print_joining(found: Joining, *, as_json: bool, plot: Path | None) -> None:

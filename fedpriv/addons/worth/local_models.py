@@ -5,6 +5,8 @@ with κ from five folds.  personal adds (λ/2) ‖x - x̂‖² for the released 
 is x̂, both bit for bit, since one solver starts from zero in either case.
 
 Not private: everything here is a function of the records, and in a deployment nothing of it leaves a silo.
+
+A hazard regression as one convex problem, for fits at home.
 """
 
 import math
@@ -17,11 +19,39 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize
+from torch import Tensor, nn
 
-from fedpriv.addons.worth.hazards import LinearHazards
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import public_generator
-from fedpriv.loss.objective import Batch, Objective, Records
+from fedpriv.loss.losses import Hazard, told
+from fedpriv.loss.objective import Batch, Objective, Records, RecordView
+
+
+@dataclass(frozen=True)
+class LinearHazards(RecordView):
+    """A hazard regression in so many `bins`, with what a fit at home needs beside: losses record by record."""
+
+    bins: int
+
+    def losses(self, point: Tensor, records: Records) -> Tensor:
+        return Hazard().value(self.base.outputs(point, records), records.labels)
+
+    def constant_loss(self, train: Tensor, tests: Tensor) -> float:
+        """The mean loss on labels `tests` of the hazards in labels `train`, half an event and a survivor added."""
+        last, seen = told(train, self.bins)
+        place = torch.arange(self.bins)
+        died = ((place == last.unsqueeze(-1)) & seen.unsqueeze(-1)).double().sum(0)
+        odds = (died + 0.5) / ((place < last.unsqueeze(-1)).double().sum(0) + 0.5)
+        return float(Hazard().value(odds.log().expand(len(tests), -1), tests).mean())
+
+
+def linear_hazards(objective: Objective) -> LinearHazards | None:
+    """The view of a hazard regression, whose fit is one convex problem; None of any other loss."""
+    module = getattr(objective, "module", None)
+    if isinstance(getattr(objective, "loss", None), Hazard) and isinstance(module, nn.Linear):
+        return LinearHazards(objective, module.out_features)
+    return None
+
 
 Floats = NDArray[np.float64]
 

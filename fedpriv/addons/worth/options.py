@@ -93,7 +93,7 @@ def refine(
     Example: fedpriv silo refine silo-0.toml --scenario run.toml --model model.npy --out refined
     Example: fedpriv silo refine silo-0.toml --scenario run.toml --alone
     """
-    from fedpriv.addons.worth.refine_command import print_refined
+    from fedpriv.addons.worth.refine import print_refined
 
     print_refined(policy, scenario, model, held_out, out, alone=alone)
 

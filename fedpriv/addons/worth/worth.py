@@ -30,17 +30,18 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 from torch import Tensor
 
-from fedpriv.addons.worth.hazards import LinearHazards, linear_hazards
 from fedpriv.addons.worth.local_models import (
     PENALTIES,
     ROUGH,
     Floats,
     Held,
+    LinearHazards,
     alone,
     any_learner,
     balanced_score,
     constant_score,
     fit,
+    linear_hazards,
     penalties,
     personal,
     recalibrated,

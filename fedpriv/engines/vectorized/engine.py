@@ -22,7 +22,6 @@ from fedpriv.core.errors import RunError
 from fedpriv.core.random import SERVER
 from fedpriv.core.replicates import one_thread
 from fedpriv.engines.table import Outcome, kept_pages
-from fedpriv.engines.vectorized.batches import OrderedBatches, SampledBatches
 from fedpriv.engines.vectorized.checkpoints import (
     NO_CHECKPOINTS,
     Checkpoint,
@@ -32,7 +31,7 @@ from fedpriv.engines.vectorized.checkpoints import (
     packed,
     unpacked,
 )
-from fedpriv.engines.vectorized.noise import NoiseFeed, aggregate
+from fedpriv.engines.vectorized.noise import NoiseFeed, OrderedBatches, SampledBatches, aggregate
 from fedpriv.engines.vectorized.silos import (
     AveragedSilos,
     Away,
@@ -45,12 +44,10 @@ from fedpriv.engines.vectorized.silos import (
 )
 from fedpriv.loss.objective import Records
 from fedpriv.noise.mechanism import MechanismState
-from fedpriv.participation.dependence import Dependence, declared_dependence
-from fedpriv.participation.orders import PublicOrder
+from fedpriv.participation.orders import Dependence, PublicOrder, declared_dependence
 from fedpriv.plan.plan import Plan, absences_of
 from fedpriv.plan.task import counting, spread, task_of_cell
-from fedpriv.rounds.evaluation import SimulatedEvaluation
-from fedpriv.rounds.floats import FloatSteps, Fresh, RunningSum, empty_sum
+from fedpriv.rounds.floats import FloatSteps, Fresh, RunningSum, SimulatedEvaluation, empty_sum
 from fedpriv.rounds.round import Read
 from fedpriv.scenario.schema import Cell
 

@@ -24,9 +24,9 @@ from fedpriv.noise.fitting.cost import NoiseCost, Response, lower_bounds, spread
 from fedpriv.noise.fitting.fit import Fit, PlainLoss, ScaledLoss, fit_lambda, fit_roots
 from fedpriv.noise.mechanism import Mechanism, Sensitivity
 from fedpriv.noise.registry import AUTO, MechanismOptions
+from fedpriv.noise.series import Floats, Workload
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.noise.workload import Floats, Workload
 from fedpriv.participation.orders import Separated
 
 _LEAST = 1e-3

@@ -19,7 +19,7 @@ import numpy as np
 
 from fedpriv.noise import series
 from fedpriv.noise.fitting.cost import NoiseCost, delayed, dot, ratio
-from fedpriv.noise.workload import Floats, Workload, powers
+from fedpriv.noise.series import Floats, Workload, powers
 from fedpriv.participation.orders import Separated
 
 

@@ -39,8 +39,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.noise.integers.fixed_point import Ints
-from fedpriv.noise.integers.kernels import attempts, machine_code, numbered
+from fedpriv.noise.integers.fixed_point import Ints, attempts, machine_code, numbered
 
 Words = NDArray[np.uint64]
 

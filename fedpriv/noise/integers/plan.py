@@ -8,22 +8,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fedpriv.accounting.gaussian import APART, Relation
 from fedpriv.core.errors import InputError
-from fedpriv.noise.integers.claim import (
-    MOST_SIGMA,
-    Claim,
-    claim_of,
-    claim_with,
-    distance_of,
-    sqrt_above,
-    whole_variance,
-)
 from fedpriv.noise.integers.fixed_point import LIMIT
 from fedpriv.noise.integers.strategies import (
     MOST_KAPPA,
+    MOST_SIGMA,
+    Claim,
     Group,
     Lattice,
     Load,
+    claim_of,
+    claim_with,
+    distance_of,
     lattice_for,
+    sqrt_above,
+    whole_variance,
 )
 from fedpriv.noise.mechanism import Factored
 

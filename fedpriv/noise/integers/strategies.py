@@ -7,6 +7,24 @@ than 0 and 1 its products are rounded to integers, and neighbours may round apar
 
 `Mechanism.integer` gives a `Factored`; the `IntegerStrategy` of every mechanism is in the mechanism's own file.
 A strategy's state as bytes: a header of three numbers, then the vectors, little-endian.
+
+The claim of an exact release: from a sensitivity in integers to σ in units, and to the μ that is on record.
+
+Let v_t be the difference of (C s)_t between neighbours, Σ ‖v_t / scale_t‖² ≤ Δ² on every transcript, and z_t from
+D(scale_t σ)^d.  For h = 16, ε_h = 2 Σ_{j≥1} exp(-2π² h² j²) < 10^-2190:
+
+1.  The Gaussian of variance σ² - h², rounded at random to an integer by D(h) around it, has the law D(σ) within
+    factors exp(±2 ε_h) (Peikert 2010, Theorem 3.1); and for *integer* v the same rounding of x + v has the law of
+    v + D(σ).  So a released value is post-processing of N(v, σ² - h²), within those factors.
+2.  Gaussian releases with adaptive shifts of total squared norm Δ² are Δ / √(σ² - h²)-GDP (Denisov et al. 2022,
+    Smith & Thakurta 2022).
+3.  So the run is μ-GDP with μ = Δ / √(σ² - h²), up to e^η with η = 2 N ε_h (nothing, in floats) and up to τ, the
+    total variation between the noise that is drawn and D(σ):  δ(ε) ≤ δ_μ(ε) + (1 + e^ε) τ.
+
+With noise of several sizes h² is 256 / min scale², so that every value keeps 16 units.  M shares D(σ₁) add up to
+D(σ₁ √M) within exp(±2 Σ_{m=2}^M ε_{σ₁ √((m-1)/m)}), nothing for σ₁ ≥ 24.
+
+`sqrt_above` rounds square roots of rationals to the safe side, proven by comparing squares in integers.
 """
 
 import math
@@ -18,9 +36,11 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from fedpriv.accounting import gaussian as gdp
+from fedpriv.accounting.gaussian import APART, Relation, check_positive, factor_of
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.noise.integers.fixed_point import ONE, Ints
-from fedpriv.noise.workload import Workload
+from fedpriv.noise.series import Workload
 from fedpriv.participation.orders import Separated
 
 MOST_KAPPA = 36
@@ -176,3 +196,134 @@ def unpack(packed: bytes) -> IntState:
         raise RunError("the strategy's state is cut off, or is something else")
     values: Ints = np.frombuffer(packed, _LITTLE, offset=_HEADER.size).astype(np.int64, copy=False)
     return tuple(values.reshape(count, size)) if count else ()
+
+
+def sqrt_above(value: Fraction) -> float:
+    """The smallest float whose square is at least `value` ≥ 0, which may be anything with a float as its root."""
+    root = _near(value)
+    while Fraction(root) ** 2 < value:
+        root = math.nextafter(root, math.inf)
+    while root > 0.0 and Fraction(lower := math.nextafter(root, 0.0)) ** 2 >= value:
+        root = lower
+    return root
+
+
+def at_least(value: Fraction) -> float:
+    """The smallest float that is not below `value`."""
+    near = float(value)
+    return near if Fraction(near) >= value else math.nextafter(near, math.inf)
+
+
+def _near(value: Fraction) -> float:
+    """Within a few units in the last place; no overflow for numbers whose root is a float."""
+    shift = (value.numerator.bit_length() - value.denominator.bit_length()) // 2
+    return math.ldexp(math.sqrt(float(value / Fraction(4) ** shift)), shift)
+
+
+LEAST_SIGMA, MOST_SIGMA = 2.0**16, 2.0**48
+"""Of every fresh vector of every owner, in units."""
+_DEDUCTED = Fraction(256)
+_FLOAT = 1 + Fraction(1, 2**40)  # more than `certified` and a last rounding can be wrong by
+_VALUE_SLACK = Fraction(1, 2**120)
+_KEY_SLACK = Fraction(1, 2**125)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`mu`-GDP up to `slack` in total variation, if AES-256 and HMAC-SHA-256 are pseudorandom."""
+
+    distance: float
+    """Δ: by how much one record can move C s, all rounds together, in units and relative to the noises' scales."""
+    sigma: float
+    """Of one owner's noise of scale 1, in units: a share of the whole where there are several owners."""
+    owners: int
+    mu: float
+    """On the safe side of Δ / √(σ² - h²): recomputed from the σ that is used."""
+    slack: float
+    """τ."""
+
+    def sigma_of(self, scale: float) -> float:
+        """σ_t of one owner's fresh vector: not below scale · σ."""
+        return at_least(Fraction(scale) * Fraction(self.sigma))
+
+    def delta_of(self, epsilon: float) -> float:
+        """δ(ε) of the whole run, slack included."""
+        slack = (1.0 + math.exp(epsilon)) * self.slack if epsilon < 700.0 else math.inf
+        return min(1.0, math.nextafter(gdp.delta_of(self.mu, epsilon) + slack, math.inf))
+
+
+def distance_of(
+    certified: float,
+    relation: Relation,
+    groups: Sequence[Group],
+    dimension: int,
+    spread: Fraction = Fraction(1),
+    apart: float = APART,
+) -> float:
+    """Δ = factor · certified · (1 + 2^-40) · spread + √(Σ (e / scale)²), rounded up.
+
+    `certified` is the sensitivity of C for integers of norm K_t under zero-out, noise scales counted in.  The sum
+    goes over all released values: e bounds the *difference* of two roundings, so replace-one does not double it.
+    """
+    rounding = Fraction(0)
+    for vectors, scale, difference in groups:
+        rounding += dimension * vectors * (difference / Fraction(scale)) ** 2 if difference else 0
+    linear = Fraction(factor_of(relation, apart)) * Fraction(certified) * _FLOAT * spread
+    return at_least(linear + Fraction(sqrt_above(rounding)))
+
+
+def claim_of(
+    distance: float, mu: float, groups: Sequence[Group], dimension: int, draws: Sequence[int], owners: int = 1
+) -> Claim:
+    """The smallest noise that gives `mu`, for `owners` equal shares of it.
+
+    `draws` are the fresh vectors of every round.  InputError where a group's σ is outside of 2^16 … 2^48.
+
+    Guarantee: with noise D(sigma_of(scale)) of every owner, (C s)_t + z_t of all rounds is `Claim.mu`-GDP up to
+    `Claim.slack`, and so is everything computed from it; `Claim.mu` ≤ `mu` (1 + 2^-39).
+    """
+    check_positive("mu", mu)
+    sigma = sqrt_above(whole_variance(distance, mu, groups) / owners)
+    return claim_with(distance, sigma, groups, dimension, draws, owners)
+
+
+def claim_with(
+    distance: float, sigma: float, groups: Sequence[Group], dimension: int, draws: Sequence[int], owners: int = 1
+) -> Claim:
+    """Claim for noise of `sigma` > 16 of every owner; InputError and guarantee as for `claim_of`."""
+    left = owners * Fraction(sigma) ** 2 - _deducted(groups)
+    if not left > 0:
+        raise InputError(f"noise of {sigma:.4g} units: exact releases draw from 2^16 to 2^48 units")
+    recorded = at_least(Fraction(sqrt_above(Fraction(distance) ** 2 / left)) * _FLOAT)
+    claim = Claim(distance, sigma, owners, recorded, _slack(dimension, draws, owners))
+    for _, scale, _ in groups:
+        if not LEAST_SIGMA <= claim.sigma_of(scale) < MOST_SIGMA:
+            raise InputError(
+                f"noise of {claim.sigma_of(scale):.4g} units: exact releases draw from 2^16 to 2^48 units; choose "
+                "a smaller mu, fewer owners of noise, or groups whose noises are closer to each other"
+            )
+    return claim
+
+
+def whole_variance(distance: float, mu: float, groups: Sequence[Group]) -> Fraction:
+    """(Δ / μ)² + h²: of all owners' noise of scale 1 together, in squared units."""
+    return (Fraction(distance) / Fraction(mu)) ** 2 + _deducted(groups)
+
+
+def _deducted(groups: Sequence[Group]) -> Fraction:
+    """h² in multiples of the noise of scale 1."""
+    scales = [Fraction(scale) for _, scale, _ in groups]
+    if not min(scales) > 0:
+        raise InputError("a released group of nodes has no noise")
+    return _DEDUCTED / min(scales) ** 2
+
+
+def _slack(dimension: int, draws: Sequence[int], owners: int) -> float:
+    """τ: 2^-120 a value; and of AES being a permutation, E[blocks²] / 2^129 a key, at most 16 values² / 2^129.
+
+    A key serves one owner and round.  A value takes 2 blocks an attempt, and an attempt succeeds with 0.97 or
+    more.
+    """
+    values = [dimension * count for count in draws]
+    squares = sum(count**2 for count in values)
+    return at_least(owners * (sum(values) * _VALUE_SLACK + squares * _KEY_SLACK))

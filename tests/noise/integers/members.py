@@ -13,9 +13,9 @@ from fedpriv.noise.differences import AlignedDifferences
 from fedpriv.noise.integers.fixed_point import ONE, Ints, coefficient
 from fedpriv.noise.integers.strategies import IntegerStrategy, Lattice, pack, unpack
 from fedpriv.noise.mechanism import Factored, Mechanism
+from fedpriv.noise.series import Workload
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.noise.workload import Workload
 from fedpriv.participation.orders import Schedule
 
 UNITS = Lattice(0)

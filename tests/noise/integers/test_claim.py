@@ -11,9 +11,8 @@ from scipy.stats import chi2
 
 from fedpriv.accounting import gaussian as gdp
 from fedpriv.core.errors import InputError
-from fedpriv.noise.integers.claim import claim_of, distance_of
 from fedpriv.noise.integers.gaussian import KeyedIntegers
-from fedpriv.noise.integers.strategies import Group
+from fedpriv.noise.integers.strategies import Group, claim_of, distance_of
 
 Values = np.ndarray
 

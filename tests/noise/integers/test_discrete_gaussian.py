@@ -16,6 +16,7 @@ from scipy.stats import binom, chi2, norm
 
 from fedpriv.core.errors import InputError
 from fedpriv.noise.integers import gaussian as discrete_gaussian
+from fedpriv.noise.integers.fixed_point import attempts, machine_code, numbered
 from fedpriv.noise.integers.gaussian import (
     BAND,
     COLUMNS,
@@ -29,7 +30,6 @@ from fedpriv.noise.integers.gaussian import (
     round_noise,
     table_of,
 )
-from fedpriv.noise.integers.kernels import attempts, machine_code, numbered
 
 FALSE_ALARM = 1e-6
 KEY = bytes(range(32))

@@ -8,11 +8,10 @@ import pytest
 
 from fedpriv.noise.buffered import IntegerBuffered
 from fedpriv.noise.diagonal import IndependentGaussian, IntegerPrefix
-from fedpriv.noise.integers.claim import distance_of
 from fedpriv.noise.integers.fixed_point import ONE, Ints, coefficient, squarings
-from fedpriv.noise.integers.strategies import Group
+from fedpriv.noise.integers.strategies import Group, distance_of
 from fedpriv.noise.mechanism import Factored
-from fedpriv.noise.workload import Workload
+from fedpriv.noise.series import Workload
 from fedpriv.participation.orders import Schedule, Separated
 from tests.noise.integers.members import (
     BUFFERED,

@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedpriv.core.errors import InputError
-from fedpriv.noise.integers.claim import at_least, sqrt_above
 from fedpriv.noise.integers.fixed_point import ONE, coefficient, rounded, scaled, scaled_bound, squarings
+from fedpriv.noise.integers.strategies import at_least, sqrt_above
 
 LIMIT = 2**61 - 1
 values = st.one_of(st.integers(-LIMIT, LIMIT), st.sampled_from([0, 1, -1, ONE, -ONE, LIMIT, -LIMIT, ONE - 1]))

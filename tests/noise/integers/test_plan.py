@@ -13,9 +13,9 @@ from fedpriv.noise.integers.gaussian import START, KeyedIntegers, linked, round_
 from fedpriv.noise.integers.increments import integers
 from fedpriv.noise.integers.plan import ExactPlan, ExactRun, fitted
 from fedpriv.noise.mechanism import Factored, Mechanism
+from fedpriv.noise.series import Workload
 from fedpriv.noise.toeplitz import BandedSquareRoot, RoundedBanded
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.noise.workload import Workload
 from fedpriv.participation.orders import Schedule
 from fedpriv.rounds.integers import added, leaving, private_sums
 from tests.noise.integers.members import SIMPLE, aligned, buffered_certified, simple, workload_of

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedpriv.loss.layered import objective_of
+from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.loss.losses import CrossEntropy
 from fedpriv.loss.models import MODELS, convolutional_net
 from fedpriv.loss.objective import Batch, Objective, Query, Records, View, fast_paths
-from fedpriv.loss.softmax import SoftmaxRegression
 from fedpriv.loss.views import LocalSteps, LocalTraining, PerUnit, QuantileClip
 from fedpriv.noise.integers.increments import dummy_of, integer_sum
 from fedpriv.noise.integers.strategies import lattice_for

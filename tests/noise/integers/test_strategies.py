@@ -14,10 +14,10 @@ from fedpriv.noise.integers.fixed_point import ONE, Ints
 from fedpriv.noise.integers.gaussian import KeyedIntegers
 from fedpriv.noise.integers.strategies import IntegerStrategy, pack, skipped, unpack
 from fedpriv.noise.phased import PhaseEnds
+from fedpriv.noise.series import Workload
 from fedpriv.noise.sliding import SlidingDifferences
 from fedpriv.noise.toeplitz import BandedSquareRoot, IntegerBanded
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.noise.workload import Workload
 from fedpriv.participation.orders import Phases, Schedule, Separated
 from fedpriv.rounds.integers import leaving
 from tests.noise.integers.members import (

@@ -32,7 +32,7 @@ from fedpriv.addons.services.flower_private.control import Status
 from fedpriv.addons.services.flower_private.names import CONTROL, FLEET
 from fedpriv.core.errors import InputError, printable
 from fedpriv.core.files import OWN, write_bytes
-from fedpriv.protocol.clocks import difference, is_tolerated
+from fedpriv.protocol.messages import difference, is_tolerated
 
 _MOST_RUNS, _LOOK_SECONDS = 1000, 2.0
 

@@ -35,6 +35,7 @@ from flwr.supercore.inflatable.inflatable_object import InflatableObject
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 from fedpriv.addons.services.flower_private import APP, VERSION
+from fedpriv.addons.services.flower_private.control import Wire, open_client, refusal_of
 from fedpriv.addons.services.flower_private.names import (
     ACTIVATE,
     CONFIRM,
@@ -50,14 +51,11 @@ from fedpriv.addons.services.flower_private.names import (
     SELF_REGISTER,
     Route,
 )
-from fedpriv.addons.services.flower_private.wire import Wire, open_client, refusal_of
-from fedpriv.addons.services.processes import AUTHORITY, NODE_KEY
-from fedpriv.addons.services.service import BEATS, LOST, SUPERNODE, end_when_asked, leave_beat
+from fedpriv.addons.services.service import AUTHORITY, BEATS, LOST, NODE_KEY, SUPERNODE, end_when_asked, leave_beat
 from fedpriv.clients.app import app
 from fedpriv.core.errors import FedprivError, InputError, RunError, printable
 from fedpriv.core.logs import log_as_service
-from fedpriv.protocol.clocks import difference, is_tolerated
-from fedpriv.protocol.messages import PROTOCOL
+from fedpriv.protocol.messages import PROTOCOL, difference, is_tolerated
 
 _log = logging.getLogger("fedpriv.supernode")
 _INTERVAL, _BEAT_SECONDS = 15.0, 10.0  # Flower misses a node after two intervals

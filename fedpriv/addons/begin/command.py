@@ -1,8 +1,21 @@
-"""`fedpriv data inspect`: describe a table, and write a scenario and policies to start from."""
+"""`fedpriv init`: a folder to start from.
 
+`fedpriv data inspect`: describe a table, and write a scenario and policies to start from.
+
+`fedpriv advise`: which row, clip, step, rounds and trust to take, and the scenario file with them.
+
+`fedpriv init`: a folder to start from.
+"""
+
+import dataclasses
 import json
+import re
+import shutil
+import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +23,11 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
+from fedpriv.addons.begin.advise import Advice, advise
 from fedpriv.addons.begin.inspect import Persons, describe, left_out, persons_of, see
+from fedpriv.cli.explore import Column, print_plain, print_rich
 from fedpriv.core.errors import InputError, printable
-from fedpriv.core.figures import counted
+from fedpriv.core.figures import counted, epsilon_words
 from fedpriv.core.files import write_text
 from fedpriv.data.cells import is_table, read_table
 from fedpriv.data.encode import Rows, rows_of
@@ -20,9 +35,11 @@ from fedpriv.data.partition import roster
 from fedpriv.data.schema import TableSchema
 from fedpriv.data.tables import check_persons, schema_toml
 
-# Modules that need torch are imported where files are written: a first look at a table does not wait for them.
 if TYPE_CHECKING:
     from fedpriv.addons.begin.advise import Advice
+
+
+# Modules that need torch are imported where files are written: a first look at a table does not wait for them.
 
 _FEW = 10
 """Training records of a silo, below which it is warned of."""
@@ -192,3 +209,109 @@ def _advice(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dict[st
     spread = {"name": str(path), "partition": "site" if schema.site is not None else "iid"}
     name = "".join(c if c.isalnum() and c.isascii() else "-" for c in path.stem.lower()).strip("-")
     return advice_of(facts, spread, name or "table")
+
+
+def advise_on(
+    silos: int, records: str, others: dict[str, Any], data: str | None, out: Path | None, *, as_json: bool
+) -> None:
+    """Print the advice, and write its scenario to `out`; InputError for facts that no federation has."""
+    if out is not None and out.exists():
+        raise InputError(f"--out {out}: exists; give another name")
+    found = advise(silos=silos, records=_counts(records), data=None if data is None else {"name": data}, **others)
+    if as_json:
+        sys.stdout.write(json.dumps(_as_data(found)) + "\n")
+    else:
+        _print(found)
+    if out is not None:
+        write_text(out, found.text)
+        if not as_json:
+            of = "" if data is not None else ". Put your records into records.npz (docs/adding-data.md)"
+            print_plain(f"written: {out}{of}; run it with: fedpriv run {out}")
+
+
+def _counts(text: str) -> int | tuple[int, ...]:
+    """One number, or one for each silo, with commas between."""
+    try:
+        numbers = tuple(int(each) for each in text.split(","))
+    except ValueError:
+        raise InputError(
+            f"--records {text!r}: expected a whole number, or one for each silo: 120,80,300"
+        ) from None
+    return numbers[0] if len(numbers) == 1 else numbers
+
+
+def _as_data(found: Advice) -> dict[str, Any]:
+    return {
+        "scenario": found.tree,
+        "reasons": {one.key: one.why for one in found.chosen},
+        "forecast": {**vars(found.forecast), "sentence": found.forecast.sentence},
+        "epsilon": found.epsilon,
+        "others": found.others,
+    }
+
+
+def _print(found: Advice) -> None:
+    rows = [[one.key, _short(one.value), one.why] for one in found.chosen]
+    print_rich("What to take", [Column("key"), Column("value"), Column("why", wrap=True)], rows)
+    print_plain(f"It costs {epsilon_words(found.epsilon, found.facts.delta)}.")
+    for line in (found.forecast.sentence, *found.others):
+        print_plain(line)
+
+
+def _short(value: Any) -> str:
+    if not isinstance(value, list):
+        return str(value)
+    low, high = min(value), max(value)
+    return f"{low:,} each" if low == high else f"{low:,} to {high:,}"
+
+
+_EACH = 300  # records of each of five silos that a new folder's scenario starts with
+_NOTES = {
+    "data": "# a data set (`fedpriv list data`), an .npz file, or a name given to fedpriv.add_data\n",
+    "model": "# from my_model.py\n",
+    "privacy": "# zero-out: neighbours differ in one record, which is there or not\n",
+}
+_FILES = ("scenario.toml", "my_algorithm.py", "my_model.py", "notebook.ipynb", "README.md")
+
+
+def _advised(name: str) -> str:
+    """The sections that `fedpriv advise` writes for the starter's federation, with the starter's own model."""
+    from fedpriv.addons.begin.advise import Facts, advice_of
+
+    advice = advice_of(Facts((_EACH,) * 5, 784, 10, 4.0, trust="trusted"), {"name": "synthetic"}, name)
+    algorithm = {key: value for key, value in advice.tree["algorithm"].items() if key != "output"}
+    tree = {**advice.tree, "model": {"name": "my-model"}, "algorithm": algorithm}
+    sections = dataclasses.replace(advice, tree=tree).sections(_NOTES)
+    return "\n".join(text for key, text in sections.items() if key != "run")
+
+
+def begin(folder: Path) -> list[Path]:
+    """Write the starting files into a new folder, whole or not at all; returns them.
+
+    The scenario has what `fedpriv advise` says of its numbers, and the algorithm of one's own beside it.
+
+    InputError if the folder exists, cannot be written, or its name cannot be a scenario's.
+    """
+    name = folder.name
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name):
+        raise InputError(f"fedpriv init {folder}: expected a name of lower-case letters, digits and dashes")
+    if folder.exists():
+        raise InputError(f"fedpriv init {folder}: exists already; give another name")
+    source = resources.files(__package__) / "starter"
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
+        try:
+            for file in _FILES:
+                text = (source / file).read_text(encoding="utf-8").replace("NAME", name)
+                if "# ADVISED\n" in text:
+                    text = text.replace("# ADVISED\n", _advised(name))
+                (draft / file).write_text(text, encoding="utf-8")
+            draft.chmod(0o755)
+            draft.rename(folder)
+        except OSError:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise InputError(f"fedpriv init {folder}: cannot be written ({error.strerror})") from None
+    return [folder / file for file in _FILES]
