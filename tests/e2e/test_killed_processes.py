@@ -8,9 +8,9 @@ import numpy as np
 import psutil
 import pytest
 
-from fedpriv.addons.services.deployment import start_superlink
+from fedpriv.addons.services.deployment import LocalSilo, start_superlink
 from fedpriv.addons.services.federation import runs_of
-from tests.e2e.federation import federation, finish, kill_process, results, say, wait_until
+from tests.e2e.federation import Federation, federation, finish, kill_process, results, say, wait_until
 
 pytestmark = pytest.mark.deployment
 
@@ -97,44 +97,65 @@ def test_a_superlink_whose_executor_is_killed_ends_and_says_so(tmp_path: Path) -
         running = fed.run()
         fed.wait_for_round(1, running)
         assert fed.link.process is not None
-        children = psutil.Process(fed.link.process.pid).children()
-        (executor,) = [
-            each for each in children if "fedpriv.addons.services.flower_private.executor" in each.cmdline()
-        ]
         say("killing the executor of the SuperLink")
-        executor.kill()
+        executor_of(fed).kill()
         assert fed.link.process.wait(timeout=30) == 1
         assert "its executor was ended by SIGKILL" in (fed.home / "superlink.log").read_text()
         running.kill()
 
 
-def test_a_silos_node_that_is_killed_at_random_is_noticed_and_the_run_ends_right(tmp_path: Path) -> None:
+def executor_of(fed: Federation) -> psutil.Process:
+    assert fed.link.process is not None
+    children = psutil.Process(fed.link.process.pid).children()
+    (executor,) = [child for child in children if f"{PRIVATE}.executor" in child.cmdline()]
+    return executor
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_helper_that_is_killed_at_random_is_noticed_and_the_run_ends_right(tmp_path: Path, seed: int) -> None:
     """Guarantee: no helper process is one that nobody watches."""
-    rounds, chance = 10, np.random.default_rng(46)
-    with federation(tmp_path, f"federation.rounds={rounds}") as fed:
+    rng = np.random.default_rng([46, seed])
+    with federation(tmp_path) as fed:
         fed.start_silos()
         running = fed.run()
         fed.wait_for_round(1, running)
         token = fed.token()
         silo_keys, server_key = fed.silo_keys(token), fed.server_key()
-        for kill in range(1, 6):
-            silo = fed.silos[int(chance.integers(3))]
-            log = silo.home / "supernode.log"
-            before = log.read_text().count("its SuperNode was ended by SIGKILL")
-            (node,) = psutil.Process(silo.processes["supernode"].pid).children()
-            time.sleep(float(chance.uniform(0.0, 0.5)))
-            node.kill()
-            say(f"kill {kill}: silo {silo.number}'s node after round {fed.rounds_done()}")
-            told = "its SuperNode was ended by SIGKILL"
-            wait_until(lambda: log.read_text().count(told) > before, "a line in its log", seconds=10.0)  # noqa: B023
-            wait_until(
-                lambda: len(psutil.Process(silo.processes["supernode"].pid).children()) == 1,  # noqa: B023
-                "another node",
-                seconds=10.0,
-            )
+        time.sleep(float(rng.uniform(0.0, 2.0)))
+        victim = int(rng.integers(4))
+        if victim < 3:
+            kill_node(fed.silos[victim])
+        else:
+            kill_executor(fed)
+        say(f"killed helper {victim} after round {fed.rounds_done()}")
         finish(running)
         fed.assert_each_round_was_released_once(token)
         assert np.array_equal(fed.model(), fed.replay(silo_keys, server_key))
+
+
+def kill_node(silo: LocalSilo) -> None:
+    """Kill a silo's node, and wait until its supervisor has said so and started another."""
+    message, log = "its SuperNode was ended by SIGKILL", silo.home / "supernode.log"
+    before, supervisor = log.read_text().count(message), psutil.Process(silo.processes["supernode"].pid)
+    (node,) = supervisor.children()
+    node.kill()
+    wait_until(lambda: log.read_text().count(message) > before, "a line in its log", seconds=10.0)
+    wait_until(
+        lambda: [child.pid for child in supervisor.children()] not in ([], [node.pid]),
+        "another node",
+        seconds=10.0,
+    )
+
+
+def kill_executor(fed: Federation) -> None:
+    """Kill the SuperLink's executor; start the SuperLink again once it has said so and ended, as systemd does."""
+    assert fed.link.process is not None
+    assert fed.link.address is not None
+    executor_of(fed).kill()
+    assert fed.link.process.wait(timeout=10) == 1
+    assert "its executor was ended by SIGKILL" in (fed.home / "superlink.log").read_text()
+    options = ["--keys", str(fed.home / "keys"), "--state", str(fed.home / "runs.json")]
+    start_superlink(fed.home, options, int(fed.link.address.rpartition(":")[2]))
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
