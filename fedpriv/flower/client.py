@@ -29,8 +29,16 @@ from fedpriv.core.replicates import one_thread
 from fedpriv.data.given import Given, arrays_of
 from fedpriv.data.layout import Layout, inputs_of
 from fedpriv.data.own import check_records
-from fedpriv.flower.guards import guard_socket, silo_number, unwrap_answer
-from fedpriv.flower.terms import ARRAYS, ModelLayout, NamedArrays, Terms, terms_in
+from fedpriv.flower.guards import (
+    ARRAYS,
+    ModelLayout,
+    Terms,
+    guard_socket,
+    silo_number,
+    terms_in,
+    unwrap_answer,
+    vector_of,
+)
 from fedpriv.loss.features import pixels
 from fedpriv.loss.frozen import outputs_of_trial
 from fedpriv.loss.imported import GIVEN, Started
@@ -129,13 +137,13 @@ class PrivateClient:
         if terms.seeded:
             raise RunError("a guard draws noise of its own: leave `seed` out of the strategy")
         record = content.array_records[ARRAYS]
-        arrays = NamedArrays.of(record)
+        layout = ModelLayout.of(record)
         if terms.t:
-            query, keys = arrays.vector(record).numpy(), keys_in(content)
+            query, keys = vector_of(record).numpy(), keys_in(content)
             answer = unwrap_answer(ask_remembered(socket, run, terms.cell_json, terms.t, query, keys))
             return sealed("release", answer.release)
         shapes = unwrap_answer(ask_shapes(socket, terms.cell_json))
-        ModelLayout.of(record.to_numpy_ndarrays(), arrays.names, arrays.layout.dtype, shapes)
+        ModelLayout.at_guard(record.to_numpy_ndarrays(), layout.names, layout.dtype, shapes)
         if (refusal := ask_agreement(socket, run, terms.cell_json)) is not None:
             unwrap_answer(refusal)
         if not _is_masked(cell):
@@ -147,8 +155,8 @@ class PrivateClient:
         self, content: RecordDict, terms: Terms, cell: Cell, number: int, records: AppRecords
     ) -> RecordDict:
         """Answer as a silo in this process, without a guard."""
-        layout = NamedArrays.of(content.array_records[ARRAYS])
-        layout.check_module(self._module)
+        record = content.array_records[ARRAYS]
+        ModelLayout.of(record).check_module(self._module)
         arrays = _read_records(records, cell.schedule.batches_held * cell.batch_sizes[number])
         memory = self._recall_memory(terms, number, arrays)
         silo = self._make_silo(terms, cell, number, arrays, bytes(memory["key"]))
@@ -156,8 +164,7 @@ class PrivateClient:
             self._context.state[_RECORD] = ConfigRecord(memory)
             return _greeting_content(number, silo.masker.public if silo.plan.masked else b"")
         state = unpack(bytes(memory["state"]), silo) if "state" in memory else silo.start()
-        query = layout.vector(content.array_records[ARRAYS])
-        release, state = _compute_release(silo, state, terms, query)
+        release, state = _compute_release(silo, state, terms, vector_of(record))
         message = silo.message(release.vector, terms.t, keys_in(content), state.chain)
         last = terms.t == silo.plan.schedule.rounds  # no later round needs key and state
         changes = {"key": b"", "state": b""} if last else {"state": pack(state)}

@@ -14,31 +14,42 @@ Local training becomes noisy steps:
 
 Each step is one round of a run at the guard.  With K local steps, round r of the server takes rounds
 (r-1)K + 1 … rK of this run.
+
+Terms of an app's run: a scenario from a file or from keywords, and the message keys that carry it to silos.
+Every message of a strategy of `fedpriv.flower` has the terms in `config`, beside the app's own `train_config`.
+
+Layout of a model: its named arrays, and the flat vector of the same numbers in the order of a state_dict.
 """
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, Context
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from fedpriv.claims.outcome import evaluation_rounds
 from fedpriv.clients.app import ask, ask_shapes
 from fedpriv.core.errors import InputError, RunError, printable
-from fedpriv.flower.terms import ModelLayout
+from fedpriv.loss.frozen import frozen_of, trained_of
 from fedpriv.loss.scores import named_scores
-from fedpriv.noise.trust import UNTRUSTED
+from fedpriv.noise.trust import CURATOR, RECORD, UNTRUSTED
 from fedpriv.papers.base import ScheduledSettings
 from fedpriv.papers.sgd import DP_SGD, SgdSettings
+from fedpriv.papers.table import algorithm_named
+from fedpriv.plan.calibration import fitted
 from fedpriv.plan.evaluation import evaluations_of
-from fedpriv.protocol.messages import Refusal
-from fedpriv.scenario.load import load_scenario
+from fedpriv.plan.task import DTYPES
+from fedpriv.protocol.messages import CONFIG, Refusal, array_of, number_in, tensor_of, values_in
+from fedpriv.scenario.load import load_scenario, resolve_cell
 from fedpriv.scenario.schema import Cell
+from fedpriv.scenario.sections import EvaluationSection, FederationSection, PrivacySection
 
 _SERVER_KEYS = {
     "momentum": "the server's strategy can have it (FedAvgM, FedAdam)",
@@ -50,88 +61,235 @@ _SERVER_KEYS = {
 
 
 @dataclass(frozen=True)
-class EvaluationTerms:
-    """Terms of evaluations by guards, whose answers are noisy means of bounded scores."""
+class ModelLayout:
+    """Names and shapes of a model's arrays in the order of its state_dict, and the type of their flat vector."""
 
-    count: int
-    """Number of evaluations in a whole run."""
-    records: tuple[int, ...]
-    """Public number of test records, by the silo's number."""
-    loss_bound: float
-    classes: bool
-    """Whether the model classifies, so that evaluations have an accuracy."""
-
-
-@dataclass(frozen=True)
-class AppTerms:
-    """Terms of an app's scenario: a release is the noisy mean of a batch's clipped gradients."""
-
-    cell_json: str
-    """Scenario as it is sent to guards."""
-    step: float
-    """Step size η in x - η · release."""
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
     dtype: str
-    """Type of queries, "float32" or "float64"."""
-    rounds: int
-    """Number of releases in a whole run."""
-    batches: tuple[int, ...]
-    """Public number of records in one release, by the silo's number."""
-    evaluation: EvaluationTerms | None = None
-    """Terms of evaluations, or None without [evaluation] in the scenario."""
+
+    @staticmethod
+    def of(arrays: ArrayRecord) -> "ModelLayout":
+        """Take names, shapes and type from arrays.  InputError if these are no trainable parameters."""
+        if not arrays:
+            raise InputError("initial_arrays: there are none; give ArrayRecord(net.state_dict())")
+        for name, array in arrays.items():
+            if array.dtype not in DTYPES:
+                raise InputError(
+                    f"array {printable(name)!r} is {array.dtype}, and parameters are float32 or float64: buffers, "
+                    "as BatchNorm keeps them, would leave a silo without noise; GroupNorm has none"
+                )
+        dtypes = sorted({array.dtype for array in arrays.values()})
+        if len(dtypes) > 1:
+            raise InputError(f"initial_arrays: {' and '.join(dtypes)} are mixed; give all parameters one type")
+        return ModelLayout(tuple(arrays), tuple(tuple(array.shape) for array in arrays.values()), dtypes[0])
+
+    @staticmethod
+    def at_guard(
+        arrays: Sequence[NDArray[Any]], names: Sequence[str], dtype: str, shapes: Sequence[tuple[int, ...]]
+    ) -> "ModelLayout":
+        """Check an app's arrays against the guard's model, and return their layout.
+
+        Args:
+            arrays: Arrays of the app's model.
+            names: Names of these arrays, for messages only.  The guard's model may have other names.
+            dtype: Type of the guard's vector.
+            shapes: Shapes of the arrays of the guard's model.
+
+        Raises:
+            InputError: `arrays` are not floats of these shapes.
+        """
+        if len(arrays) != len(shapes):
+            raise InputError(
+                f"the app's model has {len(arrays)} arrays, the guard's has {len(shapes)}: allow.models and "
+                "model.name have to name the same network (buffers, as BatchNorm keeps them, are arrays too)"
+            )
+        for number, (array, name, shape) in enumerate(zip(arrays, names, shapes, strict=True)):
+            if array.shape != shape:
+                raise InputError(
+                    f"array {number}, {name!r}, has shape {array.shape} in the app's model and {shape} in the "
+                    "guard's: model.name has to name the same network, its layers in the same order"
+                )
+            if array.dtype.kind != "f":
+                raise InputError(
+                    f"array {number}, {name!r}, is {array.dtype}: parameters are floating-point numbers"
+                )
+        return ModelLayout(tuple(names), tuple(shapes), dtype)
+
+    def flat(self, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        """Concatenate the arrays to a vector (d,) of the layout's type.
+
+        The arrays may have another type: Flower's FedAdam sends float64.
+        """
+        with np.errstate(over="ignore"):  # a value that does not fit becomes infinite, and the guard refuses it
+            return np.concatenate([np.ravel(array).astype(self.dtype) for array in arrays])
+
+    def split(self, vector: NDArray[Any]) -> list[NDArray[Any]]:
+        """Split a vector (d,) into the arrays, the inverse of `flat`."""
+        ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
+        return [piece.reshape(shape) for piece, shape in zip(np.split(vector, ends), self.shapes, strict=True)]
+
+    def record(self, vector: Tensor) -> ArrayRecord:
+        """Split a vector (d,) into named arrays."""
+        record = ArrayRecord()  # ArrayRecord(arrays) would copy every array
+        for name, values in zip(self.names, self.split(vector.numpy()), strict=True):
+            record[name] = array_of(values)
+        return record
+
+    def check_module(self, module: nn.Module) -> None:
+        """Check that the names and shapes are those of the module's trainable parameters, in its order.
+
+        InputError names the first array that differs.
+        """
+        trained = trained_of(module)
+        own_arrays = [(name, tuple(parameter.shape)) for name, parameter in trained.items()]
+        server_arrays = list(zip(self.names, self.shapes, strict=True))
+        if own_arrays == server_arrays:
+            return
+        pairs = [pair for pair, other in zip(server_arrays, own_arrays, strict=False) if pair != other]
+        name, shape = (*pairs, *server_arrays[len(own_arrays) :], *own_arrays[len(server_arrays) :])[0]
+        reason = "its requires_grad is False" if name in frozen_of(module) else "it is none that is trained here"
+        if name in trained:
+            reason = f"here it has shape {tuple(trained[name].shape)}, or another place in the order"
+        raise InputError(
+            f"array {printable(name)!r} {shape} of the server: {reason}; server and clients need the same module, "
+            "and the server sends its trained parameters and nothing else"
+        )
 
 
-def read_terms(path: Path) -> AppTerms:
-    """Read an app's scenario.
+def vector_of(arrays: ArrayRecord) -> Tensor:
+    """Concatenate arrays to a vector (d,)."""
+    return torch.cat([tensor_of(array).flatten() for array in arrays.values()])
+
+
+ARRAYS = "arrays"
+ROUND = "server-round"
+CELL = "fedpriv-cell"
+SEEDED = "fedpriv-seeded"
+
+
+class Terms(NamedTuple):
+    """Terms of a run, as one message carries them."""
+
+    t: int
+    """Number of the round, or 0 before round 1, when silos say who they are."""
+    cell_json: str
+    seeded: bool
+    """Whether noise follows from the scenario's seed, as in a simulation."""
+
+
+def terms_in(content: RecordDict) -> Terms:
+    """Read the terms of a message.  RunError if another strategy sent it."""
+    config = values_in(content).get(CONFIG)
+    values = values_in(config) if isinstance(config, ConfigRecord) else {}
+    cell_json, seeded = values.get(CELL), values.get(SEEDED)
+    if not isinstance(cell_json, str) or not isinstance(seeded, bool):
+        raise RunError(
+            "the server's strategy is none of fedpriv.flower: PrivateClient answers DPMu2FL and its sisters; "
+            "for a strategy of Flower's use guard_of"
+        )
+    return Terms(number_in(content, CONFIG, ROUND), cell_json, seeded)
+
+
+def terms_config(cell: Cell, *, seeded: bool) -> ConfigRecord:
+    """Make the keys by which a strategy sends the terms."""
+    return ConfigRecord({CELL: json.dumps(cell.canonical()), SEEDED: seeded})
+
+
+def _single_run(path: Path, overrides: Sequence[str], words: str) -> Cell:
+    """Load the one run of a scenario file.  InputError with `words` for a sweep."""
+    points = load_scenario(path, overrides).points
+    if len(points) != 1:
+        raise InputError(f"{path}: sweep: {words}, and this stands for {len(points)}")
+    return points[0].cell
+
+
+def cell_of_scenario(path: Path, row: str | None, seed: int | None) -> Cell:
+    """Resolve the single run of a scenario file.  InputError for another row, and for a sweep."""
+    cell = _single_run(path, [] if seed is None else [f"seed={seed}"], "an app is one run")
+    if row not in (None, cell.algorithm.name):
+        raise InputError(f"{path}: algorithm.name = {cell.algorithm.name!r}: this strategy is {row!r}")
+    return _checked(cell, str(path))
+
+
+def cell_of_keywords(row: str, keywords: Mapping[str, Any], seed: int | None) -> Cell:
+    """Resolve the run that keywords describe.
+
+    A keyword is a key of [federation] or [privacy], or else one of the row's own keys.  `model` is a section.
+    """
+    row_keys = algorithm_named(row).settings.model_fields
+    tree: dict[str, Any] = {
+        "name": row,
+        "seed": seed or 0,
+        "data": {"name": "synthetic"},  # ignored: silos have their own records
+        "federation": {},
+        "privacy": {},
+        "algorithm": {"name": row},
+    }
+    for key, value in keywords.items():
+        sections = {"federation": FederationSection.model_fields, "privacy": PrivacySection.model_fields}
+        section_names = [name for name, fields in sections.items() if key in fields and key not in row_keys]
+        if key == "model":
+            tree["model"] = {"name": value} if isinstance(value, str) else value
+        else:
+            tree[(*section_names, "algorithm")[0]][key] = value
+    return _checked(resolve_cell(tree, row), row)
+
+
+def with_dtype(cell: Cell, dtype: str) -> Cell:
+    """Return the same run in the type of the app's arrays, with its noise mechanism fitted."""
+    tree = cell.canonical()
+    return fitted(resolve_cell({**tree, "run": {**tree["run"], "dtype": dtype}}, cell.name))
+
+
+def _checked(cell: Cell, source: str) -> Cell:
+    """Return `cell`, or refuse a run that an app's own module and records cannot do."""
+    algorithm, model = cell.algorithm, cell.model
+    refused = {
+        f"algorithm.name = {algorithm.name!r}: asks silos for more than gradients of a module": (
+            algorithm.row.model is not None
+        ),
+        f"algorithm.trust = {algorithm.trust!r}: a curator has all records, and no silos": (
+            algorithm.trust == CURATOR.name
+        ),
+        f"privacy.unit = {cell.privacy.unit!r}: an app's records are protected one by one": (
+            cell.privacy.unit != RECORD.name
+        ),
+        "data.scale: an app scales its records by itself, with public numbers": cell.data.scale is not None,
+        f"model.name = {model.name!r}: no module can be this model": not model.row.evaluated,
+        "evaluation: the silos of an app evaluate by its own @app.evaluate()": cell.evaluation is not None,
+    }
+    for reason in (reason for reason, holds in refused.items() if holds):
+        raise InputError(f"{source}: {reason}; use fedpriv run")
+    return cell
+
+
+def read_terms(path: Path) -> Cell:
+    """Read the scenario of an app whose steps are its own.
 
     Guards do not rely on these checks, and admit a scenario by their policies.
 
     Raises:
         InputError: An app cannot take the steps of this scenario by itself.
     """
-    points = load_scenario(path).points
-    if len(points) != 1:
-        raise InputError(f"{path}: sweep: an app asks for one run, and this stands for {len(points)}")
-    return terms_of(points[0].cell, str(path))
-
-
-def terms_of(cell: Cell, source: str) -> AppTerms:
-    """Return the terms of a cell, which messages name by `source`.
-
-    InputError as for `read_terms`.
-    """
+    cell = _single_run(path, [], "an app asks for one run")
     settings = cell.algorithm.settings
     if not isinstance(settings, SgdSettings):
         raise InputError(
-            f"{source}: algorithm.name = {cell.algorithm.name!r}: an app's steps are those of {DP_SGD.name!r}; "
+            f"{path}: algorithm.name = {cell.algorithm.name!r}: an app's steps are those of {DP_SGD.name!r}; "
             "other rows need their own server (fedpriv run)"
         )
     for key, replacement in _SERVER_KEYS.items():
-        if getattr(settings, key) != SgdSettings.model_fields[key].default:
-            raise InputError(
-                f"{source}: algorithm.{key} = {getattr(settings, key)!r}: leave it out; {replacement}"
-            )
+        if (value := getattr(settings, key)) != SgdSettings.model_fields[key].default:
+            raise InputError(f"{path}: algorithm.{key} = {value!r}: leave it out; {replacement}")
     if cell.algorithm.trust_setting is not UNTRUSTED:
         raise InputError(
-            f"{source}: algorithm.trust = {cell.algorithm.trust!r}: a server that is not fedpriv's adds no noise; "
+            f"{path}: algorithm.trust = {cell.algorithm.trust!r}: a server that is not fedpriv's adds no noise; "
             f"use {UNTRUSTED.name!r}"
         )
-    return AppTerms(
-        json.dumps(cell.canonical()),
-        settings.step,
-        cell.run.dtype,
-        cell.schedule.rounds,
-        cell.batch_sizes,
-        _evaluation_terms(cell),
-    )
-
-
-def _evaluation_terms(cell: Cell) -> EvaluationTerms | None:
-    if (section := cell.evaluation) is None:
-        return None
-    if section.curves is not None:
+    if cell.evaluation is not None and cell.evaluation.curves is not None:
         raise InputError("evaluation.curves: an app's evaluations are a loss and an accuracy; leave it out")
-    records = section.of_silos(cell.federation.silos)
-    return EvaluationTerms(evaluations_of(cell), records, section.loss_bound, cell.model.classifies)
+    return cell
 
 
 Answer = TypeVar("Answer")
@@ -152,19 +310,22 @@ class SiloGuard:
     run: str
     """Name of the run in the silo's ledger."""
     silo: int
-    terms: AppTerms
+    cell: Cell
+    """App's scenario: a release is the noisy mean of a batch's clipped gradients."""
+    cell_json: str
+    """Scenario as it is sent to guards."""
     local_steps: int = 1
     """Number K of noisy steps between two averages, each of them a release."""
 
     @property
     def examples(self) -> int:
         """Public number of records that one call of `train` reads, the weight of this silo's reply."""
-        return self.terms.batches[self.silo] * self.local_steps
+        return self.cell.batch_sizes[self.silo] * self.local_steps
 
     @property
     def test_examples(self) -> int:
         """Public number of test records that one evaluation reads, the weight of this silo's metrics."""
-        return self._evaluation.records[self.silo]
+        return self._evaluation.of_silos(self.cell.federation.silos)[self.silo]
 
     def train(self, arrays: ArrayRecord, server_round: int) -> ArrayRecord:
         """Take K noisy steps from the parameters `arrays`.
@@ -187,19 +348,21 @@ class SiloGuard:
         self, arrays: Sequence[NDArray[Any]], server_round: int, names: Sequence[str] = ()
     ) -> list[NDArray[Any]]:
         """Take the steps of `train` from a NumPyClient's list of arrays, in the order of a state_dict."""
-        terms, steps = self.terms, self.local_steps
+        steps, rounds = self.local_steps, self.cell.schedule.rounds
         first = (server_round - 1) * steps + 1
-        if not 1 <= first <= first + steps - 1 <= terms.rounds:
+        if not 1 <= first <= first + steps - 1 <= rounds:
             raise InputError(
                 f"server round {server_round} of {steps} local steps takes rounds {first} to {first + steps - 1}, "
-                f"and the guard's scenario has {terms.rounds}: federation.rounds = local steps x server rounds"
+                f"and the guard's scenario has {rounds}: federation.rounds = local steps x server rounds"
             )
         layout, point = self._match_layout(arrays, names)
+        settings = self.cell.algorithm.settings
+        assert isinstance(settings, SgdSettings)  # `read_terms` has checked this
         for t in range(first, first + steps):
-            release = unwrap_answer(ask(self.socket, self.run, terms.cell_json, t, point))
+            release = unwrap_answer(ask(self.socket, self.run, self.cell_json, t, point))
             if release.shape != point.shape:
                 raise RunError(f"round {t}: the guard's release has {release.size} values, expected {point.size}")
-            point = (point - terms.step * release.astype(np.float64)).astype(point.dtype)
+            point = (point - settings.step * release.astype(np.float64)).astype(point.dtype)
         return layout.split(point)
 
     def evaluate(self, arrays: ArrayRecord, server_round: int) -> dict[str, float]:
@@ -222,37 +385,35 @@ class SiloGuard:
         self, arrays: Sequence[NDArray[Any]], server_round: int, names: Sequence[str] = ()
     ) -> dict[str, float]:
         """Return the scores of `evaluate` for a NumPyClient's list of arrays, in the order of a state_dict."""
-        evaluation, rounds = self._evaluation, self.terms.rounds // self.local_steps
-        if evaluation.count > rounds:
+        evaluation, rounds = self._evaluation, self.cell.schedule.rounds // self.local_steps
+        count, classes = evaluations_of(self.cell), self.cell.model.classifies
+        if count > rounds:
             raise InputError(
-                f"run.evaluations: the guard's scenario has {evaluation.count} evaluations, and the server "
+                f"run.evaluations: the guard's scenario has {count} evaluations, and the server "
                 f"{rounds} rounds; set it to {rounds} or fewer, for less noise"
             )
         if not 1 <= server_round <= rounds:
             raise InputError(f"server round {server_round}: the guard's scenario has {rounds} of them")
-        evaluation_numbers = sorted(evaluation_rounds(rounds, evaluation.count))
+        evaluation_numbers = sorted(evaluation_rounds(rounds, count))
         if server_round not in evaluation_numbers:
             return {}
         _, point = self._match_layout(arrays, names)
         number = evaluation_numbers.index(server_round) + 1
-        means = unwrap_answer(ask(self.socket, self.run, self.terms.cell_json, number, point, tests=True))
-        if means.shape != (1 + evaluation.classes,):
-            raise RunError(
-                f"evaluation {number}: the guard sent {means.size} scores, expected {1 + evaluation.classes}"
-            )
-        scores = named_scores(
-            torch.from_numpy(means.astype(np.float64)), evaluation.loss_bound, classes=evaluation.classes
-        )
+        means = unwrap_answer(ask(self.socket, self.run, self.cell_json, number, point, tests=True))
+        if means.shape != (1 + classes,):
+            raise RunError(f"evaluation {number}: the guard sent {means.size} scores, expected {1 + classes}")
+        mean = torch.from_numpy(means.astype(np.float64))
+        scores = named_scores(mean, evaluation.loss_bound, classes=classes)
         return {_TEMPLATE_NAMES[name]: float(value) for name, value in scores.items()}
 
     @property
-    def _evaluation(self) -> EvaluationTerms:
-        if self.terms.evaluation is None:
+    def _evaluation(self) -> EvaluationSection:
+        if self.cell.evaluation is None:
             raise InputError(
                 "evaluation: the guard's scenario has no such section, which says what evaluations may cost; add "
                 "it, or leave @app.evaluate() out"
             )
-        return self.terms.evaluation
+        return self.cell.evaluation
 
     def _match_layout(
         self, arrays: Sequence[NDArray[Any]], names: Sequence[str]
@@ -261,8 +422,9 @@ class SiloGuard:
 
         InputError if the arrays do not fit.
         """
-        shapes = unwrap_answer(ask_shapes(self.socket, self.terms.cell_json))
-        layout = ModelLayout.of(arrays, names or [str(n) for n in range(len(arrays))], self.terms.dtype, shapes)
+        shapes = unwrap_answer(ask_shapes(self.socket, self.cell_json))
+        names = names or [str(number) for number in range(len(arrays))]
+        layout = ModelLayout.at_guard(arrays, names, self.cell.run.dtype, shapes)
         return layout, layout.flat(arrays)
 
 
@@ -280,18 +442,19 @@ def guard_of(context: Context, scenario: Path, local_steps: int = 1) -> SiloGuar
     Raises:
         InputError: A key is missing, or one does not fit the scenario.
     """
-    terms = read_terms(scenario)
-    number = silo_number(context, len(terms.batches), f" of {scenario}")
+    cell = read_terms(scenario)
+    number = silo_number(context, cell.federation.silos, f" of {scenario}")
     if (socket := guard_socket(context, number)) is None:
         raise InputError(
             "guard: missing; start the SuperNode with --node-config "
             "\"partition-id=0 guard='/run/fedpriv/guard.sock'\""
         )
-    if local_steps < 1 or terms.rounds % local_steps:
+    if local_steps < 1 or cell.schedule.rounds % local_steps:
         raise InputError(
-            f"local_steps = {local_steps}: federation.rounds = {terms.rounds} of {scenario} has to be a multiple"
+            f"local_steps = {local_steps}: federation.rounds = {cell.schedule.rounds} of {scenario} has to be a "
+            "multiple"
         )
-    return SiloGuard(socket, str(context.run_id), number, terms, local_steps)
+    return SiloGuard(socket, str(context.run_id), number, cell, json.dumps(cell.canonical()), local_steps)
 
 
 def silo_number(context: Context, silos: int, source: str = "") -> int:
@@ -319,6 +482,3 @@ def unwrap_answer(answer: Answer | Refusal) -> Answer:
     if isinstance(answer, Refusal):
         raise RunError(printable(answer.reason))
     return answer
-
-
-__all__ = ["SiloGuard", "guard_of"]

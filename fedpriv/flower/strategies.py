@@ -29,13 +29,14 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.figures import epsilon_words
 from fedpriv.core.random import system_key
 from fedpriv.core.replicates import Scalar, one_thread
-from fedpriv.flower.terms import (
+from fedpriv.flower.guards import (
     ARRAYS,
     ROUND,
-    NamedArrays,
+    ModelLayout,
     cell_of_keywords,
     cell_of_scenario,
     terms_config,
+    vector_of,
     with_dtype,
 )
 from fedpriv.loss.objective import Batch, Deterministic, Evaluation, Increment, Query, Records
@@ -89,8 +90,8 @@ class SilosLoss(Deterministic):
 class NamedReleases(ReleaseStrategy):
     """The rounds of one run, whose queries and models are an app's named arrays."""
 
-    def __init__(self, cell: Cell, arrays: NamedArrays, initial: Tensor, *, seeded: bool) -> None:
-        self.cell, self._arrays = cell, arrays
+    def __init__(self, cell: Cell, layout: ModelLayout, initial: Tensor, *, seeded: bool) -> None:
+        self.cell, self._layout = cell, layout
         self.terms = terms_config(cell, seeded=seeded)
         plan = plan_of(cell, SilosLoss(initial), released=not seeded)
         sums = simulated_sums(plan, initial, cell) if seeded else ServerSums(plan, initial, system_key())
@@ -104,7 +105,7 @@ class NamedReleases(ReleaseStrategy):
         )
 
     def record_of(self, vector: Tensor) -> ArrayRecord:
-        return self._arrays.record(vector)
+        return self._layout.record(vector)
 
     def content_of(self, arrays: ArrayRecord, t: int, config: ConfigRecord) -> RecordDict:
         keys = {"keys": self._keys} if self._keys else {}
@@ -233,8 +234,7 @@ class PrivateStrategy(Strategy):
             raise InputError(
                 "start: this strategy has spent its budget on a run; for another run make another one"
             )
-        arrays = NamedArrays.of(initial_arrays)
-        initial = arrays.vector(initial_arrays)
+        layout, initial = ModelLayout.of(initial_arrays), vector_of(initial_arrays)
         if not is_finite(initial):
             raise InputError("initial_arrays: a value is not finite")
         planned_rounds = self.cell.schedule.rounds
@@ -242,9 +242,7 @@ class PrivateStrategy(Strategy):
             raise InputError(
                 f"num_rounds = {num_rounds}: noise was calibrated for rounds = {planned_rounds}; give as many"
             )
-        self._releases = NamedReleases(
-            with_dtype(self.cell, arrays.layout.dtype), arrays, initial, seeded=self._seeded
-        )
+        self._releases = NamedReleases(with_dtype(self.cell, layout.dtype), layout, initial, seeded=self._seeded)
         rounds = self._count_affordable_rounds(planned_rounds)
         self._accounted_rounds = evaluation_rounds(rounds, min(rounds, _MAX_REPORTS))
         self._releases.nodes(grid, timeout)
@@ -328,42 +326,34 @@ class PrivateStrategy(Strategy):
 class _RowStrategy(PrivateStrategy):
     row: ClassVar[str]
 
+    def __init_subclass__(cls, row: str) -> None:
+        """Note which row of the table the strategy is."""
+        cls.row = row
+
     def __init__(self, **keywords: Any) -> None:
         """Fix the run by keywords of `PrivateStrategy`."""
         super().__init__(self.row, **keywords)
 
 
-class DPMu2FL(_RowStrategy):
+class DPMu2FL(_RowStrategy, row="dp-mu2-fl"):
     """DP-μ²-FL (Reshef & Levy 2024): `diameter`, `clip`, `step`, `output`, `mechanism`."""
 
-    row = "dp-mu2-fl"
 
-
-class AcceleratedDPSRGD(_RowStrategy):
+class AcceleratedDPSRGD(_RowStrategy, row="accelerated-dp-srgd"):
     """Accelerated DP-SRGD (Choquette-Choo et al. 2025): `clip`, `beta`, `radius`, `mechanism`."""
 
-    row = "accelerated-dp-srgd"
 
-
-class DPMomentum(_RowStrategy):
+class DPMomentum(_RowStrategy, row="momentum-tree"):
     """Momentum with tree noise (Tran & Cutkosky 2022): `clip`, `alpha`, `step`, `output`, `mechanism`."""
 
-    row = "momentum-tree"
 
-
-class DPGoldstein(_RowStrategy):
+class DPGoldstein(_RowStrategy, row="goldstein-single-pass"):
     """Goldstein stationarity in one pass (Kornowski et al.): `smoothing`, `radius`, `period`, two clips."""
 
-    row = "goldstein-single-pass"
 
-
-class DPSGD(_RowStrategy):
+class DPSGD(_RowStrategy, row="dp-sgd"):
     """DP-SGD (Abadi et al. 2016): `clip`, `step`, `momentum`, `radius`, `output`."""
 
-    row = "dp-sgd"
 
-
-class DPFTRL(_RowStrategy):
+class DPFTRL(_RowStrategy, row="dp-ftrl"):
     """DP-FTRL (Kairouz et al. 2021): `clip`, `step`, `momentum`, `mechanism`."""
-
-    row = "dp-ftrl"

@@ -10,8 +10,7 @@ from flwr.app import Context, RecordDict
 
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.flower import guard_of
-from fedpriv.flower.guards import read_terms
-from fedpriv.flower.terms import ModelLayout
+from fedpriv.flower.guards import ModelLayout, read_terms
 from fedpriv.loss.imported import shapes_of
 from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
@@ -26,7 +25,7 @@ SHAPES = [(2, 1, 3, 3), (2,), (), (4, 2)]
 
 def test_arrays_are_the_vector_cut_and_back() -> None:
     arrays = [np.arange(np.prod(shape, dtype=int), dtype=np.float64).reshape(shape) + 0.25 for shape in SHAPES]
-    layout = ModelLayout.of(arrays, "abcd", "float32", SHAPES)
+    layout = ModelLayout.at_guard(arrays, "abcd", "float32", SHAPES)
     flat = layout.flat(arrays)
     assert flat.dtype == np.float32
     assert flat[:18].tolist() == arrays[0].ravel().tolist()
