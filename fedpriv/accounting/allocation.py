@@ -72,8 +72,7 @@ def end_of_grid(multiplier: float, bins: int, tail: float, narrow: bool = False)
     """
     of_one = math.exp(min(_MOST_LOG, (0.5 / multiplier - float(ndtri(tail))) / multiplier))
     if narrow:
-        spread = math.sqrt(bins * math.expm1(min(_MOST_LOG, multiplier**-2)))
-        return bins + of_one + 10.0 * spread
+        return bins + of_one + 10.0 * math.sqrt(bins * math.expm1(min(_MOST_LOG, multiplier**-2)))
     return max(of_one, 4.0 * bins) + 4.0 * bins
 
 
@@ -116,8 +115,7 @@ def losses_when_added(multiplier: float, bins: int, size: int, cap: float) -> Lo
 
     Guarantee: an upper bound of H_ε(Q‖P); mass beyond the grid has ratios above `cap`, and counts as at `cap`.
     """
-    spacing = cap * bins / size
-    law = _power(grid_masses(multiplier, spacing, size), bins)
+    law = _power(grid_masses(multiplier, cap * bins / size, size), bins)
     ratios = (cap / size) * np.arange(1, size + 1)
     masses = np.append(law[1:], max(0.0, 1.0 - float(np.sum(law))))
     return Losses(-np.log(ratios[::-1]), masses[::-1], float(law[0]) + _hidden(bins))
@@ -137,8 +135,7 @@ def _sum_law(first: Floats, second: Floats) -> Floats:
     from scipy import fft  # a twentieth of the start of a command that needs none
 
     length = fft.next_fast_len(2 * size, real=True)
-    product = fft.rfft(first, length) * fft.rfft(second, length)
-    return as_floats(np.maximum(fft.irfft(product, length)[:size], 0.0))
+    return as_floats(np.maximum(fft.irfft(fft.rfft(first, length) * fft.rfft(second, length), length)[:size], 0.0))
 
 
 def _power(masses: Floats, times: int) -> Floats:

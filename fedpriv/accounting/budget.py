@@ -73,9 +73,7 @@ class ApproximateGDP:
     def epsilon_of(self, delta: float) -> float:
         """The smallest ε for which (ε, `delta`)-DP follows; inf where the slack uses up the whole `delta`."""
         left = (check_delta(delta) - self.slack) / (1.0 - self.slack) * (1.0 - 1e-15)
-        if left <= 0.0:
-            return math.inf
-        return gdp.epsilon_of(self.mu, left)
+        return math.inf if left <= 0.0 else gdp.epsilon_of(self.mu, left)
 
     @property
     def words(self) -> str:
@@ -104,8 +102,7 @@ def smallest_mu(curve: Curve, slack: float) -> float:
         raise InputError(f"slack = {slack}: the curve rises; no mu can be certified")
 
     def certified(mu: float) -> bool:
-        given = gaussian_from_below(mu)(epsilons[1:])
-        return bool(np.all(needed[:-1] * (1.0 + 1e-12) <= given))
+        return bool(np.all(needed[:-1] * (1.0 + 1e-12) <= gaussian_from_below(mu)(epsilons[1:])))
 
     return smallest_safe(certified, 1.0, tolerance=_ACCURACY)
 

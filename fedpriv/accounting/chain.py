@@ -127,9 +127,7 @@ class Chain:
     @property
     def downwards(self) -> "Chain":
         """The same rounds from the end with the larger variance: a sum over rounds has no order."""
-        if self.variances[0] >= self.variances[-1]:
-            return self
-        return Chain(self.variances[::-1], self.links[::-1])
+        return self if self.variances[0] >= self.variances[-1] else Chain(self.variances[::-1], self.links[::-1])
 
     def above(self, other: "Chain") -> "Chain":
         """A chain with covariances of at least both, of the same length.
@@ -140,8 +138,7 @@ class Chain:
         variances = np.maximum(self.variances, other.variances)
         for t, ratio in enumerate(ratios):  # so that such a vector exists
             variances[t + 1] = max(variances[t + 1], ratio**2 * variances[t])
-        links = ratios * variances[:-1] * _MORE
-        return Chain(tuple((variances * _MORE).tolist()), tuple(links.tolist()))
+        return Chain(tuple((variances * _MORE).tolist()), tuple((ratios * variances[:-1] * _MORE).tolist()))
 
     @property
     def _ratios(self) -> list[float]:
@@ -212,8 +209,7 @@ def _decays(upper: Floats) -> list[float]:
     if not ratios:
         return [1e-3]
     few = _DECAYS if len(first) < _LONG else _DECAYS // 3
-    places = np.unique(np.linspace(0, len(ratios) - 1, few).astype(int))
-    return [ratios[place] for place in places]
+    return [ratios[place] for place in np.unique(np.linspace(0, len(ratios) - 1, few).astype(int))]
 
 
 @dataclass(frozen=True)

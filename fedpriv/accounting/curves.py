@@ -90,11 +90,9 @@ def chained(first: Curve, second: Curve) -> Curve:
     """
 
     def curve(epsilons: Floats) -> Floats:
-        flat = np.asarray(epsilons, np.float64).ravel()
-        whole = np.minimum(flat, MOST_EPSILON)
+        whole = np.minimum(np.asarray(epsilons, np.float64).ravel(), MOST_EPSILON)
         parts = np.linspace(0.0, 1.0, _SPLITS)[:, None] * whole
-        rests = np.maximum(0.0, whole - parts) * (1.0 - _ROUNDING)
-        sums = first(parts) + np.exp(parts) * second(rests)
+        sums = first(parts) + np.exp(parts) * second(np.maximum(0.0, whole - parts) * (1.0 - _ROUNDING))
         return as_floats(np.min(sums, axis=0) * (1.0 + _ROUNDING)).reshape(np.shape(epsilons))
 
     return curve

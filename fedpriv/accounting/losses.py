@@ -105,8 +105,7 @@ class Losses:
                 "noise is too small or too large for this accountant"
             )
         places = np.floor(losses / step)
-        rest = np.clip(losses - places * step, 0.0, step)
-        upper = kept * (np.expm1(-rest) / math.expm1(-step))
+        upper = kept * (np.expm1(-np.clip(losses - places * step, 0.0, step)) / math.expm1(-step))
         low = int(places[0])
         index = places.astype(np.int64) - low
         size = int(index[-1]) + 2

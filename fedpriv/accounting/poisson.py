@@ -129,8 +129,7 @@ class PoissonGaussian(Sampled):
             "sampling_probability": self.sampling_rate,
             "event": gaussian_event(self.noise_multiplier),
         }
-        replaced = self.relation == "replace-one"
-        return REPLACE if replaced else ADD_OR_REMOVE, repeated_event(sampled, self.rounds)
+        return REPLACE if self.relation == "replace-one" else ADD_OR_REMOVE, repeated_event(sampled, self.rounds)
 
 
 def _step(rounds: int) -> float:

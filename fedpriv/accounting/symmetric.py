@@ -124,8 +124,7 @@ class Symmetric:
         `most`: an ε at which δ is next to nothing.  Guarantee: an upper bound of H_ε(P‖Q) for every ε of either
         sign, and in compositions.
         """
-        end = self._end(most)
-        epsilons = end * np.linspace(0.0, 1.0, knots + 1) ** _BENT
+        epsilons = self._end(most) * np.linspace(0.0, 1.0, knots + 1) ** _BENT
         bounds = [1.0]
         for epsilon in epsilons:
             bounds.append(min(bounds[-1], self.delta(float(epsilon), _tail_for(bounds[-1]))))

@@ -114,8 +114,7 @@ class BufferedToeplitz(Toeplitz):
         return {}
 
     def options(self) -> dict[str, Any]:
-        given = {"theta": list(self.theta), "phi": list(self.phi)}
-        return given | ({"scale": True} if self.column_scale else {})
+        return {"theta": list(self.theta), "phi": list(self.phi)} | ({"scale": True} if self.column_scale else {})
 
     @property
     def label(self) -> str:
@@ -307,8 +306,7 @@ class FactoredScaled(Factored):
     def certified(self, lattice: Lattice) -> float:
         rounds = range(1, self.workload.rounds + 1)
         norms = np.array([float(lattice.norm(clip)) for t in rounds for clip in self.part_clips(t)])
-        plain = replace(self.scaled, column_scale=())
-        return plain.sensitivity(replace(self.workload, clips=norms))
+        return replace(self.scaled, column_scale=()).sensitivity(replace(self.workload, clips=norms))
 
 
 @dataclass(frozen=True)
@@ -395,8 +393,7 @@ def phi_of(strategy: IntegerBuffered) -> NDArray[np.float64]:
     They are the eigenvalues of diag(θ) - √ω √ωᵀ (the matrix determinant lemma), which is symmetric.
     """
     theta, omega = (np.array(values, np.float64) / ONE for values in (strategy.theta, strategy.omega))
-    roots = np.linalg.eigvalsh(np.diag(theta) - np.sqrt(np.outer(omega, omega)))
-    return np.asarray(roots[::-1], np.float64)
+    return np.asarray(np.linalg.eigvalsh(np.diag(theta) - np.sqrt(np.outer(omega, omega)))[::-1], np.float64)
 
 
 def series_of(strategy: IntegerBuffered, rounds: int) -> NDArray[np.float64]:

@@ -81,8 +81,7 @@ class IndependentGaussian(Mechanism):
         return nonincreasing.certified(workload, coefficients, self.columns(workload), within)
 
     def columns(self, workload: Workload) -> Columns:
-        coefficients = powers(workload.decay, workload.block)
-        inner = toeplitz_inner(coefficients, workload.rounds, workload.period)
+        inner = toeplitz_inner(powers(workload.decay, workload.block), workload.rounds, workload.period)
         return Columns(_column_squared_norms(workload), inner)
 
     @property
@@ -140,8 +139,7 @@ def _record_squared_norms(clips: Floats, rounds_per_epoch: int, decay: float) ->
         rounds_per_epoch,
         rounds - np.arange(epochs * rounds_per_epoch, dtype=np.float64).reshape(epochs, rounds_per_epoch),
     )
-    lasting = geometric_sums(decay**2, np.maximum(until_next, 0.0))
-    return np.asarray(np.sum(moved**2 * lasting, axis=0))
+    return np.asarray(np.sum(moved**2 * geometric_sums(decay**2, np.maximum(until_next, 0.0)), axis=0))
 
 
 @dataclass(frozen=True)

@@ -148,8 +148,7 @@ def history_response(series: Floats, inverted: Floats) -> Floats:
     """
     memory = len(series) - 1
     lags = np.add.outer(np.arange(len(inverted)), np.arange(memory)) + 1
-    direct = np.where(lags <= memory, series[np.minimum(lags, memory)], 0.0)
-    return -lower_toeplitz(inverted) @ direct
+    return -lower_toeplitz(inverted) @ np.where(lags <= memory, series[np.minimum(lags, memory)], 0.0)
 
 
 def lower_toeplitz(series: Floats) -> Floats:
@@ -251,6 +250,5 @@ def noise_modes(decay: float, theta: Roots, phi: Roots) -> tuple[Mode, ...]:
         if gain != 0.0:
             modes.append(Mode(pole, gain))
     if poles.count(0.0) == 2:
-        first = sum(phi) - sum(theta)
-        modes.append(Mode(0.0, first - sum(mode.gain for mode in modes)))
+        modes.append(Mode(0.0, sum(phi) - sum(theta) - sum(mode.gain for mode in modes)))
     return tuple(modes)

@@ -247,8 +247,7 @@ class IntegerBanded(IntegerStrategy):
         largest = 0
         past: list[int] = []
         for (load,) in loads:
-            products = map(scaled_bound, past, self.coefficients)
-            largest = max(largest, load + sum(products))
+            largest = max(largest, load + sum(map(scaled_bound, past, self.coefficients)))
             past = [load, *past][: len(self.coefficients)]
         return Reach(largest, largest)
 

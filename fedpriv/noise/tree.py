@@ -358,8 +358,7 @@ class IntegerTree(IntegerStrategy):
     def groups(self, rounds: int, participations: int) -> tuple[Group, ...]:
         block = rounds if self.period is None else min(self.period, rounds)
         levels = block.bit_length() - 1
-        exact = self.decay in (0, ONE)
-        return (Group(rounds, 1.0, Fraction(0 if exact else levels * participations)),)
+        return (Group(rounds, 1.0, Fraction(0 if self.decay in (0, ONE) else levels * participations)),)
 
     def reach(self, loads: Sequence[Load]) -> Reach:
         stack: list[int] = []

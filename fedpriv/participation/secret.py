@@ -122,8 +122,7 @@ class SecretOrder(Plain):
 
     def charged(self, sums: Sums, mu: float, delta: float) -> float:
         """For a record that is known to take part; a rounding to the safe side is in it."""
-        found = self._calibrated_for(sums, epsilon_of(mu, delta), delta)
-        return (1.0 - 1e-12) / found.noise_multiplier
+        return (1.0 - 1e-12) / self._calibrated_for(sums, epsilon_of(mu, delta), delta).noise_multiplier
 
     def _calibrated_for(self, sums: Sums, epsilon: float, delta: float) -> Sampled:
         return self.calibrated(epsilon, delta, sums.relation)

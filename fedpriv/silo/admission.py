@@ -208,8 +208,7 @@ class Admission:
                     self._check_number(section, name, number)
                 if isinstance(tree, dict) and (reason := self._unknown(tree)) is not None:
                     raise InputError(reason)
-                cell = resolve_cell(tree, "the server's scenario")
-                return json.dumps(cell.canonical(), sort_keys=True)
+                return json.dumps(resolve_cell(tree, "the server's scenario").canonical(), sort_keys=True)
         except RunError as error:
             raise RunError(f"the scenario that was sent cannot be used: {error}") from None
 

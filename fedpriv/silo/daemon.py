@@ -118,8 +118,7 @@ def serve(policy_path: Path, ready: Callable[[Path], None] = lambda _: None, met
     """
     torch.set_num_threads(1)
     policy = read_policy(policy_path)
-    guards = open_guards(policy, partial(within, _PLANNING, _WAITING))
-    desk = Desk(policy, guards, figures=metrics is not None)
+    desk = Desk(policy, open_guards(policy, partial(within, _PLANNING, _WAITING)), figures=metrics is not None)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # neither a terminal that closes nor a `reload` ends a guard
     threading.stack_size(_STACK)
     hold_to(policy.allow.memory)

@@ -162,10 +162,9 @@ def _budget(cell: Cell, plan: Plan, silos: Sequence[int]) -> dict[str, float]:
     targets = cell.targets or ()
     if not cell.schedule.secret:
         return {"budget": max(targets[silo] for silo in silos)}
-    trust, prices = cell.algorithm.trust_setting, []
-    for silo in silos:
-        stream = priced_stream(plan, silo, trust, trust)
-        prices.append(cost_of(plan, stream.guarantee, silo).at(SLACK_PER_RUN))
+    trust = cell.algorithm.trust_setting
+    streams = {silo: priced_stream(plan, silo, trust, trust) for silo in silos}
+    prices = [cost_of(plan, stream.guarantee, silo).at(SLACK_PER_RUN) for silo, stream in streams.items()]
     return {"budget": max(each.mu for each in prices if each is not None), "slack": SLACK_PER_RUN}
 
 
@@ -174,8 +173,7 @@ def evaluation_of(cell: Cell, runs: int = 1) -> dict[str, Any]:
 
     InputError if no policy allows it.
     """
-    asked = evaluation_plan_of(cell, task_of_cell(cell).objective, released=True)
-    if asked is None:
+    if evaluation_plan_of(cell, task_of_cell(cell).objective, released=True) is None:
         return {}
     assert cell.evaluation is not None
     if cell.evaluation.mu is None:

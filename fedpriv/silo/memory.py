@@ -66,8 +66,7 @@ def taken_by(plan: Plan, silo: int, rows: int, features: int) -> int:
 
     Guarantee: a function of public numbers: no record's values are looked at, and the rows are those of the unit.
     """
-    dimension = plan.objective.dimension
-    draws = max(plan.rounds[0].stored_length, dimension)
+    draws = max(plan.rounds[0].stored_length, plan.objective.dimension)
     held, own = min(rows, plan.most_held(silo)), plan.objective.initial().element_size()
     return (
         _MODULE

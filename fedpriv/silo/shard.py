@@ -281,8 +281,7 @@ class Views:
         shard.count(cell.privacy.protected)
         image, label = np.zeros_like(shard.images[:1]), np.zeros_like(shard.labels[:1])
         cells = None if shard.cells is None else np.zeros_like(shard.cells[:1])
-        one = Shard(image, label, persons=None if persons is None else persons[:1], cells=cells)
-        return one.seen(cell)
+        return Shard(image, label, persons=None if persons is None else persons[:1], cells=cells).seen(cell)
 
     def records(self, cell: Cell) -> Records:
         """All records, each by itself and by public constants alone."""

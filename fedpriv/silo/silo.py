@@ -203,8 +203,7 @@ class Silo:
         """Steps in integers if the plan has them, else float64 sums with a simulation's noise."""
         if self.plan.integers is not None:
             return IntegerSteps(self.plan, self.key)
-        draw = Seeded(self.plan, self.noise, torch.float64)
-        return FloatSteps(self.plan, draw, Bounded(self.plan.objective))
+        return FloatSteps(self.plan, Seeded(self.plan, self.noise, torch.float64), Bounded(self.plan.objective))
 
     @cached_property
     def masker(self) -> Masker:

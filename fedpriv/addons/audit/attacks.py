@@ -69,8 +69,7 @@ def integers_cell(cell: Cell, mu: float) -> Cell:
 
 def integers_attack(cell: Cell, seed: int) -> tuple[bool, Scores]:
     """One run with a record that is there or not: whether it is, and how much each test says so; (tests,)."""
-    objective = objective_for(cell, _FEATURES)
-    plan = plan_of(cell, objective, released=True)
+    plan = plan_of(cell, objective_for(cell, _FEATURES), released=True)
     present = bool(public_generator(seed, "audit integers").random() < 0.5)
     idle = [nothing(plan.schedule.batches_held, _FEATURES)] * (len(plan.weights) - 1)
     records = {world: _record(cell, plan, there=world) for world in (False, True)}

@@ -198,8 +198,7 @@ def auditable(cell: Cell, mu: float, rounds: int, silos: int, batch: int, epochs
 
 def objective_for(cell: Cell, features: int) -> Objective:
     """The small model's loss over records of so many features, as the silos' own code builds it; and a bias."""
-    row = cell.model.row
-    return row.objective((features + 1,), CLASSES, DTYPES[cell.run.dtype], cell.model.settings)
+    return cell.model.row.objective((features + 1,), CLASSES, DTYPES[cell.run.dtype], cell.model.settings)
 
 
 def rows_read(cell: Cell) -> list[range]:
@@ -251,8 +250,7 @@ class CanaryLayout:
         Of rounds that read the same rows, the first one stands for all.
         """
         others = [t for t, read in enumerate(passes, 1) if t != heaviest and read not in passes[: t - 1]]
-        left = min(canaries - batch, batch * len(others))
-        spread = [others[place % len(others)] for place in range(left)]
+        spread = [others[place % len(others)] for place in range(min(canaries - batch, batch * len(others)))]
         rounds = np.array([heaviest] * min(batch, canaries) + spread)
         places = [int(np.sum(rounds[:canary] == t)) for canary, t in enumerate(rounds.tolist())]
         row = [passes[t - 1].start + place for t, place in zip(rounds.tolist(), places, strict=True)]

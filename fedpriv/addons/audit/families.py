@@ -72,8 +72,7 @@ def sees(apart: float, claimed: float, trials: int, failure: float) -> float:
 
 def _most_wrong(claimed: float, trials: int, failure: float) -> int:
     """The most wrong guesses of so many that refute a claim; -1 if none do."""
-    wrong = np.arange(trials)
-    refuting = -2.0 * special.ndtri(upper_rates(wrong, trials, failure)) > claimed
+    refuting = -2.0 * special.ndtri(upper_rates(np.arange(trials), trials, failure)) > claimed
     return int(np.sum(refuting)) - 1
 
 
@@ -206,8 +205,7 @@ def _together(
     bound = max(
         bound_at(0.0, evidence, coins[0], failure / 2.0), mu_lower_bound(evidence, coins[0], failure / 2.0)
     )
-    apart = compose([separation(plan) for plan in plans.values()])
-    would_see = sees(apart, claimed, len(coins[0]), failure)
+    would_see = sees(compose([separation(plan) for plan in plans.values()]), claimed, len(coins[0]), failure)
     return Found(bound, f"{' and '.join(parts)} together", claimed, would_see)
 
 

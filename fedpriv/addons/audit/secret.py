@@ -73,8 +73,7 @@ def company_cell(cell: Cell, mu: float) -> Cell:
     """One silo of few records, which adds the noise itself: its schedule and sums are the same in every trust."""
     rounds, epochs = small_rounds(cell)
     small = auditable(cell, mu, rounds, 1, _COMPANY_BATCH, epochs)
-    own = small.algorithm.model_copy(update={"trust": UNTRUSTED.name})
-    return small.model_copy(update={"algorithm": own})
+    return small.model_copy(update={"algorithm": small.algorithm.model_copy(update={"trust": UNTRUSTED.name})})
 
 
 class Seen(NamedTuple):
@@ -187,8 +186,7 @@ class Evidence:
     def one_round_in_all_epochs(self, seen: Seen) -> Floats:
         """As if a row kept its round: the same places of all epochs together."""
         ratios = self._ratios(seen.releases, 1.0)
-        epochs = ratios.reshape(len(ratios), -1, self.schedule.rounds_per_epoch)
-        return self._scores(epochs.sum(1), seen.row)
+        return self._scores(ratios.reshape(len(ratios), -1, self.schedule.rounds_per_epoch).sum(1), seen.row)
 
     def told(self, seen: Seen, coins: KeyedCoins, batch: int) -> Floats:
         """As if the rounds were those that `coins` draw."""
@@ -274,8 +272,7 @@ def canaries_shown(small: Cell, plan: Plan, seen: Seen, curve: ClaimedCurve, fai
 
 def company_shown(plan: Plan, seen: Seen, curve: ClaimedCurve, failure: float) -> Shown:
     """The largest excess of the tests of a canary whose company is known."""
-    evidence = evidence_of(plan)
-    best = {"a round that all others leave": evidence.beside_all_others(seen)}
+    best = {"a round that all others leave": evidence_of(plan).beside_all_others(seen)}
     return _largest(curve, best, {"sum of all releases": seen.releases.sum(1)}, seen.present, failure)
 
 

@@ -63,8 +63,7 @@ def mu_lower_bound(scores: Scores, present: NDArray[np.bool_], failure: float) -
     first = len(scores) // LEARNING
     candidates = np.quantile(scores[:first], QUANTILES)
     promised = _bounds(errors_at(candidates, scores[:first], present[:first]), failure)
-    chosen = candidates[[int(np.argmax(promised))]]
-    return bound_at(float(chosen[0]), scores[first:], present[first:], failure)
+    return bound_at(float(candidates[[int(np.argmax(promised))]][0]), scores[first:], present[first:], failure)
 
 
 def bound_at(threshold: float, scores: Scores, present: NDArray[np.bool_], failure: float) -> float:
@@ -315,10 +314,9 @@ def _shown_at(
     alarms = upper_rates(errors.alarms, errors.without, failure / 2)
     misses = upper_rates(errors.misses, errors.present, failure / 2)
     alarms, misses = (np.minimum(rates, 1.0 - 1e-12) for rates in (alarms, misses))
-    least = np.clip(curve.least_misses(alarms), 1e-300, 1.0 - 1e-12)
     return (
         -special.ndtri(alarms) - special.ndtri(misses),
-        -special.ndtri(alarms) - special.ndtri(least),
+        -special.ndtri(alarms) - special.ndtri(np.clip(curve.least_misses(alarms), 1e-300, 1.0 - 1e-12)),
         alarms,
         misses,
     )

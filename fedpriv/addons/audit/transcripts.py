@@ -232,8 +232,7 @@ def rolled_back(cell: Cell, layout: CanaryLayout, seed: int, t: int) -> Trials:
         for silo in put_back:
             silo()
         again = _along(seen_of(plan, folder, silos, after))
-    differences = first[:, t - 1 :] - again[:, t - 1 :]
-    return Trials(first, np.empty((count, 0)), differences, present, layout.round)
+    return Trials(first, np.empty((count, 0)), first[:, t - 1 :] - again[:, t - 1 :], present, layout.round)
 
 
 def _journal(folder: Path) -> set[Path]:
@@ -253,9 +252,7 @@ def seen_of(plan: Plan, folder: Path, silos: Sequence[Restartable], queries: Seq
     """Collect what this trust setting's adversary sees of the rounds that have `queries`; some may be over."""
     if plan.trust.draws(SERVER):
         return broadcasts(plan, folder, silos, queries)
-    if plan.masked:
-        return _means(plan, masked_sums(plan, silos, queries))
-    return replies(silos[0], queries)
+    return _means(plan, masked_sums(plan, silos, queries)) if plan.masked else replies(silos[0], queries)
 
 
 def temporary_folder() -> tempfile.TemporaryDirectory[str]:
@@ -274,8 +271,7 @@ def folder_of_silos(
         if cell.federation.clients is not None:
             silos = [Pool(cell, plan, shard) for shard in shards]
         else:
-            units = [in_units(shard, cell.privacy.protected) for shard in shards]
-            silos = guarded(Path(name), cell, plan, units)
+            silos = guarded(Path(name), cell, plan, [in_units(shard, cell.privacy.protected) for shard in shards])
         try:
             yield Path(name), silos
         finally:

@@ -89,8 +89,7 @@ def csv_of(tables: Sequence[TableResult]) -> str:
 
 def write_all(folder: Path, asked: Statistics, tables: Sequence[TableResult], record: Mapping[str, Any]) -> None:
     """JSON, CSV and the page, beside the results of the run."""
-    data = data_of(asked, tables, record)
-    write_text(folder / JSON, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+    write_text(folder / JSON, json.dumps(data_of(asked, tables, record), indent=1, ensure_ascii=False) + "\n")
     write_text(folder / CSV, csv_of(tables))
     write_text(folder / PAGE, page_of(asked, tables, record))
 
@@ -140,15 +139,13 @@ def _as_table(table: TableResult) -> Markup:
         )
         for row in rows
     ]
-    body = Markup("").join(lines)
     return Markup('<div class="wide"><table><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>').format(
-        head, body
+        head, Markup("").join(lines)
     )
 
 
 def _bars(table: TableResult) -> Markup:
-    most = max([1.0, *(max(each.high, each.value) for each in table.estimates)])
-    scale = (_WIDTH - _LEFT - 20) / most
+    scale = (_WIDTH - _LEFT - 20) / max([1.0, *(max(each.high, each.value) for each in table.estimates)])
     drawn = []
     for place, each in enumerate(table.estimates):
         y, middle = place * _BAR + 4, place * _BAR + 4 + _BAR / 2 - 3
@@ -191,11 +188,10 @@ def _curve(table: TableResult, curve: Curve) -> Markup:
 
 def _figure(caption: str, height: float, drawn: Sequence[Markup]) -> Markup:
     frame = Markup('<figure><figcaption>{0}</figcaption><svg viewBox="0 0 {1} {2}" role="img" aria-label="{0}" ')
-    own = Markup("").join(drawn)
     return (
         frame.format(escape(caption), _WIDTH, height)
         + Markup('class="chart" style="max-width:40rem">')
-        + own
+        + Markup("").join(drawn)
         + Markup("</svg></figure>")
     )
 
@@ -258,8 +254,7 @@ class Released:
 
 def release(asked: Statistics, engine: str, out: Path | None = None, connection: Connection = LOCAL) -> Released:
     """Run the plan's scenario, and write what it says beside the run's own results."""
-    options = RunOptions(engine=engine, out=out, connection=connection)
-    folder = run_sweep(asked.scenario, options)
+    folder = run_sweep(asked.scenario, RunOptions(engine=engine, out=out, connection=connection))
     write_table(folder)
     (record,) = read_claims(folder).cells
     model = np.load(folder / record["model"], allow_pickle=False)
@@ -339,8 +334,7 @@ def _print(table: TableResult) -> None:
     for each in table.estimates[:_SHOWN]:
         of = [*each.of, *([""] * (width - len(each.of)))]
         half = Z * each.standard_error
-        small = table.kind == "counts" and each.value < half
-        shown = f"< {number(each.high)}" if small else number(each.value)
+        shown = f"< {number(each.high)}" if table.kind == "counts" and each.value < half else number(each.value)
         lines.append([*of, shown, f"{number(each.low)} … {number(each.high)}", each.covers])
     print_table(lines)
     if (more := len(table.estimates) - _SHOWN) > 0:

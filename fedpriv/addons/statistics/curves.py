@@ -191,8 +191,7 @@ class CurveSettings(BaseModel):
     @property
     def cut(self) -> int:
         """The first bin of records that are predicted 1."""
-        threshold = math.log(self.threshold / (1.0 - self.threshold))
-        return int(np.abs(self.logits - threshold).argmin()) + 1
+        return int(np.abs(self.logits - math.log(self.threshold / (1.0 - self.threshold))).argmin()) + 1
 
     @property
     def norm(self) -> float:
@@ -388,8 +387,7 @@ def intervals_of(results: Results) -> list[Rows]:
             texts = [_text(cells, _keys(name, whose), _shown(name)) for name in _NAMES]
             figures.append([*named, whose, *texts])
         for cell in cells:
-            found = sorted(filter(None, map(_OBSERVED.fullmatch, cell)), key=lambda match: float(match[1]))
-            for match in found:
+            for match in sorted(filter(None, map(_OBSERVED.fullmatch, cell)), key=lambda match: float(match[1])):
                 ends = (match[0], f"{match[0]}_low", f"{match[0]}_high")
                 shown = Metric(match[0], "", 100.0, 1, 1)
                 observed.append(

@@ -406,8 +406,7 @@ class Indicators(Deterministic):
             rows = torch.arange(len(low), device=codes.device)
             lag = (rows - code.unsqueeze(-1)) * sign[code].unsqueeze(-1)
             held = (rows >= low[code].unsqueeze(-1)) & (rows < high[code].unsqueeze(-1)) & (lag >= 0)
-            column = values.to(dtype)[lag.clamp(0, len(values) - 1)]
-            parts.append(column.where(held & there.unsqueeze(-1), 0.0))
+            parts.append(values.to(dtype)[lag.clamp(0, len(values) - 1)].where(held & there.unsqueeze(-1), 0.0))
         return -torch.cat(parts, dim=-1)
 
     @cached_property

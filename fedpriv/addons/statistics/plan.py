@@ -35,8 +35,7 @@ class StatisticsGuard:
         columns = () if policy.table is None else policy.table.raw
         if max(settings.columns) >= len(columns):
             return "statistics are of the columns of a table, and these records have no such columns"
-        asked = {columns[place] for place in settings.columns}
-        if unknown := sorted(asked - set(policy.allow.statistics)):
+        if unknown := sorted({columns[place] for place in settings.columns} - set(policy.allow.statistics)):
             return f"statistics of {unknown[0]!r} are asked for, and allow.statistics does not name it"
         return None
 

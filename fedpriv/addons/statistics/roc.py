@@ -133,8 +133,7 @@ class TwoClasses:
             share = self._observed(rows)
             coins = (share * held + 2.0) / (held + 4.0)
             error = math.sqrt(noise / held**2 + coins * (1.0 - coins) / held)
-            predicted = min(max(share - gap / held, 0.0), 1.0)
-            found.append(Observed(predicted, _within(share, error)))
+            found.append(Observed(min(max(share - gap / held, 0.0), 1.0), _within(share, error)))
         return found
 
     def _observed(self, rows: NDArray[np.bool_]) -> float:

@@ -94,8 +94,7 @@ class Statistics:
         """The run's plan, from public facts alone."""
         cell = self.cell
         if trust is not None:
-            other = cell.algorithm.model_copy(update={"trust": trust})
-            cell = cell.model_copy(update={"algorithm": other})
+            cell = cell.model_copy(update={"algorithm": cell.algorithm.model_copy(update={"trust": trust})})
         return plan_of(cell, task_of_schema(cell, self.schema).objective, released=released)
 
     def errors(self, trust: str | None = None, *, released: bool = False) -> tuple[float, ...]:
@@ -136,8 +135,7 @@ def _cells(asked: Asked, schema: TableSchema) -> Cells:
         raise InputError(f"table {asked.title!r}: edges of {unknown[0]!r}, which is none of its columns")
     axes = [_axis(asked, name, schema) for name in asked.of]
     form = {"counts": "counts", "means": "moments", "quantiles": "prefix", "survival": "survival"}[asked.kind]
-    tree = {"axes": axes, "form": form, "weight": asked.weight}
-    return validated(Cells, tree, f"table {asked.title!r}")
+    return validated(Cells, {"axes": axes, "form": form, "weight": asked.weight}, f"table {asked.title!r}")
 
 
 def _axis(asked: Asked, name: str, schema: TableSchema) -> dict[str, Any]:
@@ -154,8 +152,7 @@ def _axis(asked: Asked, name: str, schema: TableSchema) -> dict[str, Any]:
     bounds = schema.range if name == schema.target else schema.columns[name].range
     assert bounds is not None
     bins = 1 if asked.kind == "means" else _BINS
-    edges = asked.edges.get(name) or tuple(np.linspace(*bounds, bins + 1).tolist())
-    return {"column": place, "edges": edges}
+    return {"column": place, "edges": asked.edges.get(name) or tuple(np.linspace(*bounds, bins + 1).tolist())}
 
 
 def words_of(name: str, schema: TableSchema) -> tuple[str, ...] | None:

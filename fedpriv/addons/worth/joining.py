@@ -126,8 +126,7 @@ class Joining:
         return float(np.mean([split.ratio for split in self.shown()]))
 
     def break_even(self, trust: str) -> BreakEven:
-        grid = np.array(self.question.epsilons)
-        return break_even(grid, self.along(trust), self.ratio, monotone=self.monotone)
+        return break_even(np.array(self.question.epsilons), self.along(trust), self.ratio, monotone=self.monotone)
 
 
 @one_thread()
@@ -386,8 +385,7 @@ def _models(cells: Sequence[Cell]) -> dict[str, Floats]:
 
 
 def _key(first: Cell, question: Question, cells: Mapping[str, Mapping[CellKey, Cell]]) -> str:
-    names = [_name(cell) for at in cells.values() for cell in at.values()]
-    asked = [key_of(first), names, question.own, _SPARED]
+    asked = [key_of(first), [_name(cell) for at in cells.values() for cell in at.values()], question.own, _SPARED]
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
 
 

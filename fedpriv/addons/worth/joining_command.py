@@ -124,8 +124,7 @@ def _better(found: Joining, trust: str, place: int) -> tuple[float, float]:
     """(the share of silos that gain, the share that pure noise would show)."""
     shares, chances = [], []
     for split in found.shown():
-        gains = split.gains[trust][place]
-        shares.append(float((gains > 0.0).mean()))
+        shares.append(float((split.gains[trust][place] > 0.0).mean()))
         differing = np.full(len(split.tests), _DIFFERING)
         chances.append(better_by_chance(split.tests, differing) if found.metric == "accuracy" else 0.5)
     return float(np.mean(shares)), float(np.mean(chances))
@@ -185,10 +184,9 @@ def _notes(found: Joining) -> list[str]:
             "chosen on the published split they have seen test records of the others."
         )
     if found.question.own:
-        judged = found.published.judged
         how = (
             "a fifth of the records that the release did not read"
-            if judged == "spared"
+            if found.published.judged == "spared"
             else "folds, which the release read, at silos that spared it fewer than 10 records"
         )
         notes.append(

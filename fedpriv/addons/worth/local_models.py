@@ -142,8 +142,7 @@ def _basis(records: Records, penalty: Floats) -> Floats | None:
     if width > _WIDE:
         return None
     moments = (records.features.mT @ records.features).double().numpy() / len(records.labels)
-    curvature = _CURVATURE * moments + np.diag(penalty[:width] + 1e-9)
-    return np.asarray(np.linalg.inv(np.linalg.cholesky(curvature)))
+    return np.asarray(np.linalg.inv(np.linalg.cholesky(_CURVATURE * moments + np.diag(penalty[:width] + 1e-9))))
 
 
 def intercepts(objective: Objective, records: Records) -> NDArray[np.bool_]:
@@ -161,8 +160,7 @@ def penalties(objective: Objective, records: Records, kappa: float) -> Floats:
     """
     if isinstance(objective, LinearHazards):
         return np.full(objective.dimension, kappa)
-    free = intercepts(objective, records) & (not _one_class(records))
-    return np.where(free, 0.0, kappa)
+    return np.where(intercepts(objective, records) & (not _one_class(records)), 0.0, kappa)
 
 
 def alone(objective: Objective, held: Held, seed: int) -> tuple[Floats, float]:

@@ -152,8 +152,7 @@ def read_kept(kind: str, key: str, records: str | None = None) -> Mapping[str, A
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
                 return None
             tree = json.loads(opened.read())
-        same = tree["key"] == key and (records is None or tree["records"] == records)
-        return dict(tree) if same else None
+        return dict(tree) if tree["key"] == key and (records is None or tree["records"] == records) else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 

@@ -202,8 +202,7 @@ def print_refined(
     if model is None:
         _print_curve(home)
         return
-    released = read_released(model, home)
-    found = refined(home, released)
+    found = refined(home, read_released(model, home))
     shown = {
         "this silo alone, nothing released": found.alone,
         "released": found.released,

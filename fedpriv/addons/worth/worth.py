@@ -230,8 +230,7 @@ def _whole(cell: Cell) -> Cell:
 def with_data(cell: Cell, **keys: Any) -> dict[str, Any]:
     """A cell's tree with keys of [data]; None takes one away."""
     tree = cell.canonical()
-    data = {**tree["data"], **keys}
-    return {**tree, "data": {key: value for key, value in data.items() if value is not None}}
+    return {**tree, "data": {key: value for key, value in {**tree["data"], **keys}.items() if value is not None}}
 
 
 def _believed(key: str, records: str, silos: Sequence[Held]) -> References | None:
@@ -427,8 +426,7 @@ def rows_of(
     by_point: dict[str, list[tuple[Mapping[str, Any], int, References, Gains, Cell]]] = {}
     for record, one, cell in zip(results.cells, found, cells, strict=True):
         assert one is not None
-        at = by_point.setdefault(json.dumps(record["point"]), [])
-        at.append((record["point"], record["seed"], *one, cell))
+        by_point.setdefault(json.dumps(record["point"]), []).append((record["point"], record["seed"], *one, cell))
     rows = []
     for column in by_point.values():
         points, seeds, known_of, gains_at, cells_at = zip(*column, strict=True)

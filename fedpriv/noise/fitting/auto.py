@@ -150,8 +150,7 @@ def named(cost: NoiseCost, kind: type[BufferedToeplitz], max_vectors: int, *, sc
     best = min(fitting, key=lambda candidate: candidate.noise)
     asked = best.mechanism
     assert isinstance(asked, BufferedToeplitz)
-    mechanism = kind(asked.decay, asked.theta, asked.phi, asked.column_scale)
-    return Candidate(mechanism, best.vectors, best.noise)
+    return Candidate(kind(asked.decay, asked.theta, asked.phi, asked.column_scale), best.vectors, best.noise)
 
 
 def candidates(cost: NoiseCost, max_vectors: int) -> Iterator[Candidate]:
@@ -185,8 +184,7 @@ def fitted_of_all_kinds(cost: NoiseCost, most: int) -> Iterator[Candidate]:
 
 
 def _of(mechanism: Mechanism, cost: NoiseCost) -> Candidate:
-    vectors = mechanism.memory_vectors(cost.workload)
-    return Candidate(mechanism, vectors, math.sqrt(cost.value(mechanism)))
+    return Candidate(mechanism, mechanism.memory_vectors(cost.workload), math.sqrt(cost.value(mechanism)))
 
 
 def _plain(cost: NoiseCost, most: int) -> Iterator[Candidate]:

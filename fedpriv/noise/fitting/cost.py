@@ -193,8 +193,7 @@ def lower_bounds(rows: Floats, workload: Workload) -> Floats:
         return heaviest_patterns(moved, schedule)
     rounds_per_epoch = min(schedule.rounds_per_epoch, workload.rounds)
     padded = np.pad(moved, ((0, 0), (0, -workload.rounds % rounds_per_epoch)))
-    by_place = padded.reshape(len(rows), -1, rounds_per_epoch).sum(axis=1)
-    return np.asarray(np.max(by_place, axis=1), np.float64)
+    return np.asarray(np.max(padded.reshape(len(rows), -1, rounds_per_epoch).sum(axis=1), axis=1), np.float64)
 
 
 @dataclass(frozen=True)

@@ -84,8 +84,7 @@ class PlainLoss(RootLoss):
         for place, root in enumerate(roots):
             sign = 1.0 if place % 2 == 0 else -1.0
             by_squared_norm = dot(moved, delayed(moved, root)) / squared_norm
-            by_variance = dot(spread, delayed(spread, root)) / variance
-            gradient[place] = 2.0 * sign * (by_squared_norm - by_variance)
+            gradient[place] = 2.0 * sign * (by_squared_norm - dot(spread, delayed(spread, root)) / variance)
         return float(np.log(squared_norm) + np.log(variance)), gradient
 
     def spread(self, theta: series.Roots, phi: series.Roots) -> float:
@@ -107,14 +106,12 @@ class ScaledLoss(RootLoss):
         summed = self.summed * self.workload.clips[0]
         spread = ratio(summed * norms, theta, phi)
         variance = dot(spread, spread)
-        back = ratio(spread[:, ::-1], theta, phi)[:, ::-1]
-        by_norms = np.sum(back * summed, axis=0) / norms
+        by_norms = np.sum(ratio(spread[:, ::-1], theta, phi)[:, ::-1] * summed, axis=0) / norms
         gradient = np.empty(len(roots))
         for place, root in enumerate(roots):
             sign = 1.0 if place % 2 == 0 else -1.0
             grown = np.cumsum(series * delayed(series, root))
-            change = dot(by_norms, grown) - dot(spread, delayed(spread, root))
-            gradient[place] = 2.0 * sign * change / variance
+            gradient[place] = 2.0 * sign * (dot(by_norms, grown) - dot(spread, delayed(spread, root))) / variance
         return float(np.log(variance)), gradient
 
 
@@ -152,8 +149,7 @@ def fit_lambda(cost: NoiseCost) -> Fit:
 
     def loss(log_gap: float) -> float:
         root = -largest * math.expm1(log_gap)
-        series = powers(root, workload.rounds)
-        moved = ratio(worst_record(series, workload), (), (root,))
+        moved = ratio(worst_record(powers(root, workload.rounds), workload), (), (root,))
         kept = workload.decay - root
         return math.log(dot(moved, moved)) + math.log(own + 2.0 * kept * mixed + kept**2 * carried)
 
@@ -178,8 +174,7 @@ def fit_roots(loss: RootLoss, count: int, last_free: bool, around: series.Roots)
         shrink = np.exp(-np.logaddexp(0.0, numbers))  # 1 - s
         roots = np.asarray(largest * np.cumprod(shrink), np.float64)
         value, gradient = loss.at(roots if last_free else np.concatenate([roots, [0.0]]))
-        later = np.cumsum((gradient[: len(roots)] * roots)[::-1])[::-1]
-        return value, -(1.0 - shrink) * later
+        return value, -(1.0 - shrink) * np.cumsum((gradient[: len(roots)] * roots)[::-1])[::-1]
 
     def descended(start: Floats, tolerance: float) -> tuple[float, Floats]:
         result = minimize(
@@ -205,8 +200,7 @@ def _starts(workload: Workload, count: int, last_free: bool, around: float) -> I
     size = 2 * count if last_free else 2 * count - 1
     schedule = workload.schedule
     reach = schedule.min_separation if isinstance(schedule, Separated) else schedule.rounds_per_epoch
-    gaps = np.geomspace(0.6 / min(workload.rounds, reach), 0.75, size)
-    yield _numbers(1.0 - gaps)
+    yield _numbers(1.0 - np.geomspace(0.6 / min(workload.rounds, reach), 0.75, size))
     pairs = np.repeat(np.linspace(0.6, 0.2, count - 1), 2) * np.tile([1.0, 0.85], count - 1)
     yield _numbers(around * np.concatenate([[1.0], pairs, [0.02] * last_free]))
 

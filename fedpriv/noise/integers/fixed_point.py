@@ -90,8 +90,7 @@ _LITTLE = np.dtype("<u8")
 
 def packed(noisy: Ints, mask: Words, word: int) -> bytes:
     """A silo's y (any shape), plus its mask of that shape, as words of `word` bits (8 to 64), little-endian."""
-    words = (noisy.view(np.uint64) + mask).astype(_LITTLE)
-    return words.reshape(-1, 1).view(np.uint8)[:, : word // 8].tobytes()
+    return (noisy.view(np.uint64) + mask).astype(_LITTLE).reshape(-1, 1).view(np.uint8)[:, : word // 8].tobytes()
 
 
 def sum_of(messages: Sequence[bytes], word: int, shape: tuple[int, ...]) -> Ints:

@@ -155,8 +155,7 @@ def rank_one_suits(norm: int, outer: Outer, features: int) -> bool:
 
     Where they do not, materialise the increments and use `integers`.
     """
-    enough = weight_bits(features, outer.largest) >= LEAST_BITS
-    return enough and norm >= _LEAST_RESIDUAL * outer.largest
+    return weight_bits(features, outer.largest) >= LEAST_BITS and norm >= _LEAST_RESIDUAL * outer.largest
 
 
 def linear_sum(
@@ -246,8 +245,7 @@ def _feature_squares(features: NDArray[np.integer]) -> Floats:
         raise ValueError(f"{features.shape[1]} features: at most 2^20, so that their squares add up exactly")
     values = features.astype(np.float64)
     squares = np.einsum("bf,bf->b", values, values)
-    bounded = np.abs(values).max(axis=-1, initial=0.0) <= _MOST_FEATURE
-    return np.where(bounded, squares, -1.0)
+    return np.where(np.abs(values).max(axis=-1, initial=0.0) <= _MOST_FEATURE, squares, -1.0)
 
 
 def integer_sum(
@@ -315,5 +313,4 @@ def dummy_of(records: Records) -> Records:
 
 def _filled(column: NDArray[Any], least: int) -> NDArray[Any]:
     """`column` with rows of zeros behind it, `least` in all: records without features, which add nothing."""
-    missing = max(0, least - len(column))
-    return np.concatenate([column, np.zeros((missing, *column.shape[1:]), column.dtype)])
+    return np.concatenate([column, np.zeros((max(0, least - len(column)), *column.shape[1:]), column.dtype)])

@@ -149,8 +149,7 @@ def skipped(
     outputs = []
     for t in range(first, last + 1):
         count = strategy.draws(t)
-        zeros = np.zeros(size if count is None else (count, size), np.int64)
-        output, state = strategy.step(state, t, zeros)
+        output, state = strategy.step(state, t, np.zeros(size if count is None else (count, size), np.int64))
         outputs.append(output)
     return outputs, state
 
@@ -163,9 +162,7 @@ def check_decay(decay: int) -> None:
 
 def accumulated(decay: int, rounds: int) -> Fraction:
     """min(rounds, 1 / (1 - decay)): what roundings of at most 1 a round add up to; 0 where nothing is rounded."""
-    if decay in (0, ONE):
-        return Fraction(0)
-    return min(Fraction(rounds), Fraction(ONE, ONE - decay))
+    return Fraction(0) if decay in (0, ONE) else min(Fraction(rounds), Fraction(ONE, ONE - decay))
 
 
 def participations_of(workload: Workload) -> int:
@@ -325,5 +322,4 @@ def _slack(dimension: int, draws: Sequence[int], owners: int) -> float:
     more.
     """
     values = [dimension * count for count in draws]
-    squares = sum(count**2 for count in values)
-    return at_least(owners * (sum(values) * _VALUE_SLACK + squares * _KEY_SLACK))
+    return at_least(owners * (sum(values) * _VALUE_SLACK + sum(count**2 for count in values) * _KEY_SLACK))
