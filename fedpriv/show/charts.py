@@ -31,6 +31,7 @@ from fedpriv.show.looks import (
 from fedpriv.show.statement import StoredAudit
 from fedpriv.show.summary import (
     Metric,
+    alike,
     cells_at,
     compare,
     metrics_of,
@@ -154,12 +155,15 @@ def _without_empty(chart: Chart) -> Chart:
     return replace(chart, panels=[panel for panel in panels if panel.series])
 
 
-def _panels(
+def _of_metric(
     results: Results,
+    key: str,
+    metric: Metric,
+    about: str,
     axes: Mapping[str, list[Any]],
     series: Callable[[dict[str, Any], str, Look], Series],
-) -> tuple[list[Panel], str]:
-    """A series a point of `axes`, in panels; and a note of what is left out."""
+) -> Chart:
+    """A chart with a series a point of `axes`, in panels; its note says how many are left out."""
     layout = layout_of(axes)
     found: dict[str, list[Series]] = {}
     left: dict[str, None] = {}
@@ -170,8 +174,13 @@ def _panels(
             continue
         name = key_names(results, point, (*layout.kinds, *layout.levels)) or "this run"
         found.setdefault(title, []).append(series(point, name, layout.look_of(point)))
+    panels = [Panel(title, each) for title, each in found.items()]
+    caption = f"{metric.title[0].upper()}{metric.title[1:]}{about}"
     note = f"{len(left)} more settings are in the table." if left else ""
-    return [Panel(title, each) for title, each in found.items()], note
+    logarithmic = metric.factor == 1.0 and wide(
+        [mark.y for each in panels for one in each.series for mark in one.marks]
+    )
+    return Chart(key, caption, "", metric.title, panels, note, log_y=logarithmic)
 
 
 def levels(results: Results) -> dict[str, float]:
@@ -194,18 +203,13 @@ def _privacy(results: Results) -> Chart | None:
     told = {key: list(values) for key, values in results.axes.items() if key not in _PRIVACY_KEYS}
 
     def series(fixed: dict[str, Any], name: str, look: Look) -> Series:
-        measured, published = _along(results, metric, fixed)
-        return Series(name, look, measured, published=published)
+        return _along(results, metric, fixed, Series(name, look, []))
 
-    panels, note = _panels(results, told, series)
-    ys = [mark.y for panel in panels for each in panel.series for mark in each.marks]
-    caption = f"{metric.title[0].upper()}{metric.title[1:]} against privacy"
-    x, log_y = _NAMES[privacy_scale(results)], metric.factor == 1.0 and wide(ys)
-    ticks = sorted(known.values())
-    return Chart("privacy", caption, x, metric.title, panels, note, log_x=True, log_y=log_y, ticks=ticks)
+    chart = _of_metric(results, "privacy", metric, " against privacy", told, series)
+    return replace(chart, x=_NAMES[privacy_scale(results)], log_x=True, ticks=sorted(known.values()))
 
 
-def _along(results: Results, metric: Metric, fixed: Mapping[str, Any]) -> tuple[list[Mark], list[Mark]]:
+def _along(results: Results, metric: Metric, fixed: Mapping[str, Any], series: Series) -> Series:
     """Measured and published values of the points that have `fixed`, by rising μ or ε."""
     scale = privacy_scale(results)
     measured: list[Mark] = []
@@ -214,49 +218,35 @@ def _along(results: Results, metric: Metric, fixed: Mapping[str, Any]) -> tuple[
         cells = cells_at(results, point)
         if not cells or any(point[key] != value for key, value in fixed.items()) or cells[0][scale] is None:
             continue
-        level, found = cells[0][scale], compare(results, metric, point)
-        if found.measured is not None:
-            mean, std = found.measured.mean, found.measured.std
-            tip = f"{figure_words(cells[0])}: {with_spread(mean, std, metric.digits)}"
-            measured.append(Mark(level, mean, tip, std or 0.0))
+        level, words, found = cells[0][scale], figure_words(cells[0]), compare(results, metric, point)
+        if (mean := found.measured) is not None:
+            tip = f"{words}: {with_spread(mean.mean, mean.std, metric.digits)}"
+            measured.append(Mark(level, mean.mean, tip, mean.std or 0.0))
         if (value := found.published) is not None:
-            text = f"{figure_words(cells[0])}, published: {value:.{metric.published_digits}f}"
-            published.append(Mark(level, value, text))
-    return sorted(measured, key=lambda mark: mark.x), published
+            published.append(Mark(level, value, f"{words}, published: {value:.{metric.published_digits}f}"))
+    return replace(series, marks=sorted(measured, key=lambda mark: mark.x), published=published)
 
 
 def _curves(results: Results, history: Sequence[Mapping[str, Any]], metric: Metric) -> Chart:
     """The metric round by round; runs of unequal length in one panel share the axis as shares of their rounds."""
-    by_cell: dict[Any, list[Mapping[str, Any]]] = {}
-    for line in history:
-        if metric.key in line:
-            by_cell.setdefault(line["cell"], []).append(line)
-    lengths: dict[str, set[int]] = {}
-    layout = layout_of(results.axes)
-    for cell in results.cells:
-        lengths.setdefault(key_names(results, cell["point"], layout.panels), set()).add(cell["rounds"])
-    equal = all(len(each) == 1 for each in lengths.values())
+    by_cell = alike((line for line in history if metric.key in line), lambda line: line["cell"])
+    panels = layout_of(results.axes).panels
+    by_panel = alike(results.cells, lambda cell: key_names(results, cell["point"], panels))
+    equal = all(len({cell["rounds"] for cell in cells}) == 1 for cells in by_panel.values())
 
     def series(point: dict[str, Any], name: str, look: Look) -> Series:
-        by_round: dict[int, list[Mapping[str, Any]]] = {}
         cells = cells_at(results, point)
-        for line in (line for cell in cells for line in by_cell.get(cell["cell"], [])):
-            by_round.setdefault(line["round"], []).append(line)
+        lines = (line for cell in cells for line in by_cell.get(cell["cell"], []))
         marks = []
-        for t, lines in sorted(by_round.items()):
-            if (found := summarize(lines, metric)) is not None:
+        for t, of_round in sorted(alike(lines, lambda line: line["round"]).items()):
+            if (found := summarize(of_round, metric)) is not None:
                 tip = f"round {t}: {with_spread(found.mean, found.std, metric.digits)}"
                 place = t if equal else 100 * t / cells[0]["rounds"]
                 marks.append(Mark(place, found.mean, tip, found.std or 0.0))
         return Series(name, look, marks)
 
-    panels, note = _panels(results, results.axes, series)
-    values = [mark.y for panel in panels for each in panel.series for mark in each.marks]
-    caption, x = f"{metric.title[0].upper()}{metric.title[1:]}, round by round", "round"
-    log_y = metric.factor == 1.0 and wide(values)
-    return Chart(
-        metric.key, caption, x if equal else "share of the rounds (%)", metric.title, panels, note, log_y=log_y
-    )
+    chart = _of_metric(results, metric.key, metric, ", round by round", results.axes, series)
+    return replace(chart, x="round" if equal else "share of the rounds (%)")
 
 
 def _clipping(results: Results) -> Chart | None:
@@ -268,8 +258,7 @@ def _clipping(results: Results) -> Chart | None:
     if not any(shares) or shares == {1} or len(points(results)) == 1:
         return None
     layout = layout_of(results.axes)
-    swept = {key: values for key, values in results.axes.items() if len(values) > 1}
-    others = [key for key in swept if key not in layout.kinds]
+    others = [key for key, values in results.axes.items() if len(values) > 1 and key not in layout.kinds]
     rows = list(dict.fromkeys(key_names(results, point, others) for point in points(results)))[:MOST_SERIES]
     kinds = product({key: results.axes[key] for key in layout.kinds})
     marks: list[list[Mark]] = [[] for _ in kinds]
@@ -284,9 +273,15 @@ def _clipping(results: Results) -> Chart | None:
         Series(key_names(results, kind, layout.kinds) or "this run", nth_look(place), each, line=False)
         for place, (kind, each) in enumerate(zip(kinds, marks, strict=True))
     ]
-    caption = "How much of what records contribute was clipped"
-    at_least = (0.0, 1.0)  # percent: nearly nothing clipped must not look like much
-    return Chart("clipped", caption, _CLIPPED.title, "", [Panel("", series)], rows=rows, shown=at_least)
+    return Chart(
+        "clipped",
+        "How much of what records contribute was clipped",
+        _CLIPPED.title,
+        "",
+        [Panel("", series)],
+        rows=rows,
+        shown=(0.0, 1.0),  # percent: nearly nothing clipped must not look like much
+    )
 
 
 @dataclass(frozen=True)
@@ -341,16 +336,24 @@ def _question(cell: Mapping[str, Any]) -> _Question | None:
 def _noise_by_rounds(question: _Question, note: str) -> Chart:
     """The root mean square over the rounds of the noise in a release, by number of rounds."""
     setting = question.setting
-    passes = np.unique(np.geomspace(1, setting.rounds // setting.epochs, _HORIZONS).astype(int))
-    horizons = [int(places) * setting.epochs for places in passes]
+    lengths = np.unique(np.geomspace(1, setting.rounds // setting.epochs, _HORIZONS).astype(int))
+    horizons = [int(length) * setting.epochs for length in lengths]
     costs = [replace(setting, rounds=rounds).compare(question.mu) for rounds in horizons]
     series = []
     for place, name in enumerate(setting.compare(question.mu)):
         along = [(t, cost[name].error) for t, cost in zip(horizons, costs, strict=True) if name in cost]
         marks = [Mark(t, error, f"{t} rounds: {error:.4g}") for t, error in along]
         series.append(Series(_told(name, question), nth_look(place), marks))
-    caption, y = "Noise that each mechanism would need for the same guarantee", "noise in one release"
-    return Chart("noise", caption, "rounds", y, [Panel("", series)], note, log_x=True, log_y=True)
+    return Chart(
+        "noise",
+        "Noise that each mechanism would need for the same guarantee",
+        "rounds",
+        "noise in one release",
+        [Panel("", series)],
+        note,
+        log_x=True,
+        log_y=True,
+    )
 
 
 def _noise_in_the_mean(question: _Question) -> Chart:
@@ -365,14 +368,19 @@ def _noise_in_the_mean(question: _Question) -> Chart:
     names = list(setting.compare(question.mu))
     series = []
     for place, name in enumerate(names):
-        marks = []
-        for row, (view, (trust, kind)) in enumerate(views.items()):
-            value = getattr(costs[trust][name], kind)
-            aside = 0.5 * (place + 0.5) / len(names) - 0.25
-            marks.append(Mark(value, row + aside, f"{view}: {value:.4g}"))
+        aside = 0.5 * (place + 0.5) / len(names) - 0.25
+        values = [(view, getattr(costs[trust][name], kind)) for view, (trust, kind) in views.items()]
+        marks = [Mark(value, row + aside, f"{view}: {value:.4g}") for row, (view, value) in enumerate(values)]
         series.append(Series(_told(name, question), nth_look(place), marks, line=False))
-    caption, x = "The same noise in the mean over silos", f"noise, {setting.rounds} rounds"
-    return Chart("noise-in-mean", caption, x, "", [Panel("", series)], log_x=True, rows=list(views))
+    return Chart(
+        "noise-in-mean",
+        "The same noise in the mean over silos",
+        f"noise, {setting.rounds} rounds",
+        "",
+        [Panel("", series)],
+        log_x=True,
+        rows=list(views),
+    )
 
 
 def _told(name: str, question: _Question) -> str:
@@ -412,14 +420,13 @@ def _tradeoff(results: Results, audit: StoredAudit | None) -> Chart | None:
     shown = seen if len(seen) <= 6 else [*seen[:3], *seen[-3:]]
     ends = [Mark(a, 1 - a, f"{a:.3g}, {1 - a:.3g}") for a in (0.0, 1.0)]
     series = [Series("blind guessing", replace(shade(5), dash=1), ends, dots=False)]
-    alphas = [0.0005, 0.002, 0.005, 0.01, 0.02, *(n / 20 for n in range(1, 20)), 0.98, 0.995]
     for place, mu in enumerate(shown):
-        curve = [Mark(a, b, f"false alarms {a:.3g}, missed {b:.3g}") for a, b in _errors(mu, alphas)]
+        curve = [Mark(a, b, f"false alarms {a:.3g}, missed {b:.3g}") for a, b in _errors(mu)]
         series.append(Series(f"μ = {upper_figure(mu)}", level_look(place, len(shown)), curve))
     if audit is not None:
         at = _NORMAL.cdf(-audit.mu / 2)
-        found, claimed = lower_figure(audit.mu, 3), upper_figure(audit.claimed_mu, 6)
-        tip = f"at least μ = {found} with confidence {audit.confidence:g}, claimed {claimed}"
+        found = f"at least μ = {lower_figure(audit.mu, 3)} with confidence {audit.confidence:g}"
+        tip = f"{found}, claimed {upper_figure(audit.claimed_mu, 6)}"
         series.append(Series("audit", replace(shade(1), marker=3), [Mark(at, at, tip)], line=False, hollow=True))
     notes = ["No test on everything that is released lies below the curve of its μ."]
     if audit is not None:
@@ -428,13 +435,18 @@ def _tradeoff(results: Results, audit: StoredAudit | None) -> Chart | None:
         notes.append(f"Left out because their curves lie on the axes: μ = {', '.join(hidden)}.")
     if len(seen) > len(shown):
         notes.append(f"{len(seen) - len(shown)} curves between these are left out.")
-    x, y = "false alarms (a record that is not there is claimed)", "missed (a record that is there)"
     return Chart(
-        "tradeoff", "Best possible attack: missed vs. false alarms", x, y, [Panel("", series)], " ".join(notes)
+        "tradeoff",
+        "Best possible attack: missed vs. false alarms",
+        "false alarms (a record that is not there is claimed)",
+        "missed (a record that is there)",
+        [Panel("", series)],
+        " ".join(notes),
     )
 
 
-def _errors(mu: float, alphas: Iterable[float]) -> list[tuple[float, float]]:
+def _errors(mu: float) -> list[tuple[float, float]]:
     """The trade-off curve of μ-Gaussian differential privacy, with its ends: β = Φ(Φ⁻¹(1 - α) - μ)."""
+    alphas = [0.0005, 0.002, 0.005, 0.01, 0.02, *(n / 20 for n in range(1, 20)), 0.98, 0.995]
     inner = [(alpha, _NORMAL.cdf(_NORMAL.inv_cdf(1.0 - alpha) - mu)) for alpha in alphas]
     return [(0.0, 1.0), *inner, (1.0, 0.0)]

@@ -65,8 +65,8 @@ def legend_key(series: Series) -> Markup:
     parts = [_line([(1.0, 6.0), (33.0, 6.0)], series.look)] if series.line else []
     if series.dots:
         parts.append(_marker(17.0, 6.0, series.look, hollow=series.hollow))
-    frame = f'<svg class="key series" viewBox="0 0 34 12" {_own(series.look)} aria-hidden="true">'
-    return Markup("".join([frame, *parts, "</svg>"]))
+    own = f'{_own(series.look)} aria-hidden="true"'
+    return Markup(f'<svg class="key series" viewBox="0 0 34 12" {own}>{"".join(parts)}</svg>')
 
 
 def _own(look: Look) -> str:
@@ -86,21 +86,21 @@ def wide_first(charts: Sequence[Chart]) -> list[tuple[Chart, bool]]:
 
 
 def _panel(chart: Chart, panel: Panel) -> Markup:
-    left = _LEFT
+    left, height = _LEFT, HEIGHT
     if chart.rows:
         left = min(240, 24 + round(max(map(len, chart.rows)) * _CHARACTER))
-    high = 20 + 8 * len(panel.series)
-    height = max(190, _TOP + _BOTTOM + high * len(chart.rows)) if chart.rows else HEIGHT
-    top = _TOP + 20 if panel.name else _TOP
+        height = max(190, _TOP + _BOTTOM + (20 + 8 * len(panel.series)) * len(chart.rows))
     across = chart.across(panel, left, WIDTH - _RIGHT)
-    up = chart.up(height - _BOTTOM, top)
-    parts = _axes(chart, across, up)
-    if panel.name:
-        parts.append(_text("panel", left, 20, escape(panel.name), "start"))
+    up = chart.up(height - _BOTTOM, _TOP + 20 if panel.name else _TOP)
     names = [series.name for series in chart.legend]
-    for rank, series in enumerate(panel.series):
-        place = names.index(series.name) if names else rank
-        parts.append(_series(chart, place, rank, series, across, up))
+    parts = [
+        *_axes(chart, across, up),
+        *([_text("panel", left, 20, escape(panel.name), "start")] if panel.name else []),
+        *(
+            _series(chart, names.index(series.name) if names else rank, rank, series, across, up)
+            for rank, series in enumerate(panel.series)
+        ),
+    ]
     label = escape(", ".join(filter(None, [chart.caption, panel.name])))
     frame = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}" class="chart">'
     return Markup("".join([frame, *parts, "</svg>"]))
@@ -119,11 +119,13 @@ def _axes(chart: Chart, across: Scale, up: Scale) -> list[str]:
         if x - last >= 34.0 + max(0.0, _CHARACTER * (len(label) - 3)):
             parts.append(_text("tick", x, bottom + 19, label, "middle"))
             last = x
-    parts.append(f'<path class="axis" d="M{across.start} {bottom:g}H{across.end}"/>')
-    parts.append(_text("label", (across.start + across.end) / 2, bottom + _BOTTOM - 10, escape(chart.x), "middle"))
     turn = f'transform="translate(14 {(up.end + bottom) / 2:g}) rotate(-90)"'
-    parts.append(f'<text class="label" {turn} text-anchor="middle">{escape(chart.y)}</text>' if chart.y else "")
-    return parts
+    return [
+        *parts,
+        f'<path class="axis" d="M{across.start} {bottom:g}H{across.end}"/>',
+        _text("label", (across.start + across.end) / 2, bottom + _BOTTOM - 10, escape(chart.x), "middle"),
+        f'<text class="label" {turn} text-anchor="middle">{escape(chart.y)}</text>' if chart.y else "",
+    ]
 
 
 def _text(kind: str, x: float, y: float, text: str, anchor: str) -> str:
@@ -164,13 +166,9 @@ def _line(at: Sequence[tuple[float, float]], look: Look) -> str:
 
 
 def _bar(mark: Mark, across: Scale, up: Scale, *, along_x: bool) -> str:
-    if along_x:
-        ends = (across.place(mark.x + side * mark.spread) for side in (-1.0, 1.0))
-        low, high = (f"{x:.1f} {up.place(mark.y):.1f}" for x in ends)
-    else:
-        ends = (up.place(mark.y + side * mark.spread) for side in (-1.0, 1.0))
-        low, high = (f"{across.place(mark.x):.1f} {y:.1f}" for y in ends)
-    return f'<path class="bar" d="M{low}L{high}"/>'
+    dx, dy = (mark.spread, 0.0) if along_x else (0.0, mark.spread)
+    ends = [(across.place(mark.x + side * dx), up.place(mark.y + side * dy)) for side in (-1.0, 1.0)]
+    return f'<path class="bar" d="M{"L".join(f"{x:.1f} {y:.1f}" for x, y in ends)}"/>'
 
 
 def _marker(x: float, y: float, look: Look, *, hollow: bool) -> str:
@@ -210,7 +208,11 @@ _FILE_WORDS = {
 def crate_of(folder: Path) -> dict[str, Any]:
     """The metadata of a run's folder as it is now; InputError for a folder without results."""
     results = read_claims(folder)
-    files = [_entity_of(folder, path) for path in sorted(folder.rglob("*")) if _belongs(folder, path)]
+    files = [
+        _entity_of(folder, path)
+        for path in sorted(folder.rglob("*"))  # no drafts, and not the metadata itself
+        if path.is_file() and path.name != METADATA and "/." not in f"/{path.relative_to(folder).as_posix()}"
+    ]
     claims = [
         {"@id": f"#privacy-{number}", "@type": "PropertyValue", "name": "differential privacy", "value": line}
         for number, line in enumerate(_claims(results), start=1)
@@ -239,12 +241,6 @@ def crate_of(folder: Path) -> dict[str, Any]:
 
 def _claims(results: Results) -> list[str]:
     return [line.removeprefix("Privacy: ") for line in privacy_lines(results)]
-
-
-def _belongs(folder: Path, path: Path) -> bool:
-    """Files of the run; not drafts, and not the metadata itself."""
-    inside = path.relative_to(folder)
-    return path.is_file() and path.name != METADATA and not any(part.startswith(".") for part in inside.parts)
 
 
 def _entity_of(folder: Path, path: Path) -> Entity:
@@ -364,8 +360,7 @@ def page_of(folder: Path, results: Results, version: str = "", *, live: bool = F
     """
     said = statements(results)
     audit = stored_audit(folder)
-    history = list(read_history(folder)) if results.cells else []
-    charts = charts_of(results, history, audit) if results.cells else []
+    charts = charts_of(results, list(read_history(folder)), audit) if results.cells else []
     shares = {cell["fraction_clipped"] for cell in results.cells}
     return _compiled(_file("page.html")).render(
         results=results,
@@ -418,7 +413,7 @@ def _file(name: str) -> str:
 
 def _facts(results: Results) -> list[tuple[str, str]]:
     """What ran, a line each: label and value."""
-    cells = len(results.cells)
+    seconds = sum(each["wall_seconds"] for each in results.cells)
     return [
         ("algorithm", "; ".join(map(_algorithm, _values(results, "algorithm", "name")))),
         ("data", ", ".join(_values(results, "data", "name"))),
@@ -434,15 +429,14 @@ def _facts(results: Results) -> list[tuple[str, str]]:
             "; ".join(f"{key}: {', '.join(map(value_text, v))}" for key, v in results.axes.items()) or "nothing",
         ),
         ("seeds", ", ".join(map(str, results.seeds))),
-        ("cells", f"{cells}, computed in {sum(each['wall_seconds'] for each in results.cells):.1f} s"),
+        ("cells", f"{len(results.cells)}, computed in {seconds:.1f} s"),
         ("engine", engines_of(results)),
     ]
 
 
 def _algorithm(name: str) -> str:
     """Its title and source; of one's own, which a report needs no file of, its name."""
-    row = ALGORITHMS.get(name)
-    return f"{name} (your own)" if row is None else f"{row.title} ({row.source})"
+    return f"{row.title} ({row.source})" if (row := ALGORITHMS.get(name)) else f"{name} (your own)"
 
 
 def _values(results: Results, section: str, key: str) -> list[str]:

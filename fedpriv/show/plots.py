@@ -3,7 +3,7 @@
 import io
 import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_DPI = 150
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _MARKED = 6  # so many markers on a line, about
 _LINE = 11  # characters of a title in an inch
@@ -57,8 +56,11 @@ def plot_run(folder: Path) -> list[Path]:
     results = read_claims(folder)
     if not results.cells:
         raise InputError(f"{folder}: no finished cell to draw yet; wait for one, or go on with --resume")
-    title, files = titled(results), _files(folder, results)
-    return [path for name, charts in files.items() for path in draw(charts, folder / "plots", name, title)]
+    return [
+        path
+        for name, charts in _files(folder, results).items()
+        for path in draw(charts, folder / "plots", name, titled(results))
+    ]
 
 
 def svgs_of(folder: Path, results: Results) -> dict[str, str]:
@@ -101,12 +103,12 @@ def save_chart(chart: Chart, path: Path) -> None:
 
 def titled(results: Results) -> str:
     """What was run, how often, and what a reader has to know before any figure."""
-    fixed = {key: values[0] for key, values in results.axes.items() if len(values) == 1}
+    fixed = point_text(results, {key: values[0] for key, values in results.axes.items() if len(values) == 1})
     trusts = {cell["trust"] for cell in results.cells}
     trust = trust_named(trusts.pop()).title if len(trusts) == 1 and "algorithm.trust" not in results.axes else ""
-    what = ", ".join(filter(None, [results.title or results.name, point_text(results, fixed), trust]))
     spread = f"mean ± standard deviation over {len(results.seeds)} seeds" if len(results.seeds) > 1 else "one seed"
-    return "\n".join([what, ", ".join(filter(None, [spread, state_of(results)]))])
+    lines = [results.title or results.name, fixed, trust], [spread, state_of(results)]
+    return "\n".join(", ".join(filter(None, parts)) for parts in lines)
 
 
 def _files(folder: Path, results: Results) -> dict[str, list[Chart]]:
@@ -142,9 +144,8 @@ def mpl(charts: Sequence[Chart], title: str = "") -> "Figure":
     for axes in grid[len(places) :]:
         axes.remove()
     line = int(_LINE * figure.get_size_inches()[0])
-    said = [title, charts[0].caption if len(charts) == 1 else ""]
-    lines = [line for text in said for line in text.splitlines()]
-    figure.suptitle("\n".join(part for each in lines for part in textwrap.wrap(each, line)))
+    said = [*title.splitlines(), *(charts[0].caption.splitlines() if len(charts) == 1 else [])]
+    figure.suptitle("\n".join(part for each in said for part in textwrap.wrap(each, line)))
     notes = dict.fromkeys(chart.note for chart in charts if chart.note)
     figure.supxlabel("\n".join(part for note in notes for part in textwrap.wrap(note, line)), fontsize=8.5)
     _explain(figure, charts)
@@ -189,8 +190,8 @@ def _draw(axes: "Axes", chart: Chart, series: Series, rank: int) -> None:
         xerr, yerr = (spreads, None) if chart.rows else (None, spreads)
         axes.errorbar(xs, ys, yerr, xerr, linestyle="none", color=series.look.light, capsize=2)
     if series.published:
-        places = [mark.x for mark in series.published], [mark.y for mark in series.published]
-        axes.plot(*places, **{**look, **hollow, "linestyle": "none"})
+        places = zip(*((mark.x, mark.y) for mark in series.published), strict=True)
+        axes.plot(*map(list, places), **{**look, **hollow, "linestyle": "none"})
 
 
 def _look(series: Series) -> dict[str, Any]:
@@ -214,8 +215,7 @@ def _explain(figure: "Figure", charts: Sequence[Chart]) -> None:
     for series in (series for chart in charts for series in chart.legend):
         handles.setdefault(series.name, _look(series))
     if any(chart.has_published for chart in charts):
-        circle = Look("#404040", "#404040")
-        handles["published"] = _look(Series("", circle, [], line=False, hollow=True))
+        handles["published"] = _look(Series("", Look("#404040", "#404040"), [], line=False, hollow=True))
     if not handles:
         return
     lines = [Line2D([], [], **look) for look in handles.values()]
@@ -232,9 +232,8 @@ def _rendered(figure: "Figure", kind: str, name: str) -> bytes:
     from matplotlib import rc_context
 
     buffer = io.BytesIO()
-    metadata: Mapping[str, Any] | None = {"Date": None} if kind == "svg" else None
     with rc_context({"svg.hashsalt": name}):
-        figure.savefig(buffer, format=kind, dpi=_DPI, metadata=metadata)
+        figure.savefig(buffer, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
     return buffer.getvalue()
 
 

@@ -33,7 +33,7 @@ from fedpriv.core.figures import (
 from fedpriv.core.files import write_json
 from fedpriv.core.random import SERVER
 from fedpriv.noise.trust import RECORD, Trust, trust_named
-from fedpriv.show.summary import caveats_of, choice_of_settings
+from fedpriv.show.summary import alike, caveats_of, choice_of_settings
 from fedpriv.study.results import Results, read_results
 
 _HIDDEN = {
@@ -119,10 +119,8 @@ NOT_PROTECTED = (
 
 def statements(results: Results) -> list[Statement]:
     """A statement for each combination of trust, relation, unit, noise and δ among the finished cells."""
-    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for cell in results.cells:
-        kind = (*(cell[key] for key in ("trust", "relation", "noise", "delta", "unit")), cell.get("guarantee"))
-        groups.setdefault(kind, []).append(cell)
+    kind = "trust", "relation", "noise", "delta", "unit"
+    groups = alike(results.cells, lambda cell: (*(cell[key] for key in kind), cell.get("guarantee")))
     choice = choice_of_settings(results) or [_UNTOUCHED]
     return [_statement(cells, _together(results.cells, cells[0]["relation"]), choice) for cells in groups.values()]
 
@@ -135,11 +133,11 @@ def _together(cells: Sequence[Mapping[str, Any]], relation: str) -> str:
         if cell["noise"] == "release" and cell["relation"] == relation
     ]
     mus = [claim.guarantee.mu for claim in claims if claim and claim.guarantee.mu is not None]
-    if len(mus) < 2:
-        return ""
     return (
         f" Every figure is of one run. A record that takes part in these {len(mus)} runs is protected by all of "
         f"them together only: μ = {upper_figure(compose(mus))}, and runs elsewhere come on top."
+        if len(mus) > 1
+        else ""
     )
 
 
@@ -209,18 +207,26 @@ def _level(claim: PrivacyClaim[Guarantee], delta: float) -> Level:
     mu, zcdp = ("none" if (value := figures[name]) is None else upper_figure(value) for name in ("mu", "zcdp"))
     epsilon = claim.guarantee.epsilon_of(delta)
     paper = "none" if (value := figures["epsilon_paper"]) is None else epsilon_figure(value)
-    attacker = upper_percent(claim.guarantee.best_guess)
-    return Level(mu, zcdp, epsilon_figure(epsilon), paper, delta_figure(delta), attacker, epsilon)
+    return Level(
+        mu,
+        zcdp,
+        epsilon_figure(epsilon),
+        paper,
+        delta_figure(delta),
+        attacker=upper_percent(claim.guarantee.best_guess),
+        order=epsilon,
+    )
 
 
 def _units_of(cell: Mapping[str, Any]) -> str:
     """In which units standard deviation and clip are, where that is not the gradient's."""
     quantile = cell.get("scenario", {}).get("algorithm", {}).get("clip_quantile")
-    if quantile is None:
-        return ""
     return (
-        "; both in units of the clip of the moment, which follows a quantile of the clients' norms: the increment "
-        "is a client's move over that clip, of norm 1 at most, with the bit that says whether it fits beside it"
+        ""
+        if quantile is None
+        else "; both in units of the clip of the moment, which follows a quantile of the clients' norms: the "
+        "increment is a client's move over that clip, of norm 1 at most, with the bit that says whether it fits "
+        "beside it"
     )
 
 
@@ -285,8 +291,8 @@ def power_words(sees: Mapping[str, float], trials: int) -> str:
 
 def check_audited(folder: Path, scenario: Mapping[str, Any]) -> None:
     """InputError if the folder holds no run, or none of this scenario's algorithm, settings, trust and model."""
-    cells = read_results(folder).cells
-    if not any(all(cell["scenario"].get(key) == scenario.get(key) for key in _SAME) for cell in cells):
+    there = (cell["scenario"] for cell in read_results(folder).cells)
+    if not any(all(one.get(key) == scenario.get(key) for key in _SAME) for one in there):
         raise InputError(f"--store {folder}: no cell there has the algorithm, trust and model that are audited")
 
 

@@ -8,7 +8,7 @@ import itertools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -105,9 +105,8 @@ def metrics_in(record: Mapping[str, Any]) -> dict[str, float]:
 def _metrics_among(records: Iterable[Mapping[str, Any]]) -> list[Metric]:
     """The metrics that any record has: those of everybody first, in the order of `METRICS`."""
     keys = dict.fromkeys(key for record in records for key in record)
-    named = [metric for metric in map(metric_named, keys) if metric is not None]
     order = {metric.key: place for place, metric in enumerate(METRICS)}
-    return sorted(named, key=lambda metric: order.get(metric.key, len(order)))
+    return sorted(filter(None, map(metric_named, keys)), key=lambda metric: order.get(metric.key, len(order)))
 
 
 def metrics_of(results: Results) -> list[Metric]:
@@ -117,8 +116,8 @@ def metrics_of(results: Results) -> list[Metric]:
 
 def shared_metrics(results: Results) -> list[Metric]:
     """Those over all test records, and of the silos' own what the scenario lays out."""
-    shown = results.published.table.shown if results.published else []
-    return [metric for metric in metrics_of(results) if metric.base is None or metric.key in shown]
+    shown = published_metrics(results)
+    return [metric for metric in metrics_of(results) if metric.base is None or metric in shown]
 
 
 def silo_metrics(results: Results) -> dict[str, list[Metric]]:
@@ -142,12 +141,12 @@ def cells_at(results: Results, point: Mapping[str, Any]) -> list[Mapping[str, An
 
 def missing(results: Results) -> list[tuple[dict[str, Any], list[int]]]:
     """The sweep points that are not complete, and their seeds without a result."""
-    found = []
-    for point in points(results):
-        finished = {cell["seed"] for cell in cells_at(results, point)}
-        if absent := [seed for seed in results.seeds if seed not in finished]:
-            found.append((point, absent))
-    return found
+    finished = [(point, {cell["seed"] for cell in cells_at(results, point)}) for point in points(results)]
+    return [
+        (point, absent)
+        for point, seeds in finished
+        if (absent := [seed for seed in results.seeds if seed not in seeds])
+    ]
 
 
 def incomplete(results: Results) -> str:
@@ -220,13 +219,22 @@ def product(axes: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
+def alike(
+    records: Iterable[Mapping[str, Any]], kind: Callable[[Mapping[str, Any]], Any]
+) -> dict[Any, list[Mapping[str, Any]]]:
+    """Records by their kind, in the order in which kinds come first."""
+    found: dict[Any, list[Mapping[str, Any]]] = {}
+    for record in records:
+        found.setdefault(kind(record), []).append(record)
+    return found
+
+
 _LISTED = 10  # missing points that are named; the tables show the others
 
 
 def published_metrics(results: Results) -> list[Metric]:
-    if results.published is None:
-        return []
-    return [metric for metric in metrics_of(results) if metric.key in results.published.table.shown]
+    shown = results.published.table.shown if results.published else ()
+    return [metric for metric in metrics_of(results) if metric.key in shown]
 
 
 def warnings_of(results: Results) -> list[str]:
@@ -235,10 +243,11 @@ def warnings_of(results: Results) -> list[str]:
     if loud := differing(results):
         found.append(f"**{loud}.** Figures of privacy are those of the ledger here.")
     if loud := incomplete(results):
-        texts = []
-        for point, seeds in missing(results):
-            these = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
-            texts.append(", ".join(filter(None, [point_text(results, point), these])))
+        points_and_seeds = [
+            (point_text(results, point), f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}")
+            for point, seeds in missing(results)
+        ]
+        texts = [", ".join(filter(None, each)) for each in points_and_seeds]
         more = f"; and {len(texts) - _LISTED} more points" if len(texts) > _LISTED else ""
         found.append(f"**{loud}.** Missing: {'; '.join(texts[:_LISTED])}{more}.")
     return found
@@ -246,16 +255,17 @@ def warnings_of(results: Results) -> list[str]:
 
 def how_measured(results: Results) -> str:
     """Seeds, engine, and the largest difference to what was published, in one line."""
-    count = len(results.seeds)
-    seeds = "1 seed" if count == 1 else f"{count} seeds: mean ± sample standard deviation"
+    seeds = (
+        "1 seed" if len(results.seeds) == 1 else f"{len(results.seeds)} seeds: mean ± sample standard deviation"
+    )
     largest = []
     for metric in published_metrics(results):
         differences = [compare(results, metric, point).difference for point in points(results)]
         if known := [abs(difference) for difference in differences if difference is not None]:
             largest.append(f"{metric.title} {max(known):.{metric.digits}f}")
     worst = f"; largest |difference|: {', '.join(largest)}" if largest else ""
-    notes = [each for each in (_withheld(results), _paired(results), _unread(results), no_better(results)) if each]
-    return " ".join([f"{seeds}; engine {engines_of(results)}{worst}.", *notes])
+    notes = _withheld(results), _paired(results), _unread(results), no_better(results)
+    return " ".join([f"{seeds}; engine {engines_of(results)}{worst}.", *filter(None, notes)])
 
 
 _MOST_POINTS = 3
@@ -298,18 +308,17 @@ def _worse(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     classes = _classes(scenario.get("data", {}))
     if classes == 0:
         return reasons
-    for key, words in (("test_accuracy", "accuracy"), ("test_balanced_accuracy", "balanced accuracy")):
-        if found.get(key, 1.0) <= 1.0 / classes:
-            reasons.append(f"{words} is that of guessing among {classes} classes")
-    if scenario["model"]["name"] == _SOFTMAX and found.get("test_loss", 0.0) >= math.log(classes):
+    reasons += [
+        f"{words} is that of guessing among {classes} classes"
+        for key, words in (("test_accuracy", "accuracy"), ("test_balanced_accuracy", "balanced accuracy"))
+        if found.get(key, 1.0) <= 1.0 / classes
+    ]
+    if scenario["model"]["name"] == "softmax-regression" and found.get("test_loss", 0.0) >= math.log(classes):
         reasons.append(
             f"test loss is above ln {classes} = {math.log(classes):.3f}: its probabilities say less than calling "
             "all classes equally likely, whatever its accuracy"
         )
     return reasons
-
-
-_SOFTMAX = "softmax-regression"
 
 
 def _classes(data: Mapping[str, Any]) -> int:
@@ -322,44 +331,43 @@ def _classes(data: Mapping[str, Any]) -> int:
 
 def _withheld(results: Results) -> str:
     """Why no published values are shown, where a scenario has some."""
-    if results.published is None or not results.published.withheld:
-        return ""
-    return f"Published values are for other settings and not shown: {', '.join(results.published.withheld)}."
+    withheld = results.published.withheld if results.published else ()
+    return f"Published values are for other settings and not shown: {', '.join(withheld)}." if withheld else ""
 
 
 def _paired(results: Results) -> str:
     """That rows share their random numbers: differences between them spread less than each of them does."""
     simulated = all(cell["noise"] != "release" for cell in results.cells)
-    if len(points(results)) < 2 or not results.cells or not simulated:
-        return ""
     return (
         "Cells of one seed share the order of records and, scaled, their noise: compare rows "
         "seed by seed, and compute the spread from paired differences."
+        if len(points(results)) > 1 and results.cells and simulated
+        else ""
     )
 
 
 def _unread(results: Results) -> str:
     """That samples were asked for which no round reads."""
     left = [cell["unread"] for cell in results.cells if cell.get("unread")]
-    if not left:
-        return ""
-    return f"Of the samples asked for {count_range(left)} are never read: they do not fill a round of every silo."
+    return (
+        f"Of the samples asked for {count_range(left)} are never read: they do not fill a round of every silo."
+        if left
+        else ""
+    )
 
 
 def privacy_lines(results: Results) -> list[str]:
     """A line for each distinct statement; those that differ only in μ share one; then those of evaluations."""
-    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for cell in results.cells:
-        kind = (
+    groups = alike(
+        results.cells,
+        lambda cell: (
             *(cell[key] for key in ("unit", "relation", "trust", "noise", "delta")),
             cell.get("guarantee", cell["mu"] is None),
-            cell.get("participation"),
-            cell.get("holds"),
-        )
-        groups.setdefault(kind, []).append(cell)
+            *map(cell.get, ("participation", "holds")),
+        ),
+    )
     tests = {evaluation_words(told, cell["delta"]) for cell in results.cells if (told := cell.get("evaluation"))}
-    charged = any(charged_elsewhere(cell["releases"]) for cell in results.cells)
-    elsewhere = [STEP_ELSEWHERE] if charged else []
+    elsewhere = [STEP_ELSEWHERE] if any(charged_elsewhere(cell["releases"]) for cell in results.cells) else []
     said = [line for cells in groups.values() for line in (sentence_of_cells(cells), *caveats_of(cells))]
     return [*said, *elsewhere, *sorted(tests), *choice_of_settings(results)]
 

@@ -121,29 +121,36 @@ def _intervals(results: Results) -> list[Table]:
 
 def _scaling(results: Results, scaling: Growth) -> Table:
     header, *body = scaling_lines(results, scaling)
-    caption = (
+    return Table(
         f"smallest {scaling.smallest} whose mean {scaling.metric} is at most "
-        f"{scaling.factor:g} · {scaling.scale:g} · (1/√n + √d/(εn)); fitted exponents with 95 % intervals"
+        f"{scaling.factor:g} · {scaling.scale:g} · (1/√n + √d/(εn)); fitted exponents with 95 % intervals",
+        header,
+        body,
+        labels=1,
     )
-    return Table(caption, header, body, labels=1)
 
 
 def _grid(
     results: Results, paper: Paper, metric: Metric, fixed: Mapping[str, Any], added_rows: Sequence[AddedRow]
 ) -> Table:
     names, columns = short_names(results.axes), results.axes[paper.columns]
-    body = []
-    for row in results.axes[paper.rows]:
-        along = [{**fixed, paper.rows: row, paper.columns: column} for column in columns]
-        body.append([value_text(row), *(_cell_text(results, metric, point) for point in along)])
+    along = [{**fixed, paper.columns: column} for column in columns]
+    body = [
+        [value_text(row), *(_cell_text(results, metric, {**point, paper.rows: row}) for point in along)]
+        for row in results.axes[paper.rows]
+    ]
     for title, text_of in added_rows:
-        texts = [text_of(metric, {**fixed, paper.columns: column}) for column in columns]
+        texts = [text_of(metric, point) for point in along]
         body += [[title, *texts]] if any(texts) else []
     where = f", {point_text(results, fixed)}" if fixed else ""
     published = ": measured [published, measured - published]" if getattr(paper, metric.key, None) else ""
-    caption = f"{metric.title}{where}{published}"
-    header = [names[paper.rows], *map(value_text, columns)]
-    return Table(caption, header, body, labels=1, across=names[paper.columns])
+    return Table(
+        f"{metric.title}{where}{published}",
+        [names[paper.rows], *map(value_text, columns)],
+        body,
+        labels=1,
+        across=names[paper.columns],
+    )
 
 
 def _cell_text(results: Results, metric: Metric, point: Mapping[str, Any]) -> str:
@@ -166,10 +173,8 @@ def _list(results: Results, added_rows: Sequence[AddedRow]) -> Table:
     names = list(short_names(results.axes).values())
     columns = [*_BEFORE, *(metric.title for metric in shared_metrics(results)), *_AFTER]
     shown = [name for name in columns if name not in names]
-    body = []
-    for point in points(results):
-        row = _row(results, point)
-        body.append([*map(value_text, point.values()), *(row.get(name, "") for name in shown)])
+    rows = [(point, _row(results, point)) for point in points(results)]
+    body = [[*map(value_text, point.values()), *(row.get(name, "") for name in shown)] for point, row in rows]
     for title, text_of in added_rows:
         texts = {metric.title: text_of(metric, {}) for metric in shared_metrics(results)}
         if any(texts.values()):
@@ -182,19 +187,21 @@ def _list(results: Results, added_rows: Sequence[AddedRow]) -> Table:
 def _row(results: Results, point: Mapping[str, Any]) -> dict[str, str]:
     """Figures of a sweep point by column; without a finished cell only that its metrics are missing."""
     row = {metric.title: _cell_text(results, metric, point) for metric in metrics_of(results)}
-    if cells := cells_at(results, point):
-        first, private = cells[0], cells[0]["epsilon"] is not None
-        row["silos"], row["rounds"] = str(first["silos"]), str(first["rounds"])
-        row["μ"] = ("none" if first["mu"] is None else upper_figure(first["mu"])) if private else "no noise"
-        row["ε at δ"] = (
-            f"{epsilon_figure(first['epsilon'])} at {delta_figure(first['delta'])}" if private else "none"
-        )
-        row["gradients"] = f"{first['gradient_evaluations']:,}"
-        row["sent by a silo (MB)"] = f"{first['bytes_sent'] / 1e6:.3g}"
-        told = [cell["fraction_clipped"] for cell in cells if cell["fraction_clipped"] is not None]
-        row["clipped (%)"] = f"{100.0 * statistics.fmean(told):.2f}" if told else "not told"
-        row["seconds, all seeds"] = f"{sum(cell['wall_seconds'] for cell in cells):.1f}"
-    return row
+    if not (cells := cells_at(results, point)):
+        return row
+    first, private = cells[0], cells[0]["epsilon"] is not None
+    mu = "none" if first["mu"] is None else upper_figure(first["mu"])
+    told = [cell["fraction_clipped"] for cell in cells if cell["fraction_clipped"] is not None]
+    return row | {
+        "silos": str(first["silos"]),
+        "rounds": str(first["rounds"]),
+        "μ": mu if private else "no noise",
+        "ε at δ": f"{epsilon_figure(first['epsilon'])} at {delta_figure(first['delta'])}" if private else "none",
+        "gradients": f"{first['gradient_evaluations']:,}",
+        "sent by a silo (MB)": f"{first['bytes_sent'] / 1e6:.3g}",
+        "clipped (%)": f"{100.0 * statistics.fmean(told):.2f}" if told else "not told",
+        "seconds, all seeds": f"{sum(cell['wall_seconds'] for cell in cells):.1f}",
+    }
 
 
 def _markdown(results: Results) -> str:
@@ -235,11 +242,11 @@ def _csv(results: Results) -> str:
 def _tabular(results: Results, table: Table) -> str:
     sentences = [results.title or results.name, table.caption, state_of(results), how_measured(results)]
     header, *body = [" & ".join(map(_escape, row)) + r" \\" for row in [table.header, *table.body]]
-    first, last = table.labels + 1, len(table.header)
+    last = len(table.header)
     figures = last - table.labels
     if table.across:
         spanner = rf"{'& ' * table.labels}\multicolumn{{{figures}}}{{c}}{{{_escape(table.across)}}} \\"
-        header = f"{spanner}\n\\cmidrule(lr){{{first}-{last}}}\n{header}"
+        header = f"{spanner}\n\\cmidrule(lr){{{table.labels + 1}-{last}}}\n{header}"
     lines = [
         r"\begin{table}  % \usepackage{booktabs}",
         r"\centering",
@@ -295,31 +302,26 @@ class Fit:
 
 def needed(results: Results, scaling: Growth) -> dict[str, dict[float, Needed]]:
     """For each value of `scaling.by`, and each n: target, rounds and gradient evaluations."""
-    table: dict[str, dict[float, Needed]] = {}
-    for name in results.axes[scaling.by]:
-        table[name] = {
+    return {
+        name: {
             float(size): _needed_at(results, scaling, {scaling.by: name, scaling.along: size})
             for size in results.axes[scaling.along]
         }
-    return table
+        for name in results.axes[scaling.by]
+    }
 
 
 def _needed_at(results: Results, scaling: Growth, fixed: Mapping[str, Any]) -> Needed:
     here = [point for point in points(results) if all(point[key] == value for key, value in fixed.items())]
     reached: list[tuple[float, float]] = []
-    target = math.nan
-    for point in here:
-        cells = cells_at(results, point)
-        if not cells:
-            continue
-        first = cells[0]
-        size, epsilon = float(fixed[scaling.along]), first["epsilon"]
+    size, target = float(fixed[scaling.along]), math.nan
+    for point, cells in ((point, cells) for point in here if (cells := cells_at(results, point))):
+        first, epsilon = cells[0], cells[0]["epsilon"]
         private = 0.0 if epsilon is None else math.sqrt(first["dimension"]) / (epsilon * size)
         target = scaling.factor * scaling.scale * (1.0 / math.sqrt(size) + private)
         if np.mean([cell[scaling.metric] for cell in cells]) <= target:
             reached.append((float(point[scaling.smallest]), float(first["gradient_evaluations"])))
-    rounds, gradients = min(reached, default=(None, None))
-    return Needed(target, rounds, gradients)
+    return Needed(target, *min(reached, default=(None, None)))
 
 
 def fit(needs: Mapping[float, Needed], what: str) -> Fit | None:
@@ -331,10 +333,8 @@ def fit(needs: Mapping[float, Needed], what: str) -> Fit | None:
 
     sizes, values = (np.log(column) for column in zip(*pairs, strict=True))
     line = stats.linregress(sizes, values)
-    half_width = math.inf
-    if len(pairs) > 2:
-        half_width = float(stats.t.ppf(0.5 + _CONFIDENCE / 2, len(pairs) - 2) * line.stderr)
-    return Fit(float(line.slope), half_width, len(pairs))
+    factor = stats.t.ppf(0.5 + _CONFIDENCE / 2, len(pairs) - 2) if len(pairs) > 2 else math.inf
+    return Fit(float(line.slope), float(factor * line.stderr), len(pairs))
 
 
 def scaling_lines(results: Results, scaling: Growth) -> list[list[str]]:

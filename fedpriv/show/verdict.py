@@ -23,6 +23,7 @@ from fedpriv.scenario.published import dotted
 from fedpriv.show.summary import (
     METRICS,
     Metric,
+    alike,
     cells_at,
     mean_and_deviation,
     metrics_of,
@@ -53,9 +54,7 @@ def verdict(results: Results) -> str:
     """What ran, how good it got, at what privacy, and how far to believe it."""
     if not results.cells:
         return "No cell is finished yet."
-    sentences = [_what(results), _how_good(results), *filter(None, [no_better(results)])]
-    if protection := _how_private(results):
-        sentences.append(protection)
+    sentences = [_what(results), _how_good(results), *filter(None, [no_better(results), _how_private(results)])]
     kinds = {cell["noise"] for cell in results.cells}
     if kinds == {"simulation"}:
         sentences.append(
@@ -74,8 +73,8 @@ def _what(results: Results) -> str:
     titles = [ALGORITHMS[name].title if name in ALGORITHMS else name for name in rows]
     algorithms = " and ".join(titles) if len(titles) < 3 else f"{len(titles)} algorithms"
     first = results.cells[0]["scenario"]
-    rounds = count_range(cell["rounds"] for cell in results.cells)
     trained = f"{first['model']['name']} on {first['data']['name']}"
+    rounds = count_range(cell["rounds"] for cell in results.cells)
     return f"{algorithms} trained {trained}: {_whom(results)}, {rounds} rounds."
 
 
@@ -142,8 +141,7 @@ def _how_private(results: Results) -> str:
     mus = [cell["mu"] for cell in results.cells if cell["mu"] is not None]
     unit = " or ".join(dict.fromkeys(cell["unit"] for cell in results.cells))
     if any(cell["epsilon"] is None for cell in results.cells):
-        unprotected = "A cell without noise protects nothing."
-        return unprotected if not mus else f"{guess_sentence(unit, mus)} {unprotected}"
+        return " ".join([*([guess_sentence(unit, mus)] if mus else []), "A cell without noise protects nothing."])
     if len(mus) < len(results.cells):
         epsilons = [cell["epsilon"] for cell in results.cells]
         worst = epsilon_words(max(epsilons), max(cell["delta"] for cell in results.cells))
@@ -153,11 +151,8 @@ def _how_private(results: Results) -> str:
 
 def holders(results: Results) -> list[Holder]:
     """Who has what, for each trust setting of the run."""
-    found = []
-    for name in dict.fromkeys(cell["trust"] for cell in results.cells):
-        cells = [cell for cell in results.cells if cell["trust"] == name]
-        found += _holders(name, cells)
-    return list(dict.fromkeys(found))
+    by_trust = alike(results.cells, lambda cell: cell["trust"])
+    return list(dict.fromkeys(holder for name, cells in by_trust.items() for holder in _holders(name, cells)))
 
 
 def _holders(name: str, cells: Sequence[Mapping[str, Any]]) -> list[Holder]:
@@ -204,8 +199,7 @@ def _best(results: Results, among: Sequence[Mapping[str, Any]], metric: Metric) 
 
 
 def _mean(results: Results, point: Mapping[str, Any], metric: Metric) -> float:
-    summary = summarize(cells_at(results, point), metric)
-    return float("nan") if summary is None else summary.mean
+    return math.nan if (summary := summarize(cells_at(results, point), metric)) is None else summary.mean
 
 
 def _shown(results: Results, point: Mapping[str, Any], metric: Metric) -> str:
@@ -216,11 +210,12 @@ def _shown(results: Results, point: Mapping[str, Any], metric: Metric) -> str:
 def _at(results: Results, point: Mapping[str, Any]) -> str:
     cell = cells_at(results, point)[0]
     epsilon = "" if cell["epsilon"] is None else epsilon_words(cell["epsilon"], cell["delta"])
-    told = {key: value for key, value in point.items() if len(results.axes[key]) > 1}
-    varied = point_text(
-        results, {key: value for key, value in told.items() if key != "privacy.epsilon" or not epsilon}
-    )
-    where = "; ".join(filter(None, [varied, epsilon]))
+    told = {
+        key: value
+        for key, value in point.items()
+        if len(results.axes[key]) > 1 and not (epsilon and key == "privacy.epsilon")
+    }
+    where = "; ".join(filter(None, [point_text(results, told), epsilon]))
     return f" ({where})" if where else ""
 
 
@@ -245,13 +240,12 @@ def compared(first: Path, second: Path) -> Comparison:
     """
     one, other = read_results(first), read_results(second)
     common = [key for key in one.axes if key in other.axes]
-    rows = []
-    for point in points(one):
-        for metric in METRICS:
-            pairs = _pairs(one, other, point, common, metric)
-            if pairs:
-                labels = [value_text(point[key]) for key in one.axes]
-                rows.append([*labels, metric.title, *_figures(pairs, metric)])
+    rows = [
+        [*(value_text(point[key]) for key in one.axes), metric.title, *_figures(pairs, metric)]
+        for point in points(one)
+        for metric in METRICS
+        if (pairs := _pairs(one, other, point, common, metric))
+    ]
     if not rows:
         raise InputError(f"{first} and {second} have no finished sweep point and seed in common")
     names = list(short_names(one.axes).values())
@@ -283,10 +277,9 @@ def _figures(pairs: Sequence[tuple[float, float]], metric: Metric) -> list[str]:
 
 def _settings(one: Results, other: Results) -> list[tuple[str, str, str]]:
     first, second = (dict(dotted(results.cells[0]["scenario"])) for results in (one, other))
-    keys = [key for key in {**first, **second} if key.partition(".")[0] not in _NOT_COMPARED]
     swept = {*one.axes, *other.axes}
     return [
         (key, value_text(first.get(key, "not set")), value_text(second.get(key, "not set")))
-        for key in keys
-        if first.get(key) != second.get(key) and key not in swept
+        for key in {**first, **second}
+        if first.get(key) != second.get(key) and key not in swept and key.partition(".")[0] not in _NOT_COMPARED
     ]
