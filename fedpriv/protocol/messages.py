@@ -128,8 +128,7 @@ def values_in(record: Record) -> Mapping[str, Any]:
 
 def holding(kind: type[Container], values: dict[str, Any]) -> Container:
     """A record, or a dictionary of records, with these values; it keeps the dictionary."""
-    empty: Container = _EMPTY[kind]
-    return _another(empty, values)
+    return _another(cast(Container, _EMPTY[kind]), values)
 
 
 def _another(record: Container, values: dict[str, Any]) -> Container:
@@ -239,10 +238,7 @@ def keys_in(content: RecordDict) -> bytes:
 
 def also_in(content: RecordDict, name: str) -> bytes:
     """The bytes of this name beside the vector of a message, b"" if there are none; ValueError for no bytes."""
-    values = values_in(content).get(CONFIG)
-    return (
-        bytes_in(content, CONFIG, name) if isinstance(values, ConfigRecord) and name in values_in(values) else b""
-    )
+    return b"" if _value_in(content, CONFIG, name) is None else bytes_in(content, CONFIG, name)
 
 
 def with_also(content: RecordDict, name: str, value: bytes) -> RecordDict:
@@ -264,10 +260,15 @@ def refusal_in(content: RecordDict) -> Refusal | None:
     return Refusal(printable(str(values.get("reason", "no reason given"))), bool(values.get("final", True)))
 
 
+def _value_in(content: RecordDict, record: str, key: str) -> object:
+    """A value in a metric or config record, None if there is none."""
+    values = values_in(content).get(record)
+    return values_in(values).get(key) if isinstance(values, ConfigRecord | MetricRecord) else None
+
+
 def number_in(content: RecordDict, record: str, key: str) -> int:
     """A whole number in a metric or config record; ValueError if there is none."""
-    values = values_in(content).get(record)
-    value = values_in(values).get(key) if isinstance(values, ConfigRecord | MetricRecord) else None
+    value = _value_in(content, record, key)
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"the message carries no whole number {record}.{key}")
     return value
@@ -275,8 +276,7 @@ def number_in(content: RecordDict, record: str, key: str) -> int:
 
 def bytes_in(content: RecordDict, record: str, key: str) -> bytes:
     """A byte string in a config record; ValueError if there is none."""
-    values = values_in(content).get(record)
-    value = values_in(values).get(key) if isinstance(values, ConfigRecord) else None
+    value = _value_in(content, record, key)
     if not isinstance(value, bytes):
         raise ValueError(f"the message carries no bytes {record}.{key}")
     return value
@@ -348,8 +348,8 @@ def sealed(name: str, values: NDArray[Any]) -> RecordDict:
 
 def opened_in(content: RecordDict, name: str) -> NDArray[Any]:
     """The one vector of this name, sealed or as simulations send it; ValueError if there is none."""
-    config, values = values_in(content).get(CONFIG), array_in(content, name)
-    seal = values_in(config).get(_SEAL) if isinstance(config, ConfigRecord) else None
+    values = array_in(content, name)
+    seal = _value_in(content, CONFIG, _SEAL)
     if seal is None:
         return values
     if not isinstance(seal, bytes) or len(seal) != _SEAL_BYTES:
@@ -378,8 +378,7 @@ def records_with(name: str, array: Array, config: Mapping[str, Any]) -> dict[str
 
 def given_in(content: RecordDict, name: str) -> bytes | Array:
     """The one vector of this name, as it came; ValueError if there is none."""
-    config = values_in(content).get(CONFIG)
-    if isinstance(config, ConfigRecord) and isinstance(given := values_in(config).get(name), bytes):
+    if isinstance(given := _value_in(content, CONFIG, name), bytes):
         return given
     arrays = values_in(content).get(name)
     if not isinstance(arrays, ArrayRecord) or len(values_in(arrays)) != 1:
@@ -408,8 +407,7 @@ def _values_in_bytes(content: bytes) -> NDArray[Any]:
 @lru_cache(maxsize=256)
 def _layout_of(dtype: str, shape: tuple[int, ...]) -> _Layout:
     kind, buffer = np.dtype(dtype), io.BytesIO()
-    described = {"descr": npy.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
-    npy.write_array_header_1_0(buffer, described)
+    npy.write_array_header_1_0(buffer, {"descr": npy.dtype_to_descr(kind), "fortran_order": False, "shape": shape})
     return _Layout(kind, shape, buffer.getvalue(), kind.name)
 
 
@@ -457,9 +455,7 @@ def release_content(release: "Tensor", counts: Counts | None) -> RecordDict:
     """Counts of records are a release that no accountant knows: simulations send them, silos do not."""
     records: dict[str, Any] = records_with("release", array_of(release.numpy()), {})
     if counts is not None:
-        told = {"drawn": counts.drawn}
-        if counts.clipped is not None:
-            told["clipped"] = counts.clipped
+        told = {name: count for name, count in counts._asdict().items() if count is not None}
         records["metrics"] = holding(MetricRecord, told)
     return holding(RecordDict, records)
 
@@ -497,8 +493,7 @@ def _shared_tensor(data: bytes, described: tuple[str, tuple[int, ...], str] | No
 
 def _tensor(values: NDArray[Any]) -> "Tensor":
     try:
-        tensor: Tensor = _torch().from_numpy(values)
-        return tensor
+        return cast("Tensor", _torch().from_numpy(values))
     except TypeError as error:
         raise ValueError(f"an array that cannot be read: {error}") from None
 

@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import NamedTuple
@@ -33,11 +33,6 @@ class Figure(NamedTuple):
     value: float
     labels: Mapping[str, str] = {}
 
-    @property
-    def kind(self) -> str:
-        """By the format's own convention of names."""
-        return "counter" if self.name.endswith("_total") else "gauge"
-
 
 def exposition(figures: Iterable[Figure]) -> str:
     """The figures in the text format; those of one name follow each other."""
@@ -46,7 +41,8 @@ def exposition(figures: Iterable[Figure]) -> str:
         by_name.setdefault(figure.name, []).append(figure)
     lines = []
     for name, group in by_name.items():
-        lines += [f"# HELP {name} {group[0].help}", f"# TYPE {name} {group[0].kind}"]
+        kind = "counter" if name.endswith("_total") else "gauge"  # by the format's own convention of names
+        lines += [f"# HELP {name} {group[0].help}", f"# TYPE {name} {kind}"]
         lines += [f"{name}{_labels(each.labels)} {_number(each.value)}" for each in group]
     return "".join(f"{line}\n" for line in lines)
 
@@ -85,19 +81,21 @@ def private_socket(path: Path, option: str) -> socket.socket:
     Raises:
         InputError: none can be made there; the message names `option`.
     """
-    bound, folder, umask = socket.socket(socket.AF_UNIX), -1, -1
+    bound = socket.socket(socket.AF_UNIX)
     try:
-        folder = os.open(path.parent, os.O_RDONLY)
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        if path.is_socket() and not path.is_symlink():
-            if somebody_listens(path):
-                raise InputError(
-                    f"{option} {path}: a service answers there already; end it before you start another"
-                )
-            path.unlink()
-        umask = os.umask(0o177)
-        bound.bind(str(path))
-        bound.listen(_WAITING)
+        with ExitStack() as stack:
+            folder = os.open(path.parent, os.O_RDONLY)
+            stack.callback(os.close, folder)
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            if path.is_socket() and not path.is_symlink():
+                if somebody_listens(path):
+                    raise InputError(
+                        f"{option} {path}: a service answers there already; end it before you start another"
+                    )
+                path.unlink()
+            stack.callback(os.umask, os.umask(0o177))
+            bound.bind(str(path))
+            bound.listen(_WAITING)
     except (OSError, InputError) as error:
         bound.close()
         if isinstance(error, InputError):
@@ -105,11 +103,6 @@ def private_socket(path: Path, option: str) -> socket.socket:
         taken = path.exists() and not path.is_socket()
         why = "is a file, and no socket; name a path that is free" if taken else str(error)
         raise InputError(f"{option} {path}: {why}") from None
-    finally:
-        if umask >= 0:
-            os.umask(umask)
-        if folder >= 0:
-            os.close(folder)
     return bound
 
 

@@ -11,9 +11,10 @@ plan, and each of the silo's charges with the plan's price.
 import json
 import math
 from collections.abc import Mapping
+from contextlib import closing
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -43,6 +44,8 @@ SAYS = "fedpriv certificate 2, a silo's part"
 """Name of a silo's statement, which is signed with the statement."""
 PARTS = {"training": ROUNDS, "first_step": FIRST_STEP, "tests": TESTS}
 """Parts of a silo's statement, with the keys of the plans that they are compared with."""
+_ALLOWED = ("trust", "relation", "unit", "clip", "rounds", "budget", "slack", "noise_free")
+"""Keys of a policy that a silo's statement has."""
 _DEPLOYED = (("deployment", "release"), ("deployment", "none"))
 """Engine and noise of runs in which guards take part."""
 _TOLERANCE, _CURVE_TOLERANCE = 1e-9, 1e-6
@@ -81,7 +84,15 @@ def attested(path: Path, record: Mapping[str, Any], body: str) -> dict[str, Any]
         admission = Admission(policy, policy.load_shard())
         plans, cell = _plan_run(admission, canonical, record)
         plans.check(record)
-        statement = {"training": facts, **_other_facts(policy, plans, record)}
+        statement, test_policy = {"training": facts}, policy.for_tests
+        if FIRST_STEP in plans.plans:
+            text = _ledger_text(first_step_before(plans.cell))
+            scenario = without_paths(json.loads(text))
+            statement["first_step"] = _read_facts(policy, scenario, sha256(text.encode()))[1]
+        if TESTS in plans.plans:
+            if test_policy is None:
+                raise InputError("the certificate has evaluations, and this policy has no [evaluation]")
+            statement["tests"] = _read_facts(test_policy, record["scenario"], record["scenario_sha256"])[1]
         if (
             reason := find_charge_difference(policy.silo, statement, plans)
             or _find_unanswered(policy.silo, facts, record)
@@ -89,12 +100,17 @@ def attested(path: Path, record: Mapping[str, Any], body: str) -> dict[str, Any]
             raise RunError(reason)
     except FedprivError as error:
         raise type(error)(f"{policy.ledger}: {error}, so nothing is signed") from None
+    shard, classes = admission.shard, policy.class_count
+    layout = ModelInputs.of(cell).layout(shard.given(cell), shard.labels, classes)
     facts = {
         "body": body,
         "silo": policy.silo,
-        "policy": {"sha256": sha256(bytes_of(path)), "allow": _allowed_data(policy)},
+        "policy": {
+            "sha256": sha256(bytes_of(path)),
+            "allow": {name: getattr(policy.allow, name) for name in _ALLOWED},
+        },
         "fedpriv": metadata.version("fedpriv"),
-        "shapes": _shapes_of_records(admission, cell),
+        "shapes": shapes_data(layout, classes),
         "table_public": None if policy.table is None else policy.table.public,
         **statement,
     }
@@ -110,22 +126,6 @@ def _plan_run(admission: Admission, canonical: str, record: Mapping[str, Any]) -
 
     cell, objective = admission.recall(canonical)
     return recompute(cell, objective, record["releases"], plan_first_step), cell
-
-
-def _other_facts(policy: Policy, plans: RunPlans, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the facts of a first step and of evaluations, as far as the run has them.
-
-    InputError if a ledger lacks one that the run has.
-    """
-    statement, test_policy = {}, policy.for_tests
-    if FIRST_STEP in plans.plans:
-        text = _ledger_text(first_step_before(plans.cell))
-        statement["first_step"] = _read_facts(policy, without_paths(json.loads(text)), sha256(text.encode()))[1]
-    if TESTS in plans.plans:
-        if test_policy is None:
-            raise InputError("the certificate has evaluations, and this policy has no [evaluation]")
-        statement["tests"] = _read_facts(test_policy, record["scenario"], record["scenario_sha256"])[1]
-    return statement
 
 
 def find_charge_difference(silo: int, statement: Mapping[str, Any], plans: RunPlans) -> str | None:
@@ -146,10 +146,10 @@ def find_charge_difference(silo: int, statement: Mapping[str, Any], plans: RunPl
         charge = statement[part]["charged"]
         prices = prices_of(plans.plans[plan_key], silo, charge["slack"])
         if not any(_prices_match(charge, price) for price in prices):
+            words = dict.fromkeys(_format_charge(_price_data(price)) for price in prices)
             return (
-                f"silo {silo} was charged {_format_charge(charge['mu'], charge['slack'])} for {plan_key}, and "
-                "those of the certificate cost "
-                f"{' or '.join(dict.fromkeys(_format_price(price) for price in prices))}"
+                f"silo {silo} was charged {_format_charge(charge)} for {plan_key}, and those of the certificate "
+                f"cost {' or '.join(words)}"
             )
     return None
 
@@ -161,14 +161,11 @@ def _prices_match(charge: Mapping[str, Any], price: Price) -> bool:
     return price.slack == charge["slack"] and math.isclose(price.mu, charge["mu"], rel_tol=tolerance)
 
 
-def _format_price(price: Price) -> str:
-    return _format_charge(None, 0.0) if price is None else _format_charge(price.mu, price.slack)
-
-
-def _format_charge(mu: float | None, slack: float) -> str:
-    if mu is None:
+def _format_charge(charge: Mapping[str, Any]) -> str:
+    if charge["mu"] is None:
         return "as a run without noise"
-    return f"mu = {upper_figure(mu, 6)}" + (f" with slack {upper_figure(slack, 3)}" if slack else "")
+    slack = f" with slack {upper_figure(charge['slack'], 3)}" if charge["slack"] else ""
+    return f"mu = {upper_figure(charge['mu'], 6)}{slack}"
 
 
 def _find_unanswered(silo: int, facts: Mapping[str, Any], record: Mapping[str, Any]) -> str | None:
@@ -182,35 +179,18 @@ def _find_unanswered(silo: int, facts: Mapping[str, Any], record: Mapping[str, A
     )
 
 
-def _shapes_of_records(admission: Admission, cell: Cell) -> dict[str, Any]:
-    shard, classes = admission.shard, admission.policy.class_count
-    return shapes_data(ModelInputs.of(cell).layout(shard.given(cell), shard.labels, classes), classes)
-
-
-def _allowed_data(policy: Policy) -> dict[str, Any]:
-    allow = policy.allow
-    names = ("trust", "relation", "unit", "clip", "rounds", "budget", "slack", "noise_free")
-    return {name: getattr(allow, name) for name in names}
-
-
 def _ledger_text(cell: Cell) -> str:
     """Write a scenario as ledgers store it."""
     return json.dumps(cell.canonical(), sort_keys=True)
 
 
-class _LedgerFacts(NamedTuple):
-    canonical: str
-    facts: dict[str, Any]
-
-
-def _read_facts(policy: Policy, scenario: Mapping[str, Any], digest: str) -> _LedgerFacts:
-    """Read facts of a run from a ledger: charges of it, before it and in all, and the remaining budget.
+def _read_facts(policy: Policy, scenario: Mapping[str, Any], digest: str) -> tuple[str, dict[str, Any]]:
+    """Read a run's scenario and facts from a ledger: charges of it, before it and in all, and the budget left.
 
     The run is the last one whose scenario has this digest, and reads as `scenario` without folders.  InputError if
     there is none.
     """
-    ledger = SiloLedger(policy.ledger, policy.marked)
-    try:
+    with closing(SiloLedger(policy.ledger, policy.marked)) as ledger:
         if not ledger.is_keyed():
             raise InputError(
                 "the ledger is one of fedpriv 0.3.0 still, and its charges and heads are not what they should be; "
@@ -218,16 +198,13 @@ def _read_facts(policy: Policy, scenario: Mapping[str, Any], digest: str) -> _Le
             )
         with ledger.alone():
             rows, commit = ledger.overview(), Mark(policy.marked).read().done
-    finally:
-        ledger.close()
     scenario_text = json.dumps(scenario, sort_keys=True)
     candidates = [index for index, row in enumerate(rows) if _public_text(row.cell) == scenario_text]
     if not (matches := [index for index in candidates if sha256(rows[index].cell.encode()) == digest]):
         other = ", and record.scenario_sha256 is of another" if candidates else ""
         raise InputError(f"the ledger has no run of record.scenario, the one that is certified{other}")
     index = matches[-1]
-    row, earlier_price = rows[index], _compose_charges(rows[:index], policy)
-    total_price = _compose_charges(rows, policy)
+    row, total_price = rows[index], _compose_charges(rows, policy)
     remaining = (
         None
         if total_price is None
@@ -239,12 +216,12 @@ def _read_facts(policy: Policy, scenario: Mapping[str, Any], digest: str) -> _Le
         "under_way": row.underway,
         "rounds_answered": row.answered,
         "charged": {"mu": None if math.isinf(row.mu) else row.mu, "slack": row.slack},
-        "before": {"runs": index, **_price_data(earlier_price)},
+        "before": {"runs": index, **_price_data(_compose_charges(rows[:index], policy))},
         "spent": {"runs": len(rows), **_price_data(total_price)},
         "left": _price_data(remaining or ApproximateGDP(0.0)),
         "ledger": {"commit": commit.number, "head": commit.head.hex()},
     }
-    return _LedgerFacts(row.cell, facts)
+    return row.cell, facts
 
 
 def _public_text(cell: str) -> str:

@@ -15,18 +15,22 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from fedpriv.addons.certificate.attest import SAYS as SILO_SAYS
+from fedpriv.addons.certificate.attest import find_charge_difference
 from fedpriv.claims.claim import PrivacyClaim, figures_of
 from fedpriv.claims.entries import LedgerEntry, check_copies, entry_of
+from fedpriv.claims.recomputed import format_silos, objective_of, recompute, without_paths
 from fedpriv.core.errors import InputError, RunError, printable
 from fedpriv.core.figures import counted
 from fedpriv.core.signed import bytes_of, check_signature, read_spelled, sha256, signature, spelled
-
-if TYPE_CHECKING:
-    from fedpriv.study.results import Results
+from fedpriv.plan.plan import plan_of
+from fedpriv.scenario.sections import FederationSection
+from fedpriv.study.results import Results
+from fedpriv.study.stored import stated_of
 
 FORMAT = "fedpriv certificate 2"
 SAYS = FORMAT
@@ -99,19 +103,13 @@ def about(body: Mapping[str, Any], silos: Sequence[Mapping[str, Any]]) -> str:
     """Write the first line of a certificate: the number of silos that signed, and those that did not."""
     if body["record"]["engine"] != "deployment":
         return "a simulation: no silo's guard had a part in it, and none signed"
-    from fedpriv.claims.recomputed import format_silos
-
     count, missing = _silo_count(body), _unsigned(body, silos)
-    summary = f"{count - len(missing)} of {counted(count, 'silo')} signed"
-    if not missing:
-        return summary
-    return f"{summary}: {format_silos(missing)} {'has' if len(missing) == 1 else 'have'} not"
+    others = f": {format_silos(missing)} {'has' if len(missing) == 1 else 'have'} not" if missing else ""
+    return f"{count - len(missing)} of {counted(count, 'silo')} signed{others}"
 
 
 def _silo_count(body: Mapping[str, Any]) -> int:
     """Return the number of silos in the scenario, whatever the record says elsewhere."""
-    from fedpriv.scenario.sections import FederationSection
-
     return FederationSection.model_validate(body["record"]["scenario"]["federation"]).silos
 
 
@@ -123,7 +121,7 @@ def _unsigned(body: Mapping[str, Any], silos: Sequence[Mapping[str, Any]]) -> li
 
 def body_of(
     folder: Path,
-    results: "Results",
+    results: Results,
     place: int | None,
     people: Mapping[str, str],
     extra: Mapping[str, Any],
@@ -155,8 +153,6 @@ def body_of(
         raise RunError(
             f"{folder}: cell {cell['cell']} claims something else than its releases and scenario give: {reason}"
         )
-    from fedpriv.claims.recomputed import without_paths
-
     model, scenario = bytes_of(folder / cell["model"]), without_paths(cell["scenario"])
     has_exact_scores = cell["evaluation"] is not None and cell["evaluation"]["published"] == "without noise"
     names = [
@@ -293,16 +289,13 @@ def _derived_figures(entry: LedgerEntry) -> dict[str, Any]:
 
     Guarantee: no figure is believed that the scenario decides: trust, silos, rounds, records, δ, participation.
     """
-    from fedpriv.study.stored import stated_of
-
     record, cell = entry.record, entry.resolved
     if cell is None and record["engine"] == "deployment":
         raise InputError("record.scenario cannot be planned here; code of one's own is given with --import")
     if cell is None:
         return figures_of(entry.claim, entry.delta)
     noise: Literal["simulation", "release"] = "release" if record["noise"] == "release" else "simulation"
-    stated: dict[str, Any] = json.loads(json.dumps(stated_of(cell, entry.streams, entry.tests, noise)))
-    return stated
+    return dict(json.loads(json.dumps(stated_of(cell, entry.streams, entry.tests, noise))))
 
 
 def _check_texts(body: Mapping[str, Any], entry: LedgerEntry) -> None:
@@ -361,10 +354,6 @@ def _check_silos(tree: Mapping[str, Any], signers: Mapping[str, Ed25519PublicKey
         if tree["silos"]:
             raise InputError(f"silo {tree['silos'][0]['silo']!r:.20} signed, and has no part in a simulation")
         return entry.resolved is not None
-    from fedpriv.addons.certificate.attest import (
-        SAYS as SILO_SAYS,  # imports torch, which no simulation's certificate needs
-    )
-
     statements = dict[int, Mapping[str, Any]]()
     for statement in tree["silos"]:
         number = statement["silo"]
@@ -390,18 +379,12 @@ def _check_plan(
     Returns:
         True, or False if nothing was compared because the model is code outside fedpriv.
     """
-    from fedpriv.addons.certificate.attest import find_charge_difference
-    from fedpriv.claims.recomputed import objective_of, recompute
-    from fedpriv.plan.plan import plan_of
-
-    cell, (first_shapes, *other_shapes) = (
-        entry.resolved,
-        [statement["shapes"] for statement in statements.values()],
-    )
+    cell, first = entry.resolved, next(iter(statements))
+    first_shapes = statements[first]["shapes"]
     assert cell is not None
-    for number, shapes in zip(list(statements)[1:], other_shapes, strict=True):
-        if shapes != first_shapes:
-            raise InputError(f"silo {number} has records of other shapes than silo {next(iter(statements))}")
+    for number, statement in statements.items():
+        if statement["shapes"] != first_shapes:
+            raise InputError(f"silo {number} has records of other shapes than silo {first}")
     if cell.model.code:
         return False
     plans = recompute(

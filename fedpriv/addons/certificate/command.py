@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import escape
 
+from fedpriv.addons.certificate.attest import attested, signing_key
 from fedpriv.addons.certificate.certify import (
     COORDINATOR,
     PEOPLE,
@@ -32,12 +33,23 @@ from fedpriv.cli.options import say
 from fedpriv.core.errors import FedprivError, InputError, printable
 from fedpriv.core.figures import counted, delta_figure, epsilon_figure, lower_figure, upper_figure
 from fedpriv.core.files import write_bytes, write_text
-from fedpriv.core.signed import bytes_of, made_key, public_line, read_spelled, sha256, signers_of, spelled
+from fedpriv.core.signed import (
+    bytes_of,
+    made_key,
+    public_key,
+    public_line,
+    read_spelled,
+    sha256,
+    signers_of,
+    spelled,
+)
 from fedpriv.data.named import schema_of
 from fedpriv.noise.trust import trust_named
 from fedpriv.scenario.published import Tuned
-from fedpriv.show.statement import NOT_PROTECTED, Statement, statements
-from fedpriv.study.results import Results
+from fedpriv.show.page import export
+from fedpriv.show.statement import NOT_PROTECTED, Statement, statements, stored_audit
+from fedpriv.silo.policy import read_policy
+from fedpriv.study.results import Results, read_claims
 
 NIST, SATRE, OPENDP = "NIST SP 800-226", "SATRE 3.3.09", "OpenDP registry, tier 3"
 _BOTH = f"{NIST}; {OPENDP}"
@@ -71,12 +83,6 @@ class Answer(NamedTuple):
         return self.text.startswith("to be filled in by ")
 
 
-def said_of(results: Results, audit: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What a certificate says beside the record: an audit, and what is not protected."""
-    others = [_OTHERS] if len(results.cells) > 1 else []
-    return {"audit": audit, "not_protected": [*NOT_PROTECTED, *others]}
-
-
 _OTHERS = (
     "Records against all models of this run together: the figures are of the one that is certified. Choosing it "
     "among them by what was measured is not covered."
@@ -87,7 +93,7 @@ def _statement(of: Verified) -> Statement:
     """The run's privacy statement, for the certified cell alone: everything in it is recomputed."""
     body, run = of.body, of.body["run"]
     tuned = body["tuned"] and Tuned.model_validate(body["tuned"])
-    (found,) = statements(
+    return statements(
         Results(
             name=run["name"],
             title=run["title"],
@@ -102,8 +108,7 @@ def _statement(of: Verified) -> Statement:
             tuned=tuned,
             date=run["date"],
         )
-    )
-    return found
+    )[0]
 
 
 def sections(of: Verified) -> list[tuple[str, list[Answer]]]:
@@ -238,13 +243,18 @@ def _amount(charged: Mapping[str, Any], without_noise: str) -> str:
 
 
 def _trust(of: Verified, statement: Statement) -> list[Answer]:
-    signed = f"the coordinator; {of.about}; their keys are in certificate.json"
     return [
         Answer(
             "Against whom does it protect?", _BOTH, f"{trust_named(statement.trust).title}: {statement.protects}"
         ),
         Answer("Who drew the noise?", NIST, statement.noise or "there is none"),
-        Answer("Who signed this?", SATRE, "the coordinator alone: a simulation" if of.simulated else signed),
+        Answer(
+            "Who signed this?",
+            SATRE,
+            "the coordinator alone: a simulation"
+            if of.simulated
+            else f"the coordinator; {of.about}; their keys are in certificate.json",
+        ),
         Answer("Where do raw records lie, and who has them?", NIST, _person(of.body, "holders_of_records")),
         Answer("Who can reach records, ledger and keys?", NIST, _person(of.body, "access_to_records")),
         Answer("When is what deleted?", NIST, _person(of.body, "retention")),
@@ -252,14 +262,11 @@ def _trust(of: Verified, statement: Statement) -> list[Answer]:
 
 
 def _budget(of: Verified) -> list[Answer]:
-    if not of.silos:
-        return [
-            Answer("How often were these records used before?", _BOTH, "not known: no silo's ledger was asked")
-        ]
+    unknown = Answer("How often were these records used before?", _BOTH, "not known: no silo's ledger was asked")
     return [
         Answer(f"Silo {each['silo']}: how often before, and what is left?", _BOTH, _of_silo(each))
         for each in of.silos
-    ]
+    ] or [unknown]
 
 
 def _of_silo(each: Mapping[str, Any]) -> str:
@@ -278,13 +285,15 @@ def _of_silo(each: Mapping[str, Any]) -> str:
 
 
 def _limits(of: Verified, statement: Statement) -> list[Answer]:
-    body, audited = of.body, "none was stored"
-    if (audit := body["audit"]) is not None:
-        audited = (
-            f"by the coordinator's word {audit['trials']} canaries show "
-            f"at least μ = {lower_figure(audit['mu'])} of "
-            f"{upper_figure(audit['claimed_mu'])}: {'the claim stands' if audit['stands'] else 'IT IS REFUTED'}"
+    body, audit = of.body, of.body["audit"]
+    audited = (
+        "none was stored"
+        if audit is None
+        else (
+            f"by the coordinator's word {audit['trials']} canaries show at least μ = {lower_figure(audit['mu'])} "
+            f"of {upper_figure(audit['claimed_mu'])}: {'the claim stands' if audit['stands'] else 'IT IS REFUTED'}"
         )
+    )
     scores = ", ".join(
         f"{name.removeprefix('test_').replace('_', ' ')} {value:.4g}"
         for name, value in body["record"].items()
@@ -334,12 +343,8 @@ def page(of: Verified) -> str:
 def model_card(of: Verified) -> str:
     """The model card: Markdown with the metadata block that model hubs read."""
     run, record = of.body["run"], of.body["record"]
-    tags = ["differential-privacy", "federated-learning", "fedpriv"]
     head = [
-        "---",
-        "tags:",
-        *(f"- {tag}" for tag in tags),
-        "---",
+        *("---", "tags:", "- differential-privacy", "- federated-learning", "- fedpriv", "---"),
         "",
         f"> **{_first_line(of)}**",
         "",
@@ -373,29 +378,27 @@ def verify(path: Path, keys: Path | None, model: Path | None) -> None:
             '"silo-0 ssh-ed25519 AAAA…", as they told you: a certificate that names its own signers proves nothing'
         )
     found = verified(path, signers_of(keys), model)
-    same = "the model is the one that was certified" if model else "no --model was given to compare"
-    say("\n".join([*found.lines, same]) + "\n")
+    compared = "the model is the one that was certified" if model else "no --model was given to compare"
+    say("\n".join([*found.lines, compared]) + "\n")
 
 
 def certify(
     folder: Path, key: Path, cell: int | None, people: Path | None, answers: Sequence[str], silos: Sequence[Path]
 ) -> None:
     """Write a run's certificate and its views into its folder."""
-    from fedpriv.show.page import export
-    from fedpriv.show.statement import stored_audit
-    from fedpriv.study.results import read_claims
-
-    results, stored = read_claims(folder), stored_audit(folder)
-    audit = None if stored is None else dataclasses.asdict(stored)
-    body = body_of(folder, results, cell, _people(people, answers), said_of(results, audit))
+    results, audit = read_claims(folder), stored_audit(folder)
+    extra = {
+        "audit": None if audit is None else dataclasses.asdict(audit),
+        "not_protected": [*NOT_PROTECTED, *([_OTHERS] if len(results.cells) > 1 else [])],
+    }
+    body = body_of(folder, results, cell, _people(people, answers), extra)
     recomputed(body)
     new = not key.exists()
     own, signed = made_key(key), [read_spelled(bytes_of(path), path) for path in silos]
     path = folder / CERTIFICATE
     write_bytes(path, certificate(body, signed, own))
     trusted = f"{COORDINATOR} {public_line(own.public_key())}"
-    keys = {COORDINATOR: own.public_key(), **_as_they_say(signed)}
-    found = verified(path, keys, all_silos=False)
+    found = verified(path, {COORDINATOR: own.public_key(), **_as_they_say(signed)}, all_silos=False)
     lines = [trusted, *found.lines]
     if found.simulated or signed:
         write_text(folder / PAGE, page(found))
@@ -413,8 +416,6 @@ def certify(
 
 def sign(policy: Path, path: Path, out: Path | None) -> None:
     """Write what a silo signs of a certificate, after recomputing it from its own ledger and its scenario."""
-    from fedpriv.addons.certificate.attest import attested
-
     tree = read_certificate(path)
     body: Mapping[str, Any] = tree["body"]
     try:
@@ -434,9 +435,6 @@ def sign(policy: Path, path: Path, out: Path | None) -> None:
 
 def key_line(policy_path: Path) -> str:
     """The public key of a silo, as a reader of certificates trusts it; made where there is none."""
-    from fedpriv.addons.certificate.attest import signing_key
-    from fedpriv.silo.policy import read_policy
-
     policy = read_policy(policy_path)
     return f"silo-{policy.silo} {public_line(signing_key(policy).public_key())}"
 
@@ -462,8 +460,6 @@ def _people(path: Path | None, answers: Sequence[str]) -> dict[str, str]:
 
 def _as_they_say(signed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Keys of silos as their parts name them: to see at once whether the whole agrees, not whom to trust."""
-    from fedpriv.core.signed import public_key
-
     try:
         return {
             f"silo-{each['silo']}": public_key(each["signed"]["key"].encode(), f"silo {each['silo']}")

@@ -79,17 +79,16 @@ def certify(
 
         fedpriv certify --verify runs/quickstart/certificate.json --keys trusted-keys --model model.npy
     """
-    from fedpriv.addons.certificate.command import certify as write
-    from fedpriv.addons.certificate.command import verify as recompute
+    from fedpriv.addons.certificate import command
     from fedpriv.core.extensions import import_files
 
     import_files(imports or [])
     if (run_dir is None) == (verify is None):
         raise InputError("certify: give either RUN_DIR, to certify it, or --verify FILE")
     if verify is not None:
-        recompute(verify, keys, model)
+        command.verify(verify, keys, model)
     elif run_dir is not None:
-        write(run_dir, key, cell, people, say or [], signed or [])
+        command.certify(run_dir, key, cell, people, say or [], signed or [])
 
 
 def register(app: Any, silo: Any, data: Any) -> None:
