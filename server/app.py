@@ -159,14 +159,6 @@ def evaluation_sums(
     return ServerSums(asked.plan, asked.scores.initial(), key, secret, simulated=simulated, apart=asked.apart)
 
 
-def evaluation_entries(asked: EvaluationPlan) -> Entries:
-    """The journal entries of evaluations, which have a journal of their own."""
-    entries = Entries.of(asked.plan)
-    if not asked.apart:
-        return entries
-    return entries._replace(lengths=tuple(len(asked.plan.weights) * length for length in entries.lengths))
-
-
 def server_app(observer_of: Callable[[Mapping[str, Any]], RunObserver]) -> ServerApp:
     """The ServerApp, with an observer made for each run from its run configuration."""
     app = ServerApp()
@@ -215,7 +207,6 @@ def deploy_cell(
     """
     task = public_task_of_cell(cell)
     plan = plan_of(cell, task.objective, released=True)
-    initial = plan.objective.initial()
     patient = PatientGrid(
         grid, registered=os.environ.get(REGISTERED) == "1", waiting=partial(report_waiting, folder.parent)
     )
@@ -231,16 +222,13 @@ def deploy_cell(
     with ServerJournal(folder, Entries.of(plan)) as journal, ExitStack() as stack:
         evaluated, by_silos = None, None
         if asked is not None:
-            evaluated = stack.enter_context(ServerJournal(folder / "evaluation", evaluation_entries(asked)))
+            entries, copies = Entries.of(asked.plan), len(asked.plan.weights) if asked.apart else 1
+            entries = entries._replace(lengths=tuple(copies * length for length in entries.lengths))
+            evaluated = stack.enter_context(ServerJournal(folder / "evaluation", entries))
             sums = evaluation_sums(asked, evaluated.key(), evaluated.secret)
             by_silos = SiloEvaluation(asked, sums, evaluated, commits)
         strategy = deployed_strategy(
-            plan,
-            initial,
-            journal,
-            agreed_roster,
-            without_missing=goes_on,
-            commits=commits,
+            plan, plan.objective.initial(), journal, agreed_roster, without_missing=goes_on, commits=commits
         )
         finished = _run(strategy, patient, cell, task, observer, asked, by_silos)
         for each in filter(None, (journal, evaluated)):
@@ -285,8 +273,7 @@ def _run(
     asked: EvaluationPlan | None,
     by_silos: SiloEvaluation | None,
 ) -> Finished:
-    started = time.perf_counter()
-    plan = strategy.plan
+    started, plan = time.perf_counter(), strategy.plan
     evaluated_at = sorted(evaluation_rounds(plan.schedule.rounds, cell.run.evaluations))
     timeout = cell.deployment.patience
     metrics: dict[str, float] = {}
@@ -311,8 +298,9 @@ def _run(
     model = next(iter(strategy.published().to_numpy_ndarrays()))
     wall = time.perf_counter() - started
     clipped = None if strategy.counts is None else strategy.counts.fraction_clipped
-    releases = released_by(asked)
-    return finished_after(plan, strategy.rounds_done, model, metrics, clipped, wall, strategy.missed, releases)
+    return finished_after(
+        plan, strategy.rounds_done, model, metrics, clipped, wall, strategy.missed, released_by(asked)
+    )
 
 
 def out_of(run_config: Mapping[str, Any]) -> Path:
@@ -320,9 +308,5 @@ def out_of(run_config: Mapping[str, Any]) -> Path:
     return Path(str(run_config["out"]) or "runs/flower")
 
 
-def _folder_reporter(run_config: Mapping[str, Any]) -> FolderReporter:
-    return FolderReporter(out_of(run_config))
-
-
-app = server_app(_folder_reporter)
+app = server_app(lambda run_config: FolderReporter(out_of(run_config)))
 """The app that engines submit: it reports to the engine that follows it."""

@@ -51,8 +51,7 @@ def ask_roster(grid: Grid, silos: int, timeout: float, question: Callable[[int],
         silo, node = number_in(reply.content, "metrics", "silo"), reply.metadata.src_node_id
         enter(found, silos, silo, node)
         replies[silo] = reply
-    missing = sorted(set(range(silos)) - set(found))
-    if missing:
+    if missing := sorted(set(range(silos)) - set(found)):
         raise RunError(f"no node says it is silo {', '.join(map(str, missing))}")
     return [replies[silo] for silo in range(silos)]
 
@@ -136,9 +135,7 @@ class PatientGrid(Grid):
     def __init__(
         self, grid: Grid, *, registered: bool = False, waiting: Waiting = lambda silos, since: None
     ) -> None:
-        self._grid = grid
-        self._waiting = waiting
-        self._registered = registered
+        self._grid, self._waiting, self._registered = grid, waiting, registered
         self._silo_of: dict[int, int] = {}  # what nodes said they are, or were registered as
         self._now: dict[int, int] = {}  # where a silo that was at the first node is now
         self._asked_who: dict[str, int] = {}  # roster messages under way, by id: the node
@@ -151,9 +148,9 @@ class PatientGrid(Grid):
         while len(found := self._found(silos)) < silos:
             missing = [silo for silo in range(silos) if silo not in found]
             if time.monotonic() > deadline:
-                reasons = _refused_by_superlink(missing)
                 raise RunError(
-                    f"silo {', '.join(map(str, missing))} was not connected after {timeout:.0f} s{reasons}"
+                    f"silo {', '.join(map(str, missing))} was not connected after {timeout:.0f} s"
+                    f"{_refused_by_superlink(missing)}"
                 )
             told.still(missing)
             self._look()
@@ -199,8 +196,7 @@ class PatientGrid(Grid):
             asleep += passed if passed > _ASLEEP else 0.0
             told.still(self._silo_of.get(asked.message.metadata.dst_node_id, -1) for asked in waiting)
         told.over()
-        last_words = [_as_refusal_of(asked.message, asked.refused) for asked in waiting if asked.refused]
-        return replies + last_words
+        return replies + [_as_refusal_of(asked.message, asked.refused) for asked in waiting if asked.refused]
 
     def _send(self, questions: list[_Question]) -> None:
         if not questions:
@@ -311,9 +307,8 @@ def _as_refusal_of(message: Message, reply: Message) -> Message:
     if not reply.has_error():
         return _as_reply_to(message, reply)
     cause = _CAUSES.get(reply.error.code, "it is not known why")
-    reason = f"{cause} ({printable(str(reply.error.reason))})"
-    metadata = _as_reply_to(message, reply).metadata
-    return make_message(metadata=metadata, content=refusal_content(Refusal(reason, final=False)))
+    refusal = Refusal(f"{cause} ({printable(str(reply.error.reason))})", final=False)
+    return make_message(metadata=_as_reply_to(message, reply).metadata, content=refusal_content(refusal))
 
 
 def _as_reply_to(message: Message, reply: Message) -> Message:

@@ -309,8 +309,7 @@ class ReleaseStrategy:
         self.plan = plan
         self.counts: Counts | None = Counts(0, 0)  # None once a silo did not tell, as silos with a guard do not
         self.rounds_done = 0
-        self._journal, self._commits = journal, commits
-        self._roster = roster
+        self._journal, self._commits, self._roster, self._sums = journal, commits, roster, sums
         self.missed: Missed = journal.missed() if journal else {}
         kept = journal.last() if journal else None
         self._absent = {t: absences.away(t) for t in range(1, plan.schedule.rounds + 1)} if absences else {}
@@ -318,7 +317,6 @@ class ReleaseStrategy:
         self._without_missing = without_missing
         silos = len(plan.weights) if self._goes_on else 0
         self._last = torch.zeros(silos, len(initial), dtype=initial.dtype) if kept is None else kept
-        self._sums = sums
         self._lengths = tuple(planned.message_length for planned in plan.rounds)
         self._optimizer_state = plan.optimizer.start(initial)
         self._nodes: list[int] = []  # the node id of silo 0, 1, …

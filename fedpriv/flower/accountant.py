@@ -141,5 +141,4 @@ def _epsilon(config: PrivacyConfig, counts: Counter[GaussianPrivacyEvent], delta
 
 
 def _plain(config: PrivacyConfig) -> dict[str, object]:
-    plain: dict[str, object] = json.loads(json.dumps(dataclasses.asdict(config)))
-    return plain
+    return dict(json.loads(json.dumps(dataclasses.asdict(config))))

@@ -12,13 +12,15 @@ import hmac
 import json
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, RandomSampler
 
@@ -121,8 +123,8 @@ class PrivateClient:
         terms = terms_in(content)
         cell = resolve_cell(json.loads(terms.cell_json), "the server's scenario")
         number = silo_number(self._context, cell.federation.silos)
-        if guard_socket(self._context, number) is not None:
-            return self._answer_by_guard(content, terms, cell, number)
+        if (socket := guard_socket(self._context, number)) is not None:
+            return self._answer_by_guard(socket, content, terms, cell, number)
         if terms.seeded and in_supernode():
             raise RunError(
                 "a simulation's noise protects nobody, and this is a SuperNode: leave `seed` out of the strategy"
@@ -130,13 +132,13 @@ class PrivateClient:
         with one_thread():  # the order of sums must not depend on the cores
             return self._answer_by_silo(content, terms, cell, number, records() if callable(records) else records)
 
-    def _answer_by_guard(self, content: RecordDict, terms: Terms, cell: Cell, number: int) -> RecordDict:
+    def _answer_by_guard(
+        self, socket: Path, content: RecordDict, terms: Terms, cell: Cell, number: int
+    ) -> RecordDict:
         """Pass the message to the guard, which checks the query and has budget and records."""
-        socket, run = guard_socket(self._context, number), str(self._context.run_id)
-        assert socket is not None  # the caller has checked this
         if terms.seeded:
             raise RunError("a guard draws noise of its own: leave `seed` out of the strategy")
-        record = content.array_records[ARRAYS]
+        run, record = str(self._context.run_id), content.array_records[ARRAYS]
         layout = ModelLayout.of(record)
         if terms.t:
             query, keys = vector_of(record).numpy(), keys_in(content)
@@ -146,7 +148,7 @@ class PrivateClient:
         ModelLayout.at_guard(record.to_numpy_ndarrays(), layout.names, layout.dtype, shapes)
         if (refusal := ask_agreement(socket, run, terms.cell_json)) is not None:
             unwrap_answer(refusal)
-        if not _is_masked(cell):
+        if not cell.algorithm.trust_setting.masked or cell.target is None:  # it masks nothing
             return _greeting_content(number, b"")
         public = unwrap_answer(ask(socket, run, terms.cell_json, 0, np.empty(0, np.uint8)))
         return _greeting_content(number, public.tobytes())
@@ -164,7 +166,8 @@ class PrivateClient:
             self._context.state[_RECORD] = ConfigRecord(memory)
             return _greeting_content(number, silo.masker.public if silo.plan.masked else b"")
         state = unpack(bytes(memory["state"]), silo) if "state" in memory else silo.start()
-        release, state = _compute_release(silo, state, terms, vector_of(record))
+        with torch.inference_mode(), nullcontext() if terms.seeded else without_denormals():
+            release, state = silo.answer(state, terms.t, vector_of(record))
         message = silo.message(release.vector, terms.t, keys_in(content), state.chain)
         last = terms.t == silo.plan.schedule.rounds  # no later round needs key and state
         changes = {"key": b"", "state": b""} if last else {"state": pack(state)}
@@ -180,7 +183,10 @@ class PrivateClient:
         record = values_in(self._context.state).get(_RECORD)
         memory = dict(values_in(record)) if isinstance(record, ConfigRecord) else {}
         key = bytes(memory.get("key", b"")) or system_key()
-        current = {"terms": _digest(repr(terms._replace(t=0)).encode()), "records": _fingerprint(key, arrays)}
+        current = {
+            "terms": hashlib.sha256(repr(terms._replace(t=0)).encode()).digest(),
+            "records": _fingerprint(key, arrays),
+        }
         if not terms.t:
             if "state" in memory:
                 raise RunError(
@@ -207,7 +213,8 @@ class PrivateClient:
         if terms.seeded:
             noise = simulation_noise(cell.noise_seed, cell.run.dtype)
             return Silo.seeded(number, plan, records, noise, integers_key(cell.noise_seed), gaps=gaps)
-        return Silo.of(number, plan, records, key, _digest(terms.cell_json.encode()), gaps=gaps)
+        digest = hashlib.sha256(terms.cell_json.encode()).digest()
+        return Silo.of(number, plan, records, key, digest, gaps=gaps)
 
 
 def named_loss(loss: Any) -> LossGiven:
@@ -225,18 +232,6 @@ def named_loss(loss: Any) -> LossGiven:
     if loss is functional.cross_entropy:
         return "cross-entropy"
     return loss  # type: ignore[no-any-return]
-
-
-def _compute_release(silo: Silo, state: Any, terms: Terms, query: Tensor) -> Any:
-    with torch.inference_mode():
-        if terms.seeded:
-            return silo.answer(state, terms.t, query)
-        with without_denormals():
-            return silo.answer(state, terms.t, query)
-
-
-def _is_masked(cell: Cell) -> bool:
-    return cell.algorithm.trust_setting.masked and cell.target is not None
 
 
 def _greeting_content(number: int, public: bytes) -> RecordDict:
@@ -296,10 +291,6 @@ def _count_classes(module: nn.Module, choice: Choice, features: NDArray[Any], dt
         return int(outputs_of_trial(network, probe).shape[-1])
     except Exception:  # a module may raise anything; `objective_over` makes a message of it
         return 2
-
-
-def _digest(content: bytes) -> bytes:
-    return hashlib.sha256(content).digest()
 
 
 def _fingerprint(key: bytes, arrays: Arrays) -> bytes:

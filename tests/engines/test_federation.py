@@ -18,14 +18,12 @@ from flwr.supernode import node_auth_http_interceptor as signing
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
-from fedpriv.addons.services import federation
-from fedpriv.addons.services.federation import runs_of, silos_of
 from fedpriv.addons.services.flower_private import FOLLOWS, STATUS, VERSION, presence
 from fedpriv.addons.services.flower_private import control as control_module
 from fedpriv.addons.services.flower_private.control import Control, Status
 from fedpriv.addons.services.flower_private.front import SuperLinkApp
 from fedpriv.addons.services.flower_private.names import CONTROL, FLEET
-from fedpriv.addons.services.flower_private.presence import KeptRuns, Presence
+from fedpriv.addons.services.flower_private.presence import KeptRuns, Presence, runs_of, silos_of
 from fedpriv.addons.services.superlink_process import Only
 from fedpriv.cli.app import app as command
 from fedpriv.core.errors import InputError, RunError
@@ -145,7 +143,7 @@ def test_a_silo_that_is_silent_for_a_minute_is_away(
 ) -> None:
     connect(told, keys["silo-0"])
     now = time.time()
-    monkeypatch.setattr(federation.time, "time", lambda: now + 61.0)
+    monkeypatch.setattr(time, "time", lambda: now + 61.0)
     assert silos_of(control)[0].line().startswith("silo 0: away, last seen 61 s ago")
 
 
@@ -178,7 +176,7 @@ def test_runs_are_shown_with_their_rounds_and_whether_a_command_follows_them_and
     )
     assert seen.line() == f"run {run}: pending, 5 rounds done, in {tmp_path}"
     now = time.time()
-    monkeypatch.setattr(federation.time, "time", lambda: now + 61.0)
+    monkeypatch.setattr(time, "time", lambda: now + 61.0)
     (seen,) = runs_of(control)
     assert seen.orphan
     assert "no `fedpriv run` follows it" in seen.line()

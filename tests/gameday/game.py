@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 
 from fedpriv.addons.services.deployment import SOCKET, SuperLink
-from fedpriv.addons.services.federation import runs_of
 from fedpriv.addons.services.flower_private.control import UNIX, Control
+from fedpriv.addons.services.flower_private.presence import runs_of
 from fedpriv.addons.services.service import free_port, script
 from fedpriv.core.errors import FedprivError
 from fedpriv.silo.backup import back_up

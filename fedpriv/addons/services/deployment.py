@@ -157,8 +157,8 @@ def start_superlink(home: Path, options: Sequence[str], port: int | None = None,
     Guarantee: who cannot enter `home`, which has to be of mode 0700, cannot start a run on it.
     """
     socket = home / "control.sock"
-    command = [script("fedpriv"), "superlink", "--control", str(socket), *options]
-    command += [] if port is None else ["--port", str(port)]
+    listen = [] if port is None else ["--port", str(port)]
+    command = [script("fedpriv"), "superlink", "--control", str(socket), *options, *listen]
     process = start_logged(command, home, "superlink", **variables)
     link = SuperLink(Control(f"{UNIX}{socket}"), home, None if port is None else f"127.0.0.1:{port}", process)
     deadline = time.monotonic() + _START_SECONDS
@@ -193,10 +193,6 @@ def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
             own_folder(path, 0o700)
         shard = kept / ("shard.npz" if table is None else "shard.csv")
         begun = (kept / "ledger.sqlite").exists() or shard.exists()
-        if not begun and table is None:
-            write_shard(shard, dataset, order[silo], tests[silo])
-        elif not begun:
-            write_table_shard(shard, cell, dataset, silo, order[silo])
         keys = {
             "silo": silo,
             **({"classes": dataset.classes} if table is None else {}),
@@ -207,6 +203,10 @@ def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
         policies.append(own / "policy.toml")
         write_policy(policies[-1], policy_text(keys, allow, table, evaluation))
         if not begun:
+            if table is None:
+                write_shard(shard, dataset, order[silo], tests[silo])
+            else:
+                write_table_shard(shard, cell, dataset, silo, order[silo])
             begin_ledgers(read_policy(policies[-1]))
     return policies
 
@@ -382,10 +382,12 @@ def _federation(cell: Cell, connection: Connection, token: str) -> Iterator[tupl
         policies = write_silos(cell, state_root() / token, home)
         with federation_superlink(home, len(policies)) as link:
             assert link.address is not None
-            silos = []
-            for number, policy in enumerate(policies):
-                silos.append(LocalSilo(number, policy, link.address, node_keys(home, number)))
-                silos[-1].start()
+            silos = [
+                LocalSilo(number, policy, link.address, node_keys(home, number))
+                for number, policy in enumerate(policies)
+            ]
+            for silo in silos:
+                silo.start()
             needed = [] if cell.deployment.missing == "continue" else silos
             yield link, lambda: next((said for silo in needed if (said := silo.ended()) is not None), None)
 

@@ -15,8 +15,8 @@ from fedpriv.cli.options import Metrics
 from fedpriv.core.errors import InputError
 
 if TYPE_CHECKING:
-    from fedpriv.addons.services.federation import RunSeen, SiloSeen
     from fedpriv.addons.services.flower_private.control import Control
+    from fedpriv.addons.services.flower_private.presence import RunSeen, SiloSeen
 
 
 federation = typer.Typer(
@@ -35,7 +35,7 @@ def status(superlink: SuperLink = _SOCKET, as_json: Json = False) -> None:
 
     Example: fedpriv federation status --superlink unix:/run/fedpriv/control.sock
     """
-    from fedpriv.addons.services.federation import silos_of
+    from fedpriv.addons.services.flower_private.presence import silos_of
 
     silos = silos_of(_control(superlink))
     _show(silos, "no key of a SuperNode is registered: the SuperLink was started with --insecure", as_json)
@@ -49,7 +49,7 @@ def runs(superlink: SuperLink = _SOCKET, as_json: Json = False) -> None:
 
     Example: fedpriv federation runs --json
     """
-    from fedpriv.addons.services.federation import runs_of
+    from fedpriv.addons.services.flower_private.presence import runs_of
 
     _show(runs_of(_control(superlink)), "no run was started since the SuperLink began its records", as_json)
 
@@ -62,8 +62,6 @@ def stop(
 
     Example: fedpriv federation stop 8204916734401
     """
-    from fedpriv.core.errors import InputError
-
     if not (run.isascii() and run.isdigit() and int(run) < 2**64):
         raise InputError(f"{run!r} is no run; `fedpriv federation runs` lists them")
     _control(superlink).stop_run(int(run))
@@ -173,22 +171,20 @@ def certificates(
     Example: fedpriv certificates deploy/run/superlink --renew deploy/run/authority
     Example: fedpriv certificates deploy/run/superlink --revoke 1
     """
-    from fedpriv.addons.services.certificates import certificates_below
-    from fedpriv.addons.services.certificates import renew as sign_anew
-    from fedpriv.addons.services.certificates import revoke as take_away
+    from fedpriv.addons.services import certificates as certified
 
     if revoke is not None:
         if renew is not None or len(places) != 1:
             raise InputError("--revoke: expected one FOLDER, the SuperLink's --keys, and no --renew")
         typer.echo(
-            f"silo {revoke}: the key {take_away(places[0], revoke)} is revoked; a SuperLink that runs with "
+            f"silo {revoke}: the key {certified.revoke(places[0], revoke)} is revoked; a SuperLink that runs with "
             f"{places[0]} turns it away within seconds, without a restart"
         )
         return
     if renew is not None:
         for place in places:
-            sign_anew(place, renew)
-    found = list(certificates_below(places))
+            certified.renew(place, renew)
+    found = list(certified.certificates_below(places))
     for certificate in found:
         typer.echo(certificate.line())
     if any(certificate.ends_soon for certificate in found):
@@ -197,7 +193,6 @@ def certificates(
 
 def register(app: Any, silo: Any, data: Any) -> None:
     """Add the commands to those of `fedpriv`, `fedpriv silo` and `fedpriv data`."""
-    app.command()(superlink)
-    app.command()(supernode)
-    app.command()(certificates)
+    for command in (superlink, supernode, certificates):
+        app.command()(command)
     app.add_typer(federation, name="federation")

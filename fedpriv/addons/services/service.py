@@ -189,8 +189,7 @@ def script(name: str) -> str:
 
 def environment(home: Path) -> dict[str, str]:
     """The environment of a Flower process with a home of its own."""
-    scripts = str(Path(sys.executable).parent)
-    path = f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}"  # Flower looks for its programs there
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # where Flower's programs are
     return {**os.environ, **_QUIET, "FLWR_HOME": str(home), "PATH": path}
 
 
@@ -266,14 +265,22 @@ def make_node_key(private: Path, public: Path) -> None:
 
 def node_public_key(path: Path) -> bytes:
     """The public key in `path`, one line as ssh-keygen writes it, as Flower knows it (PEM); InputError if none."""
-    try:
+    with key_expected(path, "public"):
         key = serialization.load_ssh_public_key(path.read_bytes())
         if isinstance(key, ec.EllipticCurvePublicKey):
             return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-        reason = "it is no ECDSA key"
-    except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        reason = str(error)
-    raise InputError(f"{path}: expected a public key as `ssh-keygen -t ecdsa -b 384` makes ({reason})")
+        raise ValueError("it is no ECDSA key")
+
+
+@contextmanager
+def key_expected(path: Path, half: str) -> Iterator[None]:
+    """InputError, with the reason, for a file that has no such half of a SuperNode's key."""
+    try:
+        yield
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise InputError(
+            f"{path}: expected a {half} key as `ssh-keygen -t ecdsa -b 384` makes ({error})"
+        ) from None
 
 
 def tls_options(keys: Path) -> list[str]:

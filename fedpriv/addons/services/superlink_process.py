@@ -127,8 +127,7 @@ def serve_superlink(
             stack.callback(each.close)
         folder = service_folder("superlink", control)
         stack.enter_context(made_anew(folder))
-        options = isolate(folder)
-        options += ["--disable-runtime-dependency-installation", *tls_options(keys or folder)]
+        options = [*isolate(folder), "--disable-runtime-dependency-installation", *tls_options(keys or folder)]
         options += ["--simulation"] if simulation else [] if insecure else ["--enable-supernode-auth"]
         link = superlink_app(options)
         app = Presence(link.app, nodes, folder / "refused.json")
@@ -141,8 +140,11 @@ def serve_superlink(
 
         health = partial(late, folder, EXECUTOR, time.monotonic())
         only = partial(Only, app, health=health)
-        servers = [_Server(_config(only(prefix=CONTROL, status=status), None, lifespan="on"))]
-        servers += [_Server(_config(only(prefix=RUNTIME), folder)), _Server(_config(only(prefix=FLEET), keys))]
+        servers = [
+            _Server(_config(only(prefix=CONTROL, status=status), None, lifespan="on")),
+            _Server(_config(only(prefix=RUNTIME), folder)),
+            _Server(_config(only(prefix=FLEET), keys)),
+        ]
         ends = Ends(*([] if keys is None else [keys / AUTHORITY, keys / CERTIFICATE]))
         fleet = None if keys is None or simulation else _Fleet(servers[2].config, keys)
         revoked = None if keys is None else Revoked(keys, nodes)

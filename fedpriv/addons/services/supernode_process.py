@@ -99,11 +99,19 @@ def run_supernode(
     ):
         os.environ[BEATS] = str(folder)
         if apps:
-            options = isolate(folder)
-            options += [f"--superlink={superlink}", "--node-config", f"partition-id={silo} guard='{guard}'"]
-            options += tls_options(folder)
-            options += ["--insecure"] if keys is None else [f"--root-certificates={keys / AUTHORITY}"]
-            options += [] if keys is None else [f"--auth-supernode-private-key={keys / NODE_KEY}"]
+            options = [
+                *isolate(folder),
+                *(f"--superlink={superlink}", "--node-config", f"partition-id={silo} guard='{guard}'"),
+                *tls_options(folder),
+            ]
+            options += (
+                ["--insecure"]
+                if keys is None
+                else [
+                    f"--root-certificates={keys / AUTHORITY}",
+                    f"--auth-supernode-private-key={keys / NODE_KEY}",
+                ]
+            )
             stay(lambda: _run_apps(options, folder, watch), watch)
         words = [superlink, str(silo), str(guard), "-" if keys is None else str(keys)]
         stay(lambda: _run({SUPERNODE: [sys.executable, "-P", "-m", NODE, *words]}, watch), watch)
@@ -173,9 +181,11 @@ def _run_apps(options: Sequence[str], folder: Path, watch: Watch) -> tuple[str, 
     Flower's exit codes do not tell a SuperLink that is lost from other ends, so that each is one.
     """
     port = free_port()
-    executor = executor_command(f"127.0.0.1:{port}", folder, CLIENTAPP)
-    node = [script("flower-supernode"), *options, f"--port={port}"]
-    part, code = _run({EXECUTOR: executor, SUPERNODE: node}, watch)
+    commands = {
+        EXECUTOR: executor_command(f"127.0.0.1:{port}", folder, CLIENTAPP),
+        SUPERNODE: [script("flower-supernode"), *options, f"--port={port}"],
+    }
+    part, code = _run(commands, watch)
     return part, min(code, 0) if part == SUPERNODE else code
 
 

@@ -11,7 +11,7 @@ machine can read.  A round waits some seven seconds for sleeps and starts of pro
 | `wire` | requests of Flower's wire |
 | `front` | an ASGI app before the SuperLink: checks senders, holds empty answers, hides unfinished replies |
 | `superlink` | the SuperLink behind the front; its nodes and runs |
-| `presence` | who was at the SuperLink and when, and its runs, after a restart, too |
+| `presence` | who was at the SuperLink and when, and its runs, after a restart, too; how a coordinator sees them |
 | `silo_node` | a silo's node, in one process |
 | `executor` | starts a process for each task, and watches it |
 | `control` | starting and stopping runs |

@@ -43,8 +43,7 @@ class Wire:
         headers = {"content-type": MEDIA_TYPE, "accept": MEDIA_TYPE, **self._headers(route, request)}
         content = request.SerializeToString(deterministic=True)
         wait = self.client.timeout if timeout is None else timeout
-        answer = self.client.post(route.path, content=content, headers=headers, timeout=wait)
-        answer.raise_for_status()
+        answer = self.client.post(route.path, content=content, headers=headers, timeout=wait).raise_for_status()
         try:
             return route.answer.FromString(answer.content)
         except DecodeError as error:

@@ -128,15 +128,14 @@ class Front:
         self._waiting: defaultdict[int, set[asyncio.Event]] = defaultdict(set)
         self._questions: dict[str, int] = {}  # a query's id: the node that it went to
         self._sessions: dict[str, Session] = {}  # by Flower's names for them
-        handlers = [(PUSH, self._silo_replies)]
-        if polls:
-            handlers += [
-                (PULL, self._silo_asks),
-                (PUSH_OBJECT, self._object_comes),
-                (SERVER_PULL, self._server_asks),
-                (SERVER_PUSH, self._server_queries),
-                (SERVER_PUSH_OBJECT, self._object_comes),
-            ]
+        waits = [
+            (PULL, self._silo_asks),
+            (PUSH_OBJECT, self._object_comes),
+            (SERVER_PULL, self._server_asks),
+            (SERVER_PUSH, self._server_queries),
+            (SERVER_PUSH_OBJECT, self._object_comes),
+        ]
+        handlers = [(PUSH, self._silo_replies), *(waits if polls else [])]
         self._handlers = {route.path: (route, handle) for route, handle in handlers}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -369,9 +368,8 @@ def superlink_app(options: Sequence[str]) -> SuperLinkApp:
     """
     if variables := sorted(name for name in os.environ if name.startswith(_INTERNAL)):
         raise InputError(f"{variables[0]}: opens an API of Flower's on a port of its own, to everybody; unset it")
-    slower = check_names()
-    for fault in slower[:1]:
-        _log.warning("rounds take seconds longer: Flower has changed (%s)", fault)
+    if slower := check_names():
+        _log.warning("rounds take seconds longer: Flower has changed (%s)", slower[0])
     from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
     from flwr.superlink.main import create_app
 

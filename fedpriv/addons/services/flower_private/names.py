@@ -112,55 +112,90 @@ def _has_field(descriptor: Any, path: Sequence[str]) -> bool:
 CONTROL, FLEET, RUNTIME = "/v1/control/", "/v1/fleet/", "/v1/runtime/"
 _NODE, _OBJECT = "node.node_id run_id", "node.node_id run_id session_id object_id object_content"
 METADATA = "run_id message_id src_node_id dst_node_id reply_to_message_id group_id ttl message_type created_at"
-_MESSAGES = " ".join(f"messages_list.metadata.{field}" for field in METADATA.split())
-_MESSAGES += " message_object_trees.object_id message_object_trees.children"
-_ERROR = "messages_list.error.code messages_list.error.reason"
-_SESSION, _RECEIVER = (
-    "objects_to_push session_id",
-    "messages_list.metadata.message_id messages_list.metadata.dst_node_id",
+_MESSAGES = (
+    f"{' '.join(f'messages_list.metadata.{field}' for field in METADATA.split())} "
+    "message_object_trees.object_id message_object_trees.children"
 )
+_SESSION = "objects_to_push session_id"
 
-_RUN = "fab.hash_str fab.content override_config override_federation_config"
-START_RUN = Route(CONTROL, "start-run", "control.StartRun", "starts runs", _RUN, "run_id")
+START_RUN = Route(
+    *(CONTROL, "start-run", "control.StartRun", "starts runs"),
+    fields="fab.hash_str fab.content override_config override_federation_config",
+    answers="run_id",
+)
 STOP_RUN = Route(CONTROL, "stop-run", "control.StopRun", "stops runs", "run_id")
 LIST_RUNS = Route(CONTROL, "list-runs", "control.ListRuns", "status of runs, --state", "run_id limit", "run_dict")
-_REASON = "a registered key and the silo that it stands for"
-REGISTER_NODE = Route(CONTROL, "register-node", "control.RegisterNode", _REASON, "public_key name", "node_id")
+REGISTER_NODE = Route(
+    *(CONTROL, "register-node", "control.RegisterNode", "a registered key and the silo that it stands for"),
+    fields="public_key name",
+    answers="node_id",
+)
 UNREGISTER_NODE = Route(CONTROL, "unregister-node", "control.UnregisterNode", "revokes a key", "node_id")
 
 SELF_REGISTER = Route(FLEET, "register-node", "fleet.RegisterNodeFleet", "a silo without a key", "public_key")
-_KEY = "public_key heartbeat_interval"
-ACTIVATE = Route(FLEET, "activate-node", "fleet.ActivateNode", "a silo connects", _KEY, "node_id")
+ACTIVATE = Route(
+    *(FLEET, "activate-node", "fleet.ActivateNode", "a silo connects"),
+    fields="public_key heartbeat_interval",
+    answers="node_id",
+)
 DEACTIVATE = Route(FLEET, "deactivate-node", "fleet.DeactivateNode", "a silo that restarts is let in", "node_id")
-_BEAT = "node.node_id heartbeat_interval"
-HEARTBEAT = Route(FLEET, "send-node-heartbeat", "heartbeat.SendNodeHeartbeat", "stays connected", _BEAT, "success")
-_REASON = "a silo asks for a query; long polling"
-PULL = Route(FLEET, "pull-messages", "fleet.PullMessages", _REASON, "node.node_id", _MESSAGES, speed=True)
-_REASON, _REPLY = "a silo replies, as itself", f"node.node_id {_MESSAGES} {_ERROR} clientapp_runtime_list"
-PUSH = Route(FLEET, "push-messages", "fleet.PushMessages", _REASON, _REPLY, _SESSION)
+HEARTBEAT = Route(
+    *(FLEET, "send-node-heartbeat", "heartbeat.SendNodeHeartbeat", "stays connected"),
+    fields="node.node_id heartbeat_interval",
+    answers="success",
+)
+PULL = Route(
+    *(FLEET, "pull-messages", "fleet.PullMessages", "a silo asks for a query; long polling"),
+    fields="node.node_id",
+    answers=_MESSAGES,
+    speed=True,
+)
+PUSH = Route(
+    *(FLEET, "push-messages", "fleet.PushMessages", "a silo replies, as itself"),
+    fields=f"node.node_id {_MESSAGES} messages_list.error.code messages_list.error.reason clientapp_runtime_list",
+    answers=_SESSION,
+)
 GET_RUN = Route(FLEET, "get-run", "run.GetRun", "a run's bundle", _NODE, "run.fab_hash run.override_config")
 GET_FAB = Route(FLEET, "get-fab", "fab.GetFab", "which app it names, its configuration", _NODE, "fab.content")
-_CONTENT = "object_found object_available object_content"
 PULL_OBJECT = Route(
-    FLEET, "pull-object", "message.PullObject", "arrays of a query", f"{_NODE} object_id", _CONTENT
+    *(FLEET, "pull-object", "message.PullObject", "arrays of a query"),
+    fields=f"{_NODE} object_id",
+    answers="object_found object_available object_content",
 )
 PUSH_OBJECT = Route(FLEET, "push-object", "message.PushObject", "arrays of a reply", _OBJECT, "stored")
-_REASON, _NAMED_QUERY = "frees the memory of a query", f"{_NODE} message_object_id"
-CONFIRM = Route(FLEET, "confirm-message-received", "message.ConfirmMessageReceived", _REASON, _NAMED_QUERY)
-
-_REASON, _TASK = "the executor's question for a task", "task.type task.run_id token"
-ACQUIRE_TASK = Route(RUNTIME, "acquire-task", "runtime.AcquireTask", _REASON, "supported_task_types", _TASK)
-TASK_HEARTBEAT = Route(RUNTIME, "send-task-heartbeat", "runtime.SendTaskHeartbeat", "slow starts are not missed")
-_REASON = "reports a server that was killed"
-TASK_OUTPUT = Route(RUNTIME, "push-task-output", "runtime.PushTaskOutput", _REASON, "sub_status details")
-_REASON, _REPLIES = "long polling; hides unfinished replies", "messages_list.metadata.reply_to_message_id"
-SERVER_PULL = Route(
-    RUNTIME, "pull-messages", "runtime.PullAppMessages", _REASON, "message_ids", _REPLIES, speed=True
+CONFIRM = Route(
+    *(FLEET, "confirm-message-received", "message.ConfirmMessageReceived", "frees the memory of a query"),
+    fields=f"{_NODE} message_object_id",
 )
-_REASON = "wakes silos; the silo that a query goes to"
-SERVER_PUSH = Route(RUNTIME, "push-messages", "runtime.PushAppMessages", _REASON, _RECEIVER, _SESSION, speed=True)
-_REASON = "wakes a silo once its query is whole"
-SERVER_PUSH_OBJECT = Route(RUNTIME, "push-object", "message.PushObject", _REASON, _OBJECT, "stored", speed=True)
+
+ACQUIRE_TASK = Route(
+    *(RUNTIME, "acquire-task", "runtime.AcquireTask", "the executor's question for a task"),
+    fields="supported_task_types",
+    answers="task.type task.run_id token",
+)
+TASK_HEARTBEAT = Route(RUNTIME, "send-task-heartbeat", "runtime.SendTaskHeartbeat", "slow starts are not missed")
+TASK_OUTPUT = Route(
+    *(RUNTIME, "push-task-output", "runtime.PushTaskOutput", "reports a server that was killed"),
+    fields="sub_status details",
+)
+SERVER_PULL = Route(
+    *(RUNTIME, "pull-messages", "runtime.PullAppMessages", "long polling; hides unfinished replies"),
+    fields="message_ids",
+    answers="messages_list.metadata.reply_to_message_id",
+    speed=True,
+)
+SERVER_PUSH = Route(
+    *(RUNTIME, "push-messages", "runtime.PushAppMessages", "wakes silos; the silo that a query goes to"),
+    fields="messages_list.metadata.message_id messages_list.metadata.dst_node_id",
+    answers=_SESSION,
+    speed=True,
+)
+SERVER_PUSH_OBJECT = Route(
+    *(RUNTIME, "push-object", "message.PushObject", "wakes a silo once its query is whole"),
+    fields=_OBJECT,
+    answers="stored",
+    speed=True,
+)
 
 ROUTES = tuple(value for value in list(globals().values()) if isinstance(value, Route))
 

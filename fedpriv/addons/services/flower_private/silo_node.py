@@ -51,9 +51,18 @@ from fedpriv.addons.services.flower_private.names import (
     SELF_REGISTER,
     Route,
 )
-from fedpriv.addons.services.service import AUTHORITY, BEATS, LOST, NODE_KEY, SUPERNODE, end_when_asked, leave_beat
+from fedpriv.addons.services.service import (
+    AUTHORITY,
+    BEATS,
+    LOST,
+    NODE_KEY,
+    SUPERNODE,
+    end_when_asked,
+    key_expected,
+    leave_beat,
+)
 from fedpriv.clients.app import app
-from fedpriv.core.errors import FedprivError, InputError, RunError, printable
+from fedpriv.core.errors import FedprivError, RunError, printable
 from fedpriv.core.logs import log_as_service
 from fedpriv.protocol.messages import PROTOCOL, difference, is_tolerated
 
@@ -156,14 +165,11 @@ def clock_trouble(date: str | None, now: float) -> str | None:
 
 
 def _private_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    try:
+    with key_expected(path, "private"):
         key = serialization.load_ssh_private_key(path.read_bytes(), None)
         if isinstance(key, ec.EllipticCurvePrivateKey):
             return key
-        reason = "it is no ECDSA key"
-    except (OSError, ValueError, TypeError) as error:
-        reason = str(error)
-    raise InputError(f"{path}: expected a private key as `ssh-keygen -t ecdsa -b 384` makes ({reason})")
+        raise ValueError("it is no ECDSA key")
 
 
 class Node:
@@ -230,8 +236,9 @@ class Node:
         if run not in self._configurations:
             self._configurations[run] = self._configuration_of(run)
         if (configuration := self._configurations[run]) is None:
-            others = "`fedpriv supernode --apps` runs those of others"
-            reason = f"silo {self._silo} runs no app but fedpriv's; {others}"
+            reason = (
+                f"silo {self._silo} runs no app but fedpriv's; `fedpriv supernode --apps` runs those of others"
+            )
         else:
             node_config: dict[str, bool | float | int | str] = {"partition-id": self._silo, "guard": self._guard}
             context = Context(run, self.number, node_config, RecordDict(), dict(configuration))
@@ -263,9 +270,13 @@ class Node:
             message.error.code, message.error.reason = reply.error.code, reply.error.reason
         else:
             message.content.SetInParent()
-        messages = {"messages_list": request.messages_list, "message_object_trees": request.message_object_trees}
-        duration = [time.monotonic() - began]
-        answer = self._fleet.ask(PUSH, node=self._node, **messages, clientapp_runtime_list=duration)
+        answer = self._fleet.ask(
+            PUSH,
+            node=self._node,
+            messages_list=request.messages_list,
+            message_object_trees=request.message_object_trees,
+            clientapp_runtime_list=[time.monotonic() - began],
+        )
         session, missing = {"run_id": run, "session_id": answer.session_id}, set(answer.objects_to_push)
         for name in [name for name in contents if name in missing]:
             self._fleet.ask(PUSH_OBJECT, node=self._node, **session, object_id=name, object_content=contents[name])
