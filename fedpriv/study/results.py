@@ -78,8 +78,7 @@ class Results:
     @property
     def starts(self) -> list[list[int]]:
         """The seeds of every start of the run."""
-        first = [seed for seed in self.seeds if not any(seed in start for start in self.added)]
-        return [first, *self.added]
+        return [[seed for seed in self.seeds if not any(seed in start for start in self.added)], *self.added]
 
 
 class RunFolder(RunObserver):
@@ -108,7 +107,8 @@ class RunFolder(RunObserver):
         """
         self.path = path
         self._fits = fits or {}
-        self._scenario, self._engine, self._rerun = scenario, engine, rerun
+        self.scenario = scenario  # with its points at the places that their cells have in this folder
+        self._engine, self._rerun = engine, rerun
         self._starts = [scenario.seeds]
         self._date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
         self._cells: dict[int, dict[str, Any]] = {}
@@ -120,37 +120,29 @@ class RunFolder(RunObserver):
         self._write()
 
     @property
-    def scenario(self) -> Scenario:
-        """The scenario, with its points at the places that their cells have in this folder."""
-        return self._scenario
-
-    @property
     def missing_together(self) -> list[list[int]]:
         """`missing`, start by start: what an engine is given at once, so that it rounds as it did then."""
-        starts = places_of(self._scenario, self._starts)
-        return [these for places in starts if (these := [place for place in places if place not in self._cells])]
+        return [
+            missing
+            for places in places_of(self.scenario, self._starts)
+            if (missing := [place for place in places if place not in self._cells])
+        ]
 
     @property
     def missing(self) -> list[int]:
         """The places of the scenario's points that are not finished yet."""
-        return [place for place in range(len(self._scenario.points)) if place not in self._cells]
+        return [place for place in range(len(self.scenario.points)) if place not in self._cells]
 
     def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
-        point = self._scenario.points[place]
-        line = {
-            "cell": place,
-            **point.swept,
-            "seed": point.cell.seed,
-            "round": t,
-            **metrics,
-        }
+        point = self.scenario.points[place]
+        line = {"cell": place, **point.swept, "seed": point.cell.seed, "round": t, **metrics}
         append_line(self.path / "history.jsonl", line)
 
     def finished(self, place: int, finished: Finished) -> None:
         """Add a cell; a run that is killed right after this has lost nothing of it."""
         model = f"models/{place:04d}.npy"
         write_vector(self.path / model, finished.model)
-        record = {**record_of(place, self._scenario.points[place], finished, self._engine), "model": model}
+        record = {**record_of(place, self.scenario.points[place], finished, self._engine), "model": model}
         append_line(self.path / _JOURNAL, record, allow_nan=False)
         self._cells[place] = record
         if not self.missing or time.monotonic() - self._written > _REWRITE_SECONDS:
@@ -161,7 +153,7 @@ class RunFolder(RunObserver):
 
     def _write(self) -> None:
         """Rewrite results.json, after which the journal has nothing of its own."""
-        scenario = self._scenario
+        scenario = self.scenario
         write_json(
             self.path / "results.json",
             {
@@ -189,30 +181,31 @@ class RunFolder(RunObserver):
         before, path = read_results(self.path), self.path
         check_copies(path, before.versions, before.cells)
         self._take_place_of(before)
-        kept = [cell for cell in before.cells if (path / cell["model"]).exists()]  # else it is run again
-        found = {cell["cell"]: dict(cell) for cell in kept}
+        found = {  # a cell without its model is run again
+            cell["cell"]: dict(cell) for cell in before.cells if (path / cell["model"]).exists()
+        }
         for place, record in found.items():
-            check_cell(path, place, resolve_cell(record["scenario"], str(path)), self._scenario)
+            check_cell(path, place, resolve_cell(record["scenario"], str(path)), self.scenario)
         if groups is None:
             return found
         again = set[int]()
-        for places in places_of(self._scenario, self._starts):
+        for places in places_of(self.scenario, self._starts):
             there = found.keys() & set(places)
             if there and len(there) < len(places):
-                together = groups([self._scenario.points[place].cell for place in places])
+                together = groups([self.scenario.points[place].cell for place in places])
                 members = ({places[index] for index in group} for group in together)
                 again.update(*(group for group in members if not there >= group))
         return {place: record for place, record in found.items() if place not in again}
 
     def _take_place_of(self, before: Results) -> None:
         """Go on as the run that was here, with the seeds that are added to it; InputError if this is another."""
-        path, scenario = self.path, self._scenario
+        path, scenario = self.path, self.scenario
         check_axes(path, before.axes, scenario.axes)
         if before.tuned != scenario.tuned:
             raise refusal(path, "its [tuned], what choosing its settings cost, differs from this scenario's")
         self._starts = seed_batches(path, before.starts, scenario.seeds)
-        self._scenario = in_batches(scenario, self._starts)
-        if self._scenario.seeds == before.seeds:  # else the command of before runs fewer
+        self.scenario = in_batches(scenario, self._starts)
+        if self.scenario.seeds == before.seeds:  # else the command of before runs fewer
             self._rerun = before.rerun or self._rerun
         self._date = before.date
 
@@ -221,12 +214,6 @@ class RunFolder(RunObserver):
         path = self.path / "history.jsonl"
         kept = [line for line in (read_history(self.path) if path.exists() else ()) if line["cell"] in self._cells]
         write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
-
-
-def _with_journal(cells: list[Mapping[str, Any]], journal: Path) -> list[Mapping[str, Any]]:
-    """The cells with those that were finished after results.json was last written; no line cut short."""
-    found = {cell["cell"]: cell for cell in (*cells, *map(json.loads, whole_lines(journal)))}
-    return [found[place] for place in sorted(found)]
 
 
 class _Printed(BaseModel):
@@ -270,7 +257,8 @@ def read_results(folder: Path) -> Results:
         tree = json.loads(path.read_text(encoding="utf-8"))
         if tree["format"] != FORMAT:
             raise InputError(f"{path}: format {tree['format']}, this version of fedpriv reads format {FORMAT}")
-        cells = _with_journal(tree["cells"], folder / _JOURNAL)
+        found = {cell["cell"]: cell for cell in (*tree["cells"], *map(json.loads, whole_lines(folder / _JOURNAL)))}
+        cells = [found[place] for place in sorted(found)]  # with those that were finished after it was written
         validated(_Stored, {**tree, "cells": cells}, f"{path}: not a results file of fedpriv")
         return Results(
             name=tree["scenario"]["name"],
@@ -335,7 +323,7 @@ def _has_begun(folder: Path) -> bool:
     """Whether a run there got as far as an evaluation or a checkpoint: one that could not start leaves nothing."""
     history = folder / "history.jsonl"
     heard = history.exists() and history.stat().st_size > 0
-    return bool(read_results(folder).cells) or heard or bool(checkpoints_of(folder))
+    return bool(read_results(folder).cells or heard or checkpoints_of(folder))
 
 
 def read_claims(folder: Path) -> Results:
@@ -348,8 +336,8 @@ def read_claims(folder: Path) -> Results:
     check_copies(folder, stored.versions, stored.cells)
     try:
         entries = list(map(entry_of, stored.cells))
-        shown: list[Mapping[str, Any]] = [entry.recomputed for entry in entries]
-        return replace(stored, cells=shown, differs=tuple(each.cell for each in entries if not each.agrees))
+        differs = tuple(each.cell for each in entries if not each.agrees)
+        return replace(stored, cells=[entry.recomputed for entry in entries], differs=differs)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{folder}: not a ledger of fedpriv ({type(error).__name__}: {error})") from None
 

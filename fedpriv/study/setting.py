@@ -9,7 +9,6 @@ The numbers of a scenario beside those that its algorithm's theorems ask for, as
 The algorithm's row is asked (`Algorithm.theorems`, `Algorithm.excess_risk`): this module says at which numbers.
 """
 
-import dataclasses
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -67,8 +66,7 @@ class Cost:
 
 def cost_of(mechanism: Mechanism, workload: Workload, sensitivity: Sensitivity, noise: Noise) -> Cost:
     """`noise` is what a trust setting makes of that sensitivity for a target."""
-    std = float(noise.sources[0].std)
-    variance = mechanism.variance(workload)
+    std, variance = float(noise.sources[0].std), mechanism.variance(workload)
     typical = math.sqrt(float(np.mean(variance)))
     return Cost(
         sensitivity=sensitivity,
@@ -87,10 +85,8 @@ _MOST_COMPARED = 8  # numbers of groups, each of which has to be calibrated
 
 def unfitted(workload: Workload) -> dict[str, Mechanism]:
     """Every mechanism for these sums whose numbers are given and not fitted, by a name that says them."""
-    found: dict[str, Mechanism] = {}
-    for kind in CHOSEN:
-        found |= kind.comparisons(workload, MechanismOptions())
-    return found
+    of_kinds = (kind.comparisons(workload, MechanismOptions()) for kind in CHOSEN)
+    return {name: mechanism for found in of_kinds for name, mechanism in found.items()}
 
 
 @dataclass(frozen=True)
@@ -114,24 +110,26 @@ class Setting:
     groups: int = 1
 
     def __post_init__(self) -> None:
-        if not _LEAST <= check_positive("clip", self.clip) <= 1.0 / _LEAST:
-            raise InputError(
-                f"clip = {self.clip:g}: squares of it do not fit floating point; give it in another unit"
-            )
-        if self.max_participations is not None and self.epochs != 1:
-            raise InputError(
-                f"epochs = {self.epochs} and max_participations = {self.max_participations}: give only one of them"
-            )
-        if self.max_participations is None and self.min_separation != 1:
-            raise InputError(
-                f"min_separation = {self.min_separation} has a meaning only together with max_participations"
-            )
-        if issubclass(sampling_of(self.sampling), Separated):
-            raise InputError(f"sampling = {self.sampling!r}: give max_participations and min_separation instead")
-        if self.max_participations is not None and self.secret:
-            raise InputError(f"max_participations and sampling = {self.sampling!r}: give only one of them")
-        if self.rounds % self.epochs:
-            raise InputError(f"rounds = {self.rounds} must be a multiple of epochs = {self.epochs}")
+        most, apart, sampling = self.max_participations, self.min_separation, f"sampling = {self.sampling!r}"
+        refusals = {
+            f"clip = {self.clip:g}: squares of it do not fit floating point; give it in another unit": (
+                not _LEAST <= check_positive("clip", self.clip) <= 1.0 / _LEAST
+            ),
+            f"epochs = {self.epochs} and max_participations = {most}: give only one of them": (
+                most is not None and self.epochs != 1
+            ),
+            f"min_separation = {apart} has a meaning only together with max_participations": (
+                most is None and apart != 1
+            ),
+            f"{sampling}: give max_participations and min_separation instead": (
+                issubclass(sampling_of(self.sampling), Separated)
+            ),
+            f"max_participations and {sampling}: give only one of them": most is not None and self.secret,
+            f"rounds = {self.rounds} must be a multiple of epochs = {self.epochs}": self.rounds % self.epochs,
+        }
+        for words, refused in refusals.items():
+            if refused:
+                raise InputError(words)
 
     @property
     def secret(self) -> bool:
@@ -164,18 +162,18 @@ class Setting:
 
     def mechanism(self, name: str, options: MechanismOptions) -> Mechanism:
         """The mechanism called `name` for these sums, fitted to their mean noise where it has no numbers yet."""
-        if not to_fit(name, options):
-            return chosen_mechanism(name, self.workload, options)
-        return fitted(noise_cost_of(rows_response(self.rounds), self.workload), name, options).mechanism
+        return (
+            fitted(noise_cost_of(rows_response(self.rounds), self.workload), name, options).mechanism
+            if to_fit(name, options)
+            else chosen_mechanism(name, self.workload, options)
+        )
 
     def cost(self, mechanism: Mechanism, mu: float, delta: float = DEFAULT_DELTA) -> Cost:
         """The cost of `mechanism` at μ > 0; for records that take part in secret, at the (ε, δ) that μ gives."""
         check_positive("mu", mu)
-        order = self.participation
-        if not isinstance(order, Separated):
+        if not isinstance(order := self.participation, Separated):
             mu = order.charged(self._sums(mechanism), mu, delta)
-        noise = self._noise(self._distance(mechanism), mu)
-        return cost_of(mechanism, self.workload, self._certified(mechanism), noise)
+        return self._cost(mechanism, mu)
 
     def cost_for(self, mechanism: Mechanism, workload: Workload, mu: float) -> Cost:
         """The cost at μ > 0 for other sums, such as those of an algorithm."""
@@ -185,7 +183,10 @@ class Setting:
 
     def cost_of_std(self, mechanism: Mechanism, std: float) -> Cost:
         """The cost of noise of standard deviation `std`."""
-        noise = self._noise(self._distance(mechanism), 1.0 / self._multiplier(mechanism, std))
+        return self._cost(mechanism, 1.0 / self._multiplier(mechanism, std))
+
+    def _cost(self, mechanism: Mechanism, mu: float) -> Cost:
+        noise = self._noise(self._distance(mechanism), mu)
         return cost_of(mechanism, self.workload, self._certified(mechanism), noise)
 
     def spent(self, mechanism: Mechanism, std: float) -> Guarantee:
@@ -198,17 +199,16 @@ class Setting:
 
     def compare(self, mu: float, delta: float = DEFAULT_DELTA) -> dict[str, Cost]:
         """The cost of every mechanism at μ, by a name that says its parameters."""
-        if self.secret:
-            return {name: setting.cost(one, mu, delta) for name, setting, one in self._amplified()}
-        return {name: self.cost(mechanism, mu, delta) for name, mechanism in unfitted(self.workload).items()}
+        unamplified = ((name, self, mechanism) for name, mechanism in unfitted(self.workload).items())
+        asked = self._amplified() if self.secret else unamplified
+        return {name: setting.cost(mechanism, mu, delta) for name, setting, mechanism in asked}
 
     def _amplified(self) -> Iterator[tuple[str, "Setting", Mechanism]]:
         """Banded noise with as many groups as bands, for numbers that divide an epoch; independent noise."""
         if self.decay == 0.0:
             yield IndependentGaussian.name, self, IndependentGaussian()
             return
-        rounds = self.rounds // self.epochs
-        of_an_epoch = [self.groups] if self.groups > 1 else _up_to(rounds, _MOST_COMPARED)
+        of_an_epoch = [self.groups] if self.groups > 1 else _up_to(self.rounds // self.epochs, _MOST_COMPARED)
         for groups in of_an_epoch:
             one = BandedSquareRoot(self.decay, groups)
             yield f"{one.label}, {groups} groups", replace(self, groups=groups), one
@@ -224,10 +224,10 @@ class Setting:
         return RunningSums(mechanism, self.workload, relation_named(self.relation))
 
     def _distance(self, mechanism: Mechanism) -> float:
-        order = self.participation
-        if isinstance(order, Separated):
-            return mechanism.sensitivity(self.workload)
-        return order.distance(self._sums(mechanism))
+        order, known = self.participation, self.workload
+        return (
+            mechanism.sensitivity(known) if isinstance(order, Separated) else order.distance(self._sums(mechanism))
+        )
 
     def _certified(self, mechanism: Mechanism) -> Sensitivity:
         """Of everything released, or, where rounds are secret, of what is amplified."""
@@ -238,10 +238,8 @@ class Setting:
         return Sensitivity(clip, True, reason)
 
     def _noise(self, sensitivity: float, mu: float) -> Noise:
-        share = 1.0 / self.silos
-        return self.protection.noise(
-            sensitivity, (self.batch,) * self.silos, (share,) * self.silos, relation_named(self.relation), mu
-        )
+        batches, shares = (self.batch,) * self.silos, (1.0 / self.silos,) * self.silos
+        return self.protection.noise(sensitivity, batches, shares, relation_named(self.relation), mu)
 
 
 def _up_to(rounds: int, count: int) -> list[int]:
@@ -294,8 +292,7 @@ def table_of(setting: Setting, mu: float, response: Response, workload: Workload
         of_output = None if output is None or bound.output is None else output / bound.output
         ratio = Published(own.published.queries / bound.queries, of_output)
         lines.append(Line(name, mechanism, cost, published, ratio, mechanism == best.mechanism))
-    first = lines[0]
-    unit = first.published.queries / (first.ratio.queries * bound.queries)
+    unit = lines[0].published.queries / (lines[0].ratio.queries * bound.queries)
     return Table(tuple(lines), _times(bound, unit))
 
 
@@ -307,8 +304,8 @@ def _by_name(workload: Workload, found: list[Candidate]) -> dict[str, Mechanism]
     }
     for candidate in found:
         if candidate.mechanism not in known.values():
-            name = candidate.name
-            known[name if name not in known else f"{name}, {candidate.vectors} vectors"] = candidate.mechanism
+            name = f"{candidate.name}, {candidate.vectors} vectors"
+            known[name if candidate.name in known else candidate.name] = candidate.mechanism
     return known
 
 
@@ -353,7 +350,7 @@ def beside_theorems(point: Point, gap: float | None, run: Path | None) -> dict[s
     objective = task_of_cell(cell).objective
     problem = problem_of(cell, objective)
     if gap is not None:
-        problem = dataclasses.replace(problem, gap=check_positive("gap", gap))
+        problem = replace(problem, gap=check_positive("gap", gap))
     return {
         "point": dict(point.swept),
         "algorithm": cell.algorithm.name,
@@ -381,13 +378,15 @@ def _bound(cell: Cell, objective: Objective) -> dict[str, Any] | None:
         found = excess_risk_bound(cell, plan_of(cell, objective))
     except InputError:
         return None  # it cannot be run, which is said elsewhere
-    if found is None:
-        return None
-    return {
-        "excess risk": _finite(found.value),
-        "conditions": _conditions(found.conditions),
-        "assumption": found.assumption,
-    }
+    return (
+        None
+        if found is None
+        else {
+            "excess risk": _finite(found.value),
+            "conditions": _conditions(found.conditions),
+            "assumption": found.assumption,
+        }
+    )
 
 
 def _used(cell: Cell, objective: Objective) -> dict[str, Any]:
@@ -409,9 +408,7 @@ def _used(cell: Cell, objective: Objective) -> dict[str, Any]:
 
 def _measured(point: Point, run: Path | None) -> dict[str, float]:
     """The mean excess risk that the seeds of this point have in a run's results; nothing where none is known."""
-    if run is None:
-        return {}
-    cells = [cell for cell in read_results(run).cells if cell["point"] == dict(point.swept)]
+    cells = [] if run is None else [cell for cell in read_results(run).cells if cell["point"] == dict(point.swept)]
     found = [float(cell["excess_risk"]) for cell in cells if "excess_risk" in cell]
     return {"excess risk": sum(found) / len(found)} if found else {}
 
@@ -425,9 +422,11 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _as_data(asked: Prescription, problem: Problem) -> dict[str, Any]:
-    refusal = asked.refusal or _refusal(asked.numbers, problem)
-    told = {"numbers": dict(asked.numbers), "conditions": _conditions(asked.conditions), "refusal": refusal}
-    return asked._asdict() | told
+    return asked._asdict() | {
+        "numbers": dict(asked.numbers),
+        "conditions": _conditions(asked.conditions),
+        "refusal": asked.refusal or _refusal(asked.numbers, problem),
+    }
 
 
 def _conditions(conditions: Iterable[Condition]) -> list[dict[str, Any]]:
@@ -437,12 +436,12 @@ def _conditions(conditions: Iterable[Condition]) -> list[dict[str, Any]]:
 def _refusal(numbers: Mapping[str, float], problem: Problem) -> str | None:
     """Why no scenario has such batches, on one line: what [federation] itself would refuse."""
     batch = math.floor(numbers["batch"] * (1.0 + 1e-12))
-    if batch < problem.silos:
-        return (
-            f"a round of {batch} records is less than one of each of the {problem.silos} silos; run it with "
-            f"federation.silos = {batch} or fewer"
-        )
-    return None
+    return (
+        f"a round of {batch} records is less than one of each of the {problem.silos} silos; run it with "
+        f"federation.silos = {batch} or fewer"
+        if batch < problem.silos
+        else None
+    )
 
 
 def _finite(bound: float) -> float | None:

@@ -7,6 +7,7 @@ keeps its number, and so the name of its model, and cells of added seeds are num
 """
 
 import dataclasses
+import itertools
 import platform
 import sys
 from collections.abc import Mapping, Sequence
@@ -45,7 +46,6 @@ def privacy_of(
     releases = with_other_step(releases, cell.budget.beside)
     claim, delta = claim_of(releases), cell.privacy.delta
     figures = figures_of(claim, delta)
-    named_so = cell.algorithm.row.name_of_mu == "rho"
     return {
         "trust": cell.algorithm.trust,
         "relation": cell.privacy.relation,
@@ -56,7 +56,7 @@ def privacy_of(
         "releases": [as_data(stream) for stream in releases],
         "target": _target(cell),
         **figures,
-        "rho": figures["mu"] if named_so else None,
+        "rho": figures["mu"] if cell.algorithm.row.name_of_mu == "rho" else None,
     }
 
 
@@ -68,8 +68,8 @@ def _target(cell: Cell) -> str:
     if not cell.schedule.secret:
         return f"mu = {upper_figure(target, 6)}"
     given = "" if asked.epsilon is not None else f", what mu = {upper_figure(target, 6)} gives"
-    epsilon = upper_figure(epsilon_of(target, asked.delta), 6)
-    return f"epsilon = {epsilon} at delta = {delta_figure(asked.delta)}{given}"
+    spent = epsilon_of(target, asked.delta)
+    return f"epsilon = {upper_figure(spent, 6)} at delta = {delta_figure(asked.delta)}{given}"
 
 
 class Named(BaseModel):
@@ -138,14 +138,13 @@ def stated_of(
     noise: Literal["simulation", "release"],
 ) -> dict[str, Any]:
     """What a record says that follows from the scenario and the releases alone."""
-    federation, held = cell.federation, cell.schedule.batches_held
-    stated = privacy_of(cell, releases, noise)
+    held, stated = cell.schedule.batches_held, privacy_of(cell, releases, noise)
     return {
         "seed": cell.seed,
         **stated,
         "evaluation": evaluation_data(evaluations, cell.algorithm.trust, stated["mu"]),
-        "silos": federation.silos,
-        **({} if federation.clients is None else {"clients": federation.clients}),
+        "silos": cell.federation.silos,
+        **({} if cell.federation.clients is None else {"clients": cell.federation.clients}),
         "rounds": cell.schedule.rounds,
         "records": sum(cell.batch_sizes) * held,
         "unread": cell.unread,
@@ -205,10 +204,8 @@ class CheckpointFolder(Checkpoints):
                 self._observer.noted(f"{path}: not used, and its rounds are run again: {why}")
 
     def latest(self, name: str) -> bytes | None:
-        try:
-            return self._path(name).read_bytes()
-        except FileNotFoundError:
-            return None
+        path = self._path(name)
+        return path.read_bytes() if path.exists() else None
 
     def keep(self, name: str, content: bytes) -> None:
         try:
@@ -264,7 +261,7 @@ def seed_batches(folder: Path, before: Sequence[Sequence[int]], asked: Sequence[
 def in_batches(scenario: Scenario, starts: Sequence[Sequence[int]]) -> Scenario:
     """The scenario with its seeds and points in the order of the starts; every start has all sweep points."""
     count = len(scenario.seeds)
-    blocks = [scenario.points[first : first + count] for first in range(0, len(scenario.points), count)]
+    blocks = (scenario.points[first : first + count] for first in range(0, len(scenario.points), count))
     by_seed = [{point.cell.seed: point for point in block} for block in blocks]
     points = [found[seed] for start in starts for found in by_seed for seed in start]
     return dataclasses.replace(scenario, seeds=[seed for start in starts for seed in start], points=points)
@@ -272,25 +269,22 @@ def in_batches(scenario: Scenario, starts: Sequence[Sequence[int]]) -> Scenario:
 
 def places_of(scenario: Scenario, starts: Sequence[Sequence[int]]) -> list[range]:
     """Places of a scenario's points, ordered by its batches of seeds, for each batch."""
-    blocks, first, found = len(scenario.points) // len(scenario.seeds), 0, list[range]()
-    for start in starts:
-        found.append(range(first, first + blocks * len(start)))
-        first = found[-1].stop
-    return found
+    blocks = len(scenario.points) // len(scenario.seeds)
+    ends = [0, *itertools.accumulate(blocks * len(start) for start in starts)]
+    return [range(first, end) for first, end in itertools.pairwise(ends)]
 
 
 def check_axes(folder: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """InputError where the swept keys, their order or their values are not those of the run in `folder`."""
-    if list(then.items()) == list(now.items()):
-        return
-    raise refusal(folder, f"its sweep differs from this scenario's: {difference(then, now) or 'in its order'}")
+    if list(then.items()) != list(now.items()):
+        raise refusal(folder, f"its sweep differs from this scenario's: {difference(then, now) or 'in its order'}")
 
 
 def check_cell(folder: Path, place: int, then: Cell, scenario: Scenario) -> None:
     """InputError where the finished cell at `place` is not the scenario's."""
-    if place >= len(scenario.points):
-        what = f"this scenario has {len(scenario.points)} cells"
-    else:
+    count = len(scenario.points)
+    what = f"this scenario has {count} cells"
+    if place < count:
         what = difference(then.canonical(), scenario.points[place].cell.canonical())
     if what:
         raise refusal(folder, f"its cell {place} differs from this scenario's: {what}")

@@ -53,10 +53,9 @@ class FirstSteps:
         """
         if (first := self.taken.get(_name(cell))) is None:
             return finished
-        before = tuple(replace(stream, step=FIRST_STEP) for stream in first.releases)
         return replace(
             finished,
-            releases=(*before, *finished.releases),
+            releases=(*(replace(stream, step=FIRST_STEP) for stream in first.releases), *finished.releases),
             bytes_sent=finished.bytes_sent + first.bytes_sent,
             wall_seconds=finished.wall_seconds + first.wall_seconds,
         )
@@ -91,10 +90,6 @@ def _name(cell: Cell) -> str:
     return json.dumps(cell.canonical(), sort_keys=True)
 
 
-_KEYS = ("scenario", "set", "cell")
-"""The keys of a run configuration that say what is computed."""
-
-
 def run_folder(run_config: Mapping[str, Any]) -> RunObserver:
     """Make a RUN_DIR for the one cell that a person's run configuration names.
 
@@ -104,20 +99,16 @@ def run_folder(run_config: Mapping[str, Any]) -> RunObserver:
     scenario, fits = fitted_scenario(scenario_of_run(run_config), {})
     path = Path(str(run_config["out"])) if run_config["out"] else free_folder(scenario.name)
     engine = "deployment" if run_config["run-token"] else "flwr run"
-    folder = RunFolder(path, scenario, engine, resume=False, rerun=_command(run_config), fits=fits)
+    keys = " ".join(f"{key}={json.dumps(run_config[key])}" for key in ("scenario", "set", "cell"))
+    rerun = shlex.join(["flwr", "run", ".", "--run-config", keys])
+    folder = RunFolder(path, scenario, engine, resume=False, rerun=rerun, fits=fits)
     logging.getLogger("flwr").info("fedpriv: results in %s", path.resolve())
     return folder
-
-
-def _command(run_config: Mapping[str, Any]) -> str:
-    keys = " ".join(f"{key}={json.dumps(run_config[key])}" for key in _KEYS)
-    return shlex.join(["flwr", "run", ".", "--run-config", keys])
 
 
 app = server_app(run_folder)
 
 
-_NAME = ".lock"
 _LONGEST = 200  # bytes of a lock that are shown
 
 
@@ -128,9 +119,8 @@ def locked(folder: Path) -> Iterator[None]:
     The lock is the kernel's (`flock`), so that it ends with the process, however that ends; the file says whose it
     is and means nothing without it.
     """
-    new = not folder.exists()
+    new, path = not folder.exists(), folder / ".lock"
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / _NAME
     file = _taken(path)
     try:
         os.ftruncate(file, 0)
@@ -164,14 +154,9 @@ def _taken(path: Path) -> int:
 
 def _is_named(file: int, path: Path) -> bool:
     """Tell whether the name still is of our file, and nobody removed it between opening and locking."""
-    try:
-        named, ours = path.stat(), os.fstat(file)
-    except FileNotFoundError:
-        return False
-    return (named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino)
-
-
-_RUNS = Path("runs")
+    with suppress(FileNotFoundError):
+        return os.path.samestat(path.stat(), os.fstat(file))
+    return False
 
 
 @dataclass(frozen=True)
@@ -196,13 +181,14 @@ class RunOptions:
 
     def command(self, scenario: str) -> str:
         """The command line that runs a scenario file with these options."""
-        words = [] if self.engine == "vectorized" else ["--engine", self.engine]
-        words += [word for override in self.overrides for word in ("--set", override)]
-        words += [word for file in self.imports for word in ("--import", str(file))]
-        if self.connection.superlink is not None:
-            words += ["--superlink", self.connection.superlink]
-        if self.connection.root_certificates is not None:
-            words += ["--root-certificates", str(self.connection.root_certificates)]
+        options = [
+            *([] if self.engine == "vectorized" else [("--engine", self.engine)]),
+            *(("--set", override) for override in self.overrides),
+            *(("--import", file) for file in self.imports),
+            ("--superlink", self.connection.superlink),
+            ("--root-certificates", self.connection.root_certificates),
+        ]
+        words = [str(word) for option, value in options if value is not None for word in (option, value)]
         return shlex.join(["fedpriv", "run", scenario, *words])
 
 
@@ -229,8 +215,9 @@ def run_sweep(
         for point in scenario.points:
             check_records(point.cell)
     with locked(path), ExitStack() as stack:
-        told = Observers((), observers).fitted
-        scenario, fits = fitted_scenario(scenario, fits_of(path) if resume else {}, told)
+        scenario, fits = fitted_scenario(
+            scenario, fits_of(path) if resume else {}, Observers((), observers).fitted
+        )
         check_free(path, resume=resume)  # before anything is released
         alone = engine_named(options.engine, path, options.connection)
         scenario, first_steps = scaled_scenario(scenario, partial(_alone, alone), released=row.releases)
@@ -263,8 +250,7 @@ def weighed(scenario: Scenario, options: RunOptions) -> Need | None:
     """Check records and fit noise as a run does, and count the memory that it takes; InputError as for a run."""
     for point in scenario.points:
         check_records(point.cell)
-    fitted, _ = fitted_scenario(scenario, {})
-    cells = [point.cell for point in fitted.points]
+    cells = [point.cell for point in fitted_scenario(scenario, {})[0].points]
     check_memory(cells, options.engine, options.processes)
     return need_of(cells, options.engine, options.processes)
 
@@ -277,11 +263,6 @@ def _alone(engine: Engine, cell: Cell) -> Finished:
 
 def free_folder(name: str, *, resume: bool = False) -> Path:
     """Find runs/NAME, or the first of runs/NAME-2, … that is free; with `resume` the latest that is not."""
-    taken = [path for path in _numbered(name) if (path / "results.json").exists()]
-    if resume and taken:
-        return taken[-1]
-    return next(path for path in _numbered(name, len(taken) + 1) if path not in taken)
-
-
-def _numbered(name: str, count: int = 1000) -> list[Path]:
-    return [_RUNS / (name if number == 1 else f"{name}-{number}") for number in range(1, count + 1)]
+    numbered = [Path("runs") / (name if number == 1 else f"{name}-{number}") for number in range(1, 1002)]
+    taken = [path for path in numbered[:-1] if (path / "results.json").exists()]
+    return taken[-1] if resume and taken else next(path for path in numbered if path not in taken)
