@@ -6,7 +6,7 @@ line prints that line and exits with `exit_code`; a traceback means a bug in fed
 
 import difflib
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class FedprivError(Exception):
@@ -31,6 +31,13 @@ class CodeError(InputError):
 
 class RunError(FedprivError):
     """A run that started correctly could not be finished correctly.  Exit code 1."""
+
+
+def refuse(refusals: Mapping[str, object], error: type[Exception] = InputError) -> None:
+    """Raise `error` with the first words whose condition holds."""
+    for words, holds in refusals.items():
+        if holds:
+            raise error(words)
 
 
 def printable(text: str, longest: int = 500) -> str:

@@ -21,7 +21,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedpriv.claims.outcome import Finished, Observers, RunObserver
 from fedpriv.clients.app import app as client_app
-from fedpriv.core.errors import FedprivError, InputError
+from fedpriv.core.errors import FedprivError, refuse
 from fedpriv.engines.table import Outcome, kept_pages
 from fedpriv.protocol.cell_folder import run_config_of
 from fedpriv.protocol.messages import message_with, number_message, own_copy
@@ -29,7 +29,6 @@ from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import server_app
 
 _RUN_ID = 1
-_FIRST_NODE = 1000
 
 
 class InProcessGrid(Grid):
@@ -41,8 +40,10 @@ class InProcessGrid(Grid):
         self._client_app = client_app
         self._numbers = itertools.count(1)
         self._replies: dict[str, Message] = {}
-        nodes = {_FIRST_NODE + silo: {"partition-id": silo, "num-partitions": silos} for silo in range(silos)}
-        self._contexts = {node: _context(node, config, run_config) for node, config in nodes.items()}
+        self._contexts = {
+            (node := 1000 + silo): _context(node, {"partition-id": silo, "num-partitions": silos}, run_config)
+            for silo in range(silos)
+        }
 
     def server_context(self, run_config: Mapping[str, Any]) -> Context:
         return _context(SUPERLINK_NODE_ID, {}, run_config)
@@ -111,8 +112,7 @@ def run_inprocess(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Outc
         run_config = run_config_of(cell, Path())
         grid = InProcessGrid(client_app, cell.federation.silos, run_config)
         with flower_quiet(), _rare_garbage_collection(), kept_pages():
-            server = server_app(lambda _: one)  # noqa: B023 - called in this turn
-            server(grid, grid.server_context(run_config))
+            server_app(lambda _: one)(grid, grid.server_context(run_config))  # noqa: B023 - called in this turn
         assert one.result is not None
         yield Outcome(index, one.result)
 
@@ -142,9 +142,12 @@ def _rare_garbage_collection() -> Iterator[None]:
 
 def refuse_vectorized_options(cell: Cell, engine: str) -> None:
     """InputError for settings that only the vectorized engine can honour."""
-    if cell.run.noise == "aggregate":
-        raise InputError(f'run.noise = "aggregate": engine {engine} draws noise where it is added; use "per-silo"')
-    if cell.run.passes is not None:
-        raise InputError(f"run.passes: engine {engine} computes as silos do, in run.dtype; leave it out")
-    if cell.run.device != "cpu":
-        raise InputError(f'run.device = {cell.run.device!r}: engine {engine} computes on the CPU; use "cpu"')
+    run, its = cell.run, f"engine {engine}"
+    refuse(
+        {
+            f'run.noise = "aggregate": {its} draws noise where it is added; use "per-silo"': run.noise
+            == "aggregate",
+            f"run.passes: {its} computes as silos do, in run.dtype; leave it out": run.passes is not None,
+            f'run.device = {run.device!r}: {its} computes on the CPU; use "cpu"': run.device != "cpu",
+        }
+    )

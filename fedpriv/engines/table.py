@@ -31,7 +31,7 @@ from fedpriv.core.errors import InputError, suggestion
 from fedpriv.core.extensions import added
 from fedpriv.core.limits import REMEDIES, limits, taken
 from fedpriv.engines.vectorized.checkpoints import NO_CHECKPOINTS, Checkpoints
-from fedpriv.engines.vectorized.silos import BESIDE_COPIES
+from fedpriv.engines.vectorized.silos import BESIDE_COPIES, groups_of
 from fedpriv.participation.orders import PublicOrder
 from fedpriv.plan.plan import Plan, plan_of
 from fedpriv.plan.task import Task, task_of_cell
@@ -70,7 +70,7 @@ class Need:
         return self.processes * (self.here + sum(self.parts.values()))
 
     def words(self) -> str:
-        named = {"the program and the records": self.here, **self.parts}
+        named = {"the program and the records": self.here} | self.parts
         told = ", ".join(f"{name} {_mb(size)}" for name, size in named.items() if size >= _SHOWN)
         each = f"; each of {self.processes} processes" if self.processes > 1 else ""
         return f"{_mb(self.total)} ({told}{each})"
@@ -105,9 +105,10 @@ def check_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> None:
         "--engine vectorized, which keeps no silo by itself": engine == "inprocess",
         "a smaller model or batch, or a machine with more": True,
     }
-    first = "; or ".join([remedy for remedy, fits in remedies.items() if fits][:2])
-    here = f"here ({limit})" if limit else "here"
-    raise InputError(f"memory: a run takes up to {need.words()}, and there are {_mb(there)} {here}: take {first}")
+    first, here = [remedy for remedy, fits in remedies.items() if fits][:2], f"here ({limit})" if limit else "here"
+    raise InputError(
+        f"memory: a run takes up to {need.words()}, and there are {_mb(there)} {here}: take {'; or '.join(first)}"
+    )
 
 
 def memory_there(processes: int = 1) -> tuple[int, str]:
@@ -115,8 +116,8 @@ def memory_there(processes: int = 1) -> tuple[int, str]:
 
     A limit of a process's address space or data counts libraries that are mapped, which nothing else can have.
     """
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    has, here, there = taken(), _resident(), [(machine, "")]
+    has, here = taken(), _resident()
+    there = [(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "")]
     for name, limit in limits().items():
         own = max(0, limit - max(0, has.get(name, here) - here))
         there.append((own if name == "memory" else processes * own, REMEDIES[name]))
@@ -135,10 +136,9 @@ def _together(plan: Plan, task: Task, cells: Sequence[Cell]) -> dict[str, int]:
     silos = len(plan.batch_sizes) if plan.estimator.round(1).local is not None else 1
     states = count * vector * size * (_of_optimizer(plan) + silos * _of_sums(plan))
     draws = max(plan.mechanism.draws(t) or 1 for t in range(1, plan.schedule.rounds + 1))
-    noise = _FEED * max(_FEED_VALUES, count * silos * vector * draws) * size if plan.noise.sources else 0
     return {
         "states": 2 * states,
-        "noise": noise,
+        "noise": _FEED * max(_FEED_VALUES, count * silos * vector * draws) * size if plan.noise.sources else 0,
         "directions and copies": count * BESIDE_COPIES * plan.beside * size,
         "rounds": count * vector * size * _WORK + _SCRATCH + _of_records(plan, task, cells),
         "checkpoints": 2 * states,
@@ -149,10 +149,9 @@ def _in_process(plan: Plan, task: Task, cells: Sequence[Cell]) -> dict[str, int]
     """The apps of one cell: every silo's own state, and what is computed of one at a time."""
     size, vector, silos = task.train.features.element_size(), plan.objective.dimension, len(plan.batch_sizes)
     ahead = min(rounds_ahead(vector, silos), plan.schedule.rounds)
-    drawn = silos * (ahead if ahead > 1 else 0) * vector * _WIDE if plan.noise.sources else 0
     return {
         "silos": silos * (vector * (_WIDE * _of_sums(plan) + 2 * size) + _CONTAINERS),
-        "noise": drawn,
+        "noise": silos * (ahead if ahead > 1 else 0) * vector * _WIDE if plan.noise.sources else 0,
         "server": vector * _WIDE * (_of_optimizer(plan) + _of_sums(plan)),
         "directions and copies": BESIDE_COPIES * plan.beside * size,
         "rounds": vector * _WIDE * _PARTS + _SCRATCH + _of_records(plan, task, cells),
@@ -258,14 +257,8 @@ class EngineRow:
     """Whether its noise protects somebody: releases are integers, with keys of the operating system."""
 
 
-def _vectorized_groups(cells: Sequence[Cell]) -> list[list[int]]:
-    from fedpriv.engines.vectorized.silos import groups_of
-
-    return groups_of(cells)
-
-
 ENGINES = {
-    "vectorized": EngineRow(_vectorized_groups),
+    "vectorized": EngineRow(groups_of),
     "inprocess": EngineRow(lambda cells: [[place] for place in range(len(cells))]),
     "ray": EngineRow(),
     "deployment": EngineRow(connects=True, resumes_cells=True, releases=True),

@@ -198,9 +198,9 @@ def on_workers(name: str, workers: Workers, kept: Checkpoints = NO_CHECKPOINTS) 
                             del running[stream]
                             observer.lost(group.worker, group.members)
                             if group.attempts >= _ATTEMPTS:
-                                died = f"cells {', '.join(map(str, group.members))}: {group.worker} died"
                                 raise RunError(
-                                    f"{died}, {_ATTEMPTS} times in a row: {_first_line(error)}"
+                                    f"cells {', '.join(map(str, group.members))}: {group.worker} died, "
+                                    f"{_ATTEMPTS} times in a row: {_first_line(error)}"
                                 ) from error
                             running[_submitted(ray, name, group, kept)] = group
                         else:
@@ -217,9 +217,10 @@ def _heard(event: Event, group: _Group, observer: RunObserver, kept: Checkpoints
     match event:
         case Call("began", (machine, process, versions)):
             group.worker = f"worker {process} on {printable(machine)}"
-            pairs = [(name, versions.get(name), here) for name, here in installed().items()]
             if others := [
-                f"{name} {there} where this machine has {here}" for name, there, here in pairs if there != here
+                f"{name} {versions.get(name)} where this machine has {here}"
+                for name, here in installed().items()
+                if versions.get(name) != here
             ]:
                 raise RunError(f"{group.worker} has {', has '.join(others)}: results would not be the same")
         case Call("advanced", (int(rounds),)):
@@ -249,11 +250,10 @@ def _submitted(ray: Any, engine: str, group: _Group, kept: Checkpoints) -> Any:
     group.attempts += 1
     group.again = 0
     task = ray.remote(work).options(num_cpus=1, max_retries=0, num_returns="streaming")
-    imports = [path for path in os.environ.get(VARIABLE, "").split(os.pathsep) if path]
+    imports = list(filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)))
     name = name_of(tuple(map(digest_of, group.cells)))
-    before = kept.latest(name)
-    found = {} if before is None else {name: before}
-    return task.remote(engine, [cell.canonical() for cell in group.cells], imports, found)
+    before = {} if (content := kept.latest(name)) is None else {name: content}
+    return task.remote(engine, [cell.canonical() for cell in group.cells], imports, before)
 
 
 @contextmanager
@@ -270,17 +270,22 @@ def _ray_of(workers: Workers) -> Iterator[Any]:
             home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedpriv-workers-")))
             stack.enter_context(left_by_nobody(home))
             stack.enter_context(_environment(home))
-            options = {"num_cpus": workers.count, "include_dashboard": False, "object_store_memory": _STORE_BYTES}
-            options["_temp_dir"] = str(home / "r")  # which it opens to everybody; what is around it stays ours
-            options["_node_ip_address"] = "127.0.0.1"
+            options = {
+                "num_cpus": workers.count,
+                "include_dashboard": False,
+                "object_store_memory": _STORE_BYTES,
+                "_temp_dir": str(home / "r"),  # which it opens to everybody; what is around it stays ours
+                "_node_ip_address": "127.0.0.1",
+            }
         import ray
 
         before = signal.getsignal(signal.SIGTERM)
         try:
             ray.init(**options, configure_logging=False, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            place = workers.address or "this machine"
-            raise RunError(f"Ray at {place} cannot be used: {_first_line(error)}") from None
+            raise RunError(
+                f"Ray at {workers.address or 'this machine'} cannot be used: {_first_line(error)}"
+            ) from None
         stack.callback(ray.shutdown)
         if before is not None:
             signal.signal(signal.SIGTERM, before)  # Ray's own would end the run without a word how to go on

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, refuse
 from fedpriv.data.encode import SMALLEST, Scaling
 from fedpriv.data.named import schema_of
 from fedpriv.data.schema import TableSchema
@@ -39,12 +39,20 @@ class ScaleSection(Section):
             raise ValueError("means and deviations are given together")
         if self.means is None or self.deviations is None:
             return self
-        if len(self.means) != len(self.deviations) or not self.means:
-            raise ValueError("means and deviations have a number for each column of numbers")
-        if any(abs(mean) > 1.0 for mean in self.means):
-            raise ValueError("means lie in -1 … 1, as columns do that public ranges scale")
-        if any(not SMALLEST <= deviation <= 1.0 for deviation in self.deviations):
-            raise ValueError(f"deviations lie in {SMALLEST:g} … 1, as those of columns in -1 … 1 do")
+        refuse(
+            {
+                "means and deviations have a number for each column of numbers": (
+                    len(self.means) != len(self.deviations) or not self.means
+                ),
+                "means lie in -1 … 1, as columns do that public ranges scale": (
+                    any(abs(mean) > 1.0 for mean in self.means)
+                ),
+                f"deviations lie in {SMALLEST:g} … 1, as those of columns in -1 … 1 do": (
+                    any(not SMALLEST <= deviation <= 1.0 for deviation in self.deviations)
+                ),
+            },
+            ValueError,
+        )
         return self
 
     def scaling(self, schema: TableSchema) -> Scaling | None:
@@ -61,19 +69,22 @@ class ScaleSection(Section):
 
 def check_first_step(federation: FederationSection, unit: Unit, without_silos: str | None) -> None:
     """ValueError for runs whose first step cannot be taken, or not be composed with their rounds."""
-    if sampling_of(federation.sampling).secret:
-        raise ValueError(
+    refuse(
+        {
             f"data.scale: a first step composes with rounds that have a mu, and federation.sampling = "
-            f'"{federation.sampling}" has none; leave one of them out'
-        )
-    if unit.name != RECORD.name:
-        raise ValueError(
-            f'data.scale: bounds what one record adds, and privacy.unit = "{unit.name}"; leave [data.scale] out'
-        )
-    if federation.clients is not None:
-        raise ValueError("data.scale: federation.clients takes part in cohorts; leave [data.scale] out")
-    if without_silos is not None:
-        raise ValueError(f"{without_silos}: the first step of data.scale needs all silos; leave [data.scale] out")
+            f'"{federation.sampling}" has none; leave one of them out': (sampling_of(federation.sampling).secret),
+            f'data.scale: bounds what one record adds, and privacy.unit = "{unit.name}"; leave [data.scale] out': (
+                unit.name != RECORD.name
+            ),
+            "data.scale: federation.clients takes part in cohorts; leave [data.scale] out": (
+                federation.clients is not None
+            ),
+            f"{without_silos}: the first step of data.scale needs all silos; leave [data.scale] out": (
+                without_silos is not None
+            ),
+        },
+        ValueError,
+    )
 
 
 PARTITION_KEYS = {"dirichlet": "concentration", "shards": "shards"}

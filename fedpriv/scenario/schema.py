@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import refuse
 from fedpriv.core.random import SERVER, seed_key
 from fedpriv.loss.imported import is_import_path
 from fedpriv.loss.models import model_named
@@ -67,36 +67,34 @@ def check_units(unit: Unit, data: DataSection, federation: FederationSection, se
             f'data.partition = "{data.partition}" with privacy.unit = "client": use "iid", or federation.clients'
         )
     schema = data.table_schema
-    if unit.name == USER.name and (schema is None or schema.person is None):
-        raise ValueError(
-            'privacy.unit = "user": the data do not say whose a record is; needs a table with table.person'
-        )
-    if unit.shared > federation.silos:
-        raise ValueError(f"privacy.shared = {unit.shared}: there are {federation.silos} silos")
-    if unit.shared > 1 and secret:
-        raise ValueError(
+    refuse(
+        {
+            'privacy.unit = "user": the data do not say whose a record is; needs a table with table.person': (
+                unit.name == USER.name and (schema is None or schema.person is None)
+            ),
+            f"privacy.shared = {unit.shared}: there are {federation.silos} silos": (
+                unit.shared > federation.silos
+            ),
             f"privacy.shared = {unit.shared}: persons in several silos are accounted for in public orders only; "
-            'use federation.sampling = "fixed"'
-        )
+            'use federation.sampling = "fixed"': (unit.shared > 1 and secret),
+        },
+        ValueError,
+    )
 
 
 def _check_pool(unit: Unit, data: DataSection, trust: Trust) -> None:
     """ValueError unless a server that is trusted with them protects clients of a pool."""
-    if unit.name != CLIENT.name:
-        raise ValueError(
+    refuse(
+        {
             f'federation.clients with privacy.unit = "{unit.name}": what is clipped and counted in a cohort is '
-            'a client; set unit = "client" and records'
-        )
-    if trust.no_cohorts:
-        raise ValueError(
+            'a client; set unit = "client" and records': (unit.name != CLIENT.name),
             f'federation.clients with algorithm.trust = {trust.name!r}: {trust.no_cohorts}; use "trusted", or '
-            "make every client a silo, which answers in every round"
-        )
-    if data.partition not in _OF_A_POOL:
-        raise ValueError(
+            "make every client a silo, which answers in every round": (trust.no_cohorts),
             f'data.partition = "{data.partition}": clients of a pool have no sites; use "iid", "dirichlet" or '
-            '"shards"'
-        )
+            '"shards"': (data.partition not in _OF_A_POOL),
+        },
+        ValueError,
+    )
 
 
 def check_shares(privacy: PrivacySection, data: DataSection, federation: FederationSection, trust: Trust) -> None:
@@ -243,15 +241,17 @@ class Cell(Section):
             if not self.model.row.evaluated:
                 raise ValueError("[evaluation]: there is no model to be evaluated; leave it out")
             self.evaluation.check(federation.silos, trust, privacy)
-            summed = trust.draws(SERVER) and self.evaluation.mu is not None
-            check_measures(self.run, summed=summed)
-            if (key := self.without_silos) is not None:
-                raise ValueError(f"{key}: an evaluation needs all silos; leave out [evaluation]")
-            if self.data.validation is not None:
-                raise ValueError(
+            check_measures(self.run, summed=trust.draws(SERVER) and self.evaluation.mu is not None)
+            refuse(
+                {
+                    f"{self.without_silos}: an evaluation needs all silos; leave out [evaluation]": (
+                        self.without_silos is not None
+                    ),
                     "data.validation: training records that are held out are no silo's test records; leave it "
-                    "out, or [evaluation]"
-                )
+                    "out, or [evaluation]": (self.data.validation is not None),
+                },
+                ValueError,
+            )
         return self
 
     @property
@@ -334,17 +334,17 @@ class Cell(Section):
         federation = self.federation
         declared = Schedule(federation.total_rounds, federation.rounds_per_epoch)
         arranged = self.algorithm.row.schedule(self.algorithm.settings, declared)
-        if federation.samples is not None and arranged.batches_held > declared.batches_held:
-            raise InputError(
+        refuse(
+            {
                 f"federation.samples: {self.algorithm.name} reads {arranged.batches_held} batches of every silo "
                 f"in {declared.batches_held} rounds, so samples does not say how many rounds there are: give "
-                "rounds and batch"
-            )
-        if arranged != declared and federation.sampling != Schedule.name:
-            raise InputError(
+                "rounds and batch": (
+                    federation.samples is not None and arranged.batches_held > declared.batches_held
+                ),
                 f'federation.sampling = "{federation.sampling}": {self.algorithm.name} reads records in an order '
-                'of its own; use "fixed"'
-            )
+                'of its own; use "fixed"': (arranged != declared and federation.sampling != Schedule.name),
+            }
+        )
         return sampled(federation.sampling, arranged, federation.participation_keys)
 
     @property

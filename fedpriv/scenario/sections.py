@@ -16,6 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from fedpriv.accounting.gaussian import mu_of
 from fedpriv.accounting.renyi import mu_of_zcdp
+from fedpriv.core.errors import refuse
 from fedpriv.core.extensions import added
 from fedpriv.core.random import SERVER
 from fedpriv.data.partition import silo_sizes
@@ -120,47 +121,57 @@ class FederationSection(Section):
             "drop_out": self.drop_out or None,
             "away": self.away or None,
         }
-        if key := next((key for key, value in other.items() if value is not None), None):
-            raise ValueError(f"{key} says nothing of clients in cohorts: leave it out, or leave clients out")
-        if self.rounds is None:
-            raise ValueError("clients come in cohorts as often as rounds says: give rounds")
-        if self.clients % self.cohort:
-            raise ValueError(
+        key = next((key for key, value in other.items() if value is not None), None)
+        refuse(
+            {
+                f"{key} says nothing of clients in cohorts: leave it out, or leave clients out": (key),
+                "clients come in cohorts as often as rounds says: give rounds": (self.rounds is None),
                 f"cohort = {self.cohort} does not divide clients = {self.clients}: a client takes part in 1 of "
-                "clients / cohort rounds, a whole number"
-            )
+                "clients / cohort rounds, a whole number": (self.clients % self.cohort),
+            },
+            ValueError,
+        )
         return self
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.clients is not None:
             return self
-        if self.rounds is None and self.samples is None:
-            raise ValueError("needs rounds, or samples, or both")
-        if self.rounds is not None and self.samples is not None and self.batch is not None and self.epochs != 1:
-            raise ValueError("rounds, samples and batch together say how many passes there are: leave epochs out")
-        if self.rounds is not None and self.rounds % self.epochs:
-            raise ValueError(
-                f"rounds = {self.rounds} must be a multiple of epochs = {self.epochs}; for a last pass that is "
-                "cut give samples and batch in place of epochs"
-            )
-        if self.size_skew is not None and (self.rounds is None or self.samples is None or self.batch is not None):
-            raise ValueError("size_skew shares samples out over rounds: give both, and no batch")
-        if self.batches is not None:
-            if self.rounds is None or self.samples is not None or self.batch is not None:
-                raise ValueError(
-                    "batches says how many records each silo reads: give rounds, no samples, no batch"
-                )
-            if len(self.batches) != self.silos:
-                raise ValueError(f"batches has {len(self.batches)} numbers, and there are {self.silos} silos")
         least = self.silos * (self.batch or (1 if self.rounds is None else self.rounds_per_epoch))
-        if self.samples is not None and self.samples < least:
-            raise ValueError(f"samples = {self.samples} are too few for one pass: at least {least} are needed")
-        if self.rounds is not None and self.rounds < self.rounds_per_epoch:
-            raise ValueError(
+        refuse(
+            {
+                "needs rounds, or samples, or both": (self.rounds is None and self.samples is None),
+                "rounds, samples and batch together say how many passes there are: leave epochs out": (
+                    self.rounds is not None
+                    and self.samples is not None
+                    and self.batch is not None
+                    and self.epochs != 1
+                ),
+                f"rounds = {self.rounds} must be a multiple of epochs = {self.epochs}; for a last pass that is "
+                "cut give samples and batch in place of epochs": (
+                    self.rounds is not None and self.rounds % self.epochs
+                ),
+                "size_skew shares samples out over rounds: give both, and no batch": (
+                    self.size_skew is not None
+                    and (self.rounds is None or self.samples is None or self.batch is not None)
+                ),
+                "batches says how many records each silo reads: give rounds, no samples, no batch": (
+                    self.batches is not None
+                    and (self.rounds is None or self.samples is not None or self.batch is not None)
+                ),
+                f"batches has {len(self.batches or ())} numbers, and there are {self.silos} silos": (
+                    self.batches is not None and len(self.batches) != self.silos
+                ),
+                f"samples = {self.samples} are too few for one pass: at least {least} are needed": (
+                    self.samples is not None and self.samples < least
+                ),
                 f"rounds = {self.rounds} do not read the samples once: at batch = {self.batch} it takes "
-                f"{self.rounds_per_epoch}; leave batch out, or give fewer samples"
-            )
+                f"{self.rounds_per_epoch}; leave batch out, or give fewer samples": (
+                    self.rounds is not None and self.rounds < self.rounds_per_epoch
+                ),
+            },
+            ValueError,
+        )
         return self
 
     @property
@@ -261,30 +272,38 @@ class PrivacySection(Section):
 
     @model_validator(mode="after")
     def _records_of_a_unit(self) -> Self:
-        if self.unit == RECORD.name and self.records is not None:
-            raise ValueError(
-                f'records = {self.records} is for unit = "user" or "client"; set that, or leave it out'
-            )
-        if self.unit != RECORD.name and self.records is None:
-            which = "of one person count at most" if self.unit == USER.name else "one client holds at most"
-            raise ValueError(
-                f'records is needed for unit = "{self.unit}": how many records {which}, e.g. privacy.records = 4'
-            )
-        if self.unit != USER.name and self.shared > 1:
-            raise ValueError(f"shared = {self.shared}: only persons have records in several silos")
+        which = "of one person count at most" if self.unit == USER.name else "one client holds at most"
+        refuse(
+            {
+                f'records = {self.records} is for unit = "user" or "client"; set that, or leave it out': (
+                    self.unit == RECORD.name and self.records is not None
+                ),
+                f'records is needed for unit = "{self.unit}": how many records {which}, '
+                "e.g. privacy.records = 4": (self.unit != RECORD.name and self.records is None),
+                f"shared = {self.shared}: only persons have records in several silos": (
+                    self.unit != USER.name and self.shared > 1
+                ),
+            },
+            ValueError,
+        )
         return self
 
     @model_validator(mode="after")
     def _shares_are_of_a_target(self) -> Self:
-        if self.shares and self.mode == "none":
-            raise ValueError('shares: mode = "none" means no noise, so there is no budget to have a share of')
-        if self.shares is not None and max(self.shares) < 1.0:
-            raise ValueError(
-                f"shares: the largest is {max(self.shares):g}, and no silo has the whole target; lower the "
-                "target, and give the silo that it is for the share 1"
-            )
-        if self.shares and self.unit != RECORD.name:
-            raise ValueError(f'shares with unit = "{self.unit}": a budget for each silo is of its own records')
+        largest = max(self.shares or (1.0,))
+        refuse(
+            {
+                'shares: mode = "none" means no noise, so there is no budget to have a share of': (
+                    self.shares and self.mode == "none"
+                ),
+                f"shares: the largest is {largest:g}, and no silo has the whole target; lower the "
+                "target, and give the silo that it is for the share 1": (largest < 1.0),
+                f'shares with unit = "{self.unit}": a budget for each silo is of its own records': (
+                    self.shares and self.unit != RECORD.name
+                ),
+            },
+            ValueError,
+        )
         return self
 
     @field_validator("delta")
@@ -416,24 +435,23 @@ class EvaluationSection(Section):
 
         Guarantee: a run with noise evaluates with noise wherever the server is not trusted.
         """
-        if len(self.of_silos(silos)) != silos:
-            raise ValueError(
-                f"evaluation.records has {len(self.of_silos(silos))} numbers, and there are {silos} silos"
-            )
-        if privacy.mode == "none" and self.mu is not None:
-            raise ValueError(
-                'evaluation.mu: privacy.mode = "none" means no noise, in evaluations too; leave it out'
-            )
-        if privacy.mode != "none" and self.mu is None and not trust.draws(SERVER):
-            raise ValueError(
+        refuse(
+            {
+                f"evaluation.records has {len(self.of_silos(silos))} numbers, and there are {silos} silos": (
+                    len(self.of_silos(silos)) != silos
+                ),
+                'evaluation.mu: privacy.mode = "none" means no noise, in evaluations too; leave it out': (
+                    privacy.mode == "none" and self.mu is not None
+                ),
                 "evaluation.mu: this key is missing: under a server that is not trusted every evaluation is a "
-                "release of test records; say what all of them together may cost, such as mu = 1.0"
-            )
-        if privacy.unit != RECORD.name:
-            raise ValueError(
+                "release of test records; say what all of them together may cost, such as mu = 1.0": (
+                    privacy.mode != "none" and self.mu is None and not trust.draws(SERVER)
+                ),
                 f'evaluation: test records are protected one by one, and privacy.unit = "{privacy.unit}"; leave '
-                "the section out"
-            )
+                "the section out": (privacy.unit != RECORD.name),
+            },
+            ValueError,
+        )
 
 
 def check_measures(run: RunSection, *, summed: bool) -> None:
@@ -443,12 +461,13 @@ def check_measures(run: RunSection, *, summed: bool) -> None:
             f"run.metrics: silos send sums of bounded vectors, one a test record, and {run.metrics[0]} is none: "
             f"{_NO_SUM[run.metrics[0]]}; leave it out, or [evaluation]"
         )
-    if run.goldstein_radius is not None:
-        raise ValueError(
-            "run.goldstein_radius: gradients of test records are not sent; leave it out, or [evaluation]"
-        )
-    if run.per_silo and summed:
-        raise ValueError(
+    refuse(
+        {
+            "run.goldstein_radius: gradients of test records are not sent; leave it out, or [evaluation]": (
+                run.goldstein_radius is not None
+            ),
             "run.per_silo: a trusted server adds the noise of evaluations to the sum over silos and publishes "
-            'that alone; leave it out, or take trust = "untrusted"'
-        )
+            'that alone; leave it out, or take trust = "untrusted"': (run.per_silo and summed),
+        },
+        ValueError,
+    )

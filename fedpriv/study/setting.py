@@ -21,7 +21,7 @@ import numpy as np
 
 from fedpriv.accounting.gaussian import RELATION_FACTOR, check_positive, relation_named
 from fedpriv.accounting.guarantees import DEFAULT_DELTA, GaussianDP, Guarantee
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, refuse
 from fedpriv.core.replicates import one_thread
 from fedpriv.loss.objective import Objective
 from fedpriv.noise.diagonal import IndependentGaussian
@@ -111,25 +111,24 @@ class Setting:
 
     def __post_init__(self) -> None:
         most, apart, sampling = self.max_participations, self.min_separation, f"sampling = {self.sampling!r}"
-        refusals = {
-            f"clip = {self.clip:g}: squares of it do not fit floating point; give it in another unit": (
-                not _LEAST <= check_positive("clip", self.clip) <= 1.0 / _LEAST
-            ),
-            f"epochs = {self.epochs} and max_participations = {most}: give only one of them": (
-                most is not None and self.epochs != 1
-            ),
-            f"min_separation = {apart} has a meaning only together with max_participations": (
-                most is None and apart != 1
-            ),
-            f"{sampling}: give max_participations and min_separation instead": (
-                issubclass(sampling_of(self.sampling), Separated)
-            ),
-            f"max_participations and {sampling}: give only one of them": most is not None and self.secret,
-            f"rounds = {self.rounds} must be a multiple of epochs = {self.epochs}": self.rounds % self.epochs,
-        }
-        for words, refused in refusals.items():
-            if refused:
-                raise InputError(words)
+        refuse(
+            {
+                f"clip = {self.clip:g}: squares of it do not fit floating point; give it in another unit": (
+                    not _LEAST <= check_positive("clip", self.clip) <= 1.0 / _LEAST
+                ),
+                f"epochs = {self.epochs} and max_participations = {most}: give only one of them": (
+                    most is not None and self.epochs != 1
+                ),
+                f"min_separation = {apart} has a meaning only together with max_participations": (
+                    most is None and apart != 1
+                ),
+                f"{sampling}: give max_participations and min_separation instead": (
+                    issubclass(sampling_of(self.sampling), Separated)
+                ),
+                f"max_participations and {sampling}: give only one of them": most is not None and self.secret,
+                f"rounds = {self.rounds} must be a multiple of epochs = {self.epochs}": self.rounds % self.epochs,
+            }
+        )
 
     @property
     def secret(self) -> bool:

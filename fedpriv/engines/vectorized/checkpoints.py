@@ -10,7 +10,8 @@ import hashlib
 import io
 import json
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, NamedTuple
@@ -109,12 +110,8 @@ def packed(checkpoint: Checkpoint, cells: Sequence[str]) -> bytes:
 
 def header_of(content: bytes) -> Header:
     """ValueError for what is no checkpoint of this format, or a damaged one."""
-    try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as file:
-            header = _header(file)
+    with _opened(content) as (header, _):
         return Header(dict(header["versions"]), tuple(header["cells"]))
-    except _DAMAGED as error:
-        raise _damage(error) from None
 
 
 def unpacked(content: bytes, like: Any, device: torch.device) -> Checkpoint:
@@ -122,25 +119,23 @@ def unpacked(content: bytes, like: Any, device: torch.device) -> Checkpoint:
 
     ValueError as in `header_of`.
     """
-    try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as file:
-            header = _header(file)
-            states = _put_together(header["states"], file, like, device)
+    with _opened(content) as (header, arrays):
+        states = _put_together(header["states"], arrays, like, device)
         evaluations = [(t, metrics) for t, metrics in header["evaluations"]]
         return Checkpoint(header["t"], header["seconds"], evaluations, states)
+
+
+@contextmanager
+def _opened(content: bytes) -> Iterator[tuple[dict[str, Any], Mapping[str, NDArray[Any]]]]:
+    """Header and arrays; what is damaged in them is a ValueError of the block, too."""
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as file:
+            header = json.loads(file["header"].tobytes())
+            if header["format"] != FORMAT:
+                raise ValueError(f"format {header['format']}, this version of fedpriv reads format {FORMAT}")
+            yield header, file
     except _DAMAGED as error:
-        raise _damage(error) from None
-
-
-def _header(file: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    header: dict[str, Any] = json.loads(file["header"].tobytes())
-    if header["format"] != FORMAT:
-        raise ValueError(f"format {header['format']}, this version of fedpriv reads format {FORMAT}")
-    return header
-
-
-def _damage(error: Exception) -> ValueError:
-    return ValueError(f"not a whole checkpoint ({type(error).__name__}: {error})")
+        raise ValueError(f"not a whole checkpoint ({type(error).__name__}: {error})") from None
 
 
 def _taken_apart(state: Any, arrays: list[NDArray[Any]]) -> Any:
@@ -169,12 +164,10 @@ def _put_together(tree: Any, arrays: Mapping[str, NDArray[Any]], like: Any, devi
             return tree["value"]
         return torch.from_numpy(arrays[f"array{tree['array']}"]).clone().to(device).expand(tree["shape"])
     if dataclasses.is_dataclass(like) and not isinstance(like, type):
-        names = [field.name for field in dataclasses.fields(like)]
-        parts = [
-            _put_together(part, arrays, getattr(like, name), device)
-            for name, part in zip(names, tree, strict=True)
-        ]
-        return type(like)(**dict(zip(names, parts, strict=True)))
+        fields = zip(dataclasses.fields(like), tree, strict=True)
+        return type(like)(
+            **{one.name: _put_together(part, arrays, getattr(like, one.name), device) for one, part in fields}
+        )
     if isinstance(like, tuple) and hasattr(like, "_fields"):
         return type(like)(
             *(_put_together(part, arrays, each, device) for part, each in zip(tree, like, strict=True))

@@ -102,8 +102,9 @@ def device_named(name: str) -> torch.device:
         device = torch.device(name)
         torch.zeros(1, device=device).tolist()
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise RunError(f'run.device = {name!r} cannot be used here: {reason}; try "cpu"') from None
+        raise RunError(
+            f'run.device = {name!r} cannot be used here: {str(error).splitlines()[0]}; try "cpu"'
+        ) from None
     return device
 
 
@@ -166,13 +167,11 @@ class _Group:
     def run(self, keeper: Keeper) -> list[Outcome]:
         began, last = time.perf_counter(), -math.inf  # the first round is reported at once
         rounds = self._plan.schedule.rounds
-        asked = sorted(evaluation_rounds(rounds, self._run.evaluations))
-        evaluated_at = {t: place for place, t in enumerate(asked, 1)}
+        evaluated_at = {t: n for n, t in enumerate(sorted(evaluation_rounds(rounds, self._run.evaluations)), 1)}
         optimizer, count = self._plan.optimizer, len(self._cells)
         done = self._resumed(keeper)
-        states = done.states
-        evaluations, began = list(done.evaluations), began - done.seconds
-        unreported = 0
+        states, evaluations = done.states, list(done.evaluations)
+        began, unreported = began - done.seconds, 0
         for t, states in enumerate(self.rounds_from(done.states, done.t + 1), start=done.t + 1):
             unreported += count
             if (now := time.perf_counter()) - last > _PROGRESS_EVERY or t == rounds:
@@ -269,9 +268,10 @@ class _Group:
         on_device = Records(train.features.to(self._device), train.labels.to(self._device))
         shares = {cell.seed: spread(cell) for cell in self._cells}
         if isinstance(plan.schedule, PublicOrder):
-            of_replicates = [shares[cell.seed] for cell in self._cells]
             reads = OrderedBatches(
-                *(plan.schedule, of_replicates, plan.weights, plan.batch_sizes, on_device, self._dtype, there),
+                plan.schedule,
+                [shares[cell.seed] for cell in self._cells],
+                *(plan.weights, plan.batch_sizes, on_device, self._dtype, there),
                 keyed=self._keyed,
             ).rounds_from(first)
         else:
@@ -282,8 +282,8 @@ class _Group:
         """The same with weight 0 for the records of silos that are away."""
         for t, read in enumerate(reads, start=first):
             silos, counts = torch.tensor(read.silos, device=self._device).T
-            there = self._away.there(t).to(self._dtype)
-            yield read._replace(weights=read.weights * there[:, silos.repeat_interleave(counts)])
+            of_records = silos.repeat_interleave(counts)
+            yield read._replace(weights=read.weights * self._away.there(t).to(self._dtype)[:, of_records])
 
     def _sampled(
         self, train: Records, shares: dict[int, list[Tensor]], first: int, there: Tensor | None

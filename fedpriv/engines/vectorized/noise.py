@@ -67,8 +67,7 @@ class OrderedBatches:
         """
         self._keyed = keyed
         self._schedule, self._silo_weights, self._sizes = schedule, silo_weights, batch_sizes
-        self._train, self._dtype, device = train, dtype, train.features.device
-        self._there = there
+        self._train, self._dtype, self._there, device = train, dtype, there, train.features.device
         orders = {  # (places, records of all silos): a row is one batch of their orders
             id(of_silos): torch.cat([share.view(schedule.batches_held, -1) for share in of_silos], dim=1)
             for of_silos in shares
@@ -142,8 +141,8 @@ class OrderedBatches:
 
     def _silo_by_silo(self, count: int) -> Tensor:
         """Where to find the records of `count` batches, one batch after another, silo after silo."""
-        silos = torch.arange(len(self._sizes)).repeat_interleave(torch.tensor(self._sizes)).repeat(count)
-        return silos.argsort(stable=True)
+        sizes = torch.tensor(self._sizes)
+        return torch.arange(len(sizes)).repeat_interleave(sizes).repeat(count).argsort(stable=True)
 
 
 class Sampled(NamedTuple):
@@ -197,8 +196,7 @@ class SampledBatches:
             index = torch.zeros(len(drawn), sum(widths), dtype=torch.int64)
             weights = torch.zeros(len(drawn), sum(widths), dtype=torch.float64)
             numbers = np.zeros((len(drawn), sum(widths)), np.int64)
-            starts = [0, *itertools.accumulate(widths)]
-            batches = self._schedule.expected_batches(t)
+            starts, batches = [0, *itertools.accumulate(widths)], self._schedule.expected_batches(t)
             of_record = [
                 record_weight(*each, batches) for each in zip(self._silo_weights, self._sizes, strict=True)
             ]
@@ -210,13 +208,18 @@ class SampledBatches:
                         numbers[place, start:stop] = silos[silo]
                         weights[place, start:stop] = of_record[silo]
                         start = stop
-            of_silos = tuple(enumerate(widths)) if self._by_silo else ()
-            yield Sampled(index[self._pick], weights[self._pick], of_silos, numbers[self._pick])
+            yield Sampled(
+                index[self._pick],
+                weights[self._pick],
+                tuple(enumerate(widths)) if self._by_silo else (),
+                numbers[self._pick],
+            )
 
     def _drawn(self, coins: KeyedCoins, t: int) -> list[NDArray[np.int64]]:
         """The rows of every silo that take part in round t."""
-        drawn = (self._schedule.rows(t, size, silo, lambda: coins) for silo, size in enumerate(self._sizes))
-        return [row_indices(rows) for rows in drawn]
+        return [
+            row_indices(self._schedule.rows(t, size, silo, lambda: coins)) for silo, size in enumerate(self._sizes)
+        ]
 
 
 _AGGREGATE = 0xFFFF_FFFE  # an owner number of its own: never the stream of a silo or of the server
@@ -226,8 +229,6 @@ _DEVICE_VALUES = 2**22  # normals that a device holds at a time, beside their su
 _AHEAD = 2  # blocks; one thread draws them, since a second one would fight the first for the interpreter
 
 _CPU = torch.device("cpu")
-
-_Block = list[Tensor]
 
 
 def aggregate(noise: Noise) -> Noise:
@@ -315,7 +316,7 @@ class NoiseFeed:
                 yield from self._draw(block)
             return
         with ThreadPoolExecutor(max_workers=1) as pool:
-            ahead: deque[Future[_Block]] = deque()
+            ahead: deque[Future[list[Tensor]]] = deque()
             for block in blocks:
                 ahead.append(pool.submit(self._draw, block))
                 if len(ahead) > _AHEAD:
@@ -323,7 +324,7 @@ class NoiseFeed:
             while ahead:
                 yield from ahead.popleft().result()
 
-    def _draw(self, rounds: range) -> _Block:
+    def _draw(self, rounds: range) -> list[Tensor]:
         """For each round of a block the vectors of all replicates."""
         if self._draws(rounds.start) is None:
             return list(self._scaled(self._vectors(rounds, node=0)))
@@ -386,8 +387,7 @@ class DeviceSums:
     def __call__(self, rounds: Sequence[int], node: int) -> Tensor:
         sums = self._sums(len(rounds), self._size)
         for row, t in zip(sums, rounds, strict=True):
-            purpose = "noise of a device", str(self._stream.owners), str(t), str(node)
-            key = seed_key(self._stream.seed, *purpose)
+            key = seed_key(self._stream.seed, "noise of a device", str(self._stream.owners), str(t), str(node))
             generator = self._generator.manual_seed(int.from_bytes(key[:8], "big") >> 1)
             for weights in torch.split(self._weights, max(1, _DEVICE_VALUES // self._size)):
                 row += weights @ self._normals(len(weights), self._size, generator=generator)

@@ -41,11 +41,9 @@ class Replicates(NamedTuple):
 
     @staticmethod
     def of(plans: Sequence[Plan], seeds: Sequence[int], dtype: torch.dtype, device: torch.device) -> "Replicates":
-        parts = {
-            name: stack([getattr(plan, name) for plan in plans], dtype, device)
-            for name in ("estimator", "mechanism", "optimizer", "objective")
-        }
-        return Replicates(replace(plans[0], **parts), plans, seeds, dtype, device)
+        parts = "estimator", "mechanism", "optimizer", "objective"
+        stacked = {name: stack([getattr(plan, name) for plan in plans], dtype, device) for name in parts}
+        return Replicates(replace(plans[0], **stacked), plans, seeds, dtype, device)
 
 
 class Mean(NamedTuple):
@@ -247,6 +245,6 @@ def _pieces(members: list[int], cell: Cell, plan: Plan) -> Iterator[list[int]]:
 
 
 def _group_key(cell: Cell, plan: Plan) -> object:
-    parts = tuple(signature(part) for part in (plan.estimator, plan.mechanism, plan.optimizer, plan.objective))
-    shape = (plan.schedule, plan.batch_sizes, plan.weights, bool(plan.noise.sources))
-    return shape, parts, cell.data, cell.model, cell.run, cell.evaluation
+    shape = plan.schedule, plan.batch_sizes, plan.weights, bool(plan.noise.sources)
+    parts = plan.estimator, plan.mechanism, plan.optimizer, plan.objective
+    return shape, tuple(map(signature, parts)), cell.data, cell.model, cell.run, cell.evaluation
