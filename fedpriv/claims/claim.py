@@ -67,13 +67,12 @@ class PrivacyClaim(Generic[Promise]):
 
     def facts(self, delta: float) -> dict[str, Any]:
         """Every figure at δ by its name in results.json; None for what there is none of."""
-        several = bounds_of_several(self.guarantee, delta) if self.unit.name == RECORD.name else None
         return {
             "guarantee": self.guarantee.kind,
             "holds": EXACT if self.exact else REAL,
             "attained": self.attained,
             "counted_mu": self.counted,
-            "several_records": several,
+            "several_records": bounds_of_several(self.guarantee, delta) if self.unit.name == RECORD.name else None,
             **self.guarantee.figures(delta),
             "relation": self.relation,
             "unit": self.unit.words,
@@ -139,8 +138,9 @@ def _line(claim: PrivacyClaim[Guarantee], told: Sequence[Mapping[str, Any]], del
     values = {name: [facts[name] for facts in told if facts.get(name) is not None] for name in _FIGURES}
     ranges = {name: epsilon_range if name == "epsilon" else upper_range for name in _FIGURES}
     shown = {name: ranges[name](known) for name, known in values.items() if known}
-    attained = all(facts.get("attained") for facts in told)
-    said = claim.guarantee.words({**shown, "delta": delta_figure(delta)}, attained)
+    said = claim.guarantee.words(
+        {**shown, "delta": delta_figure(delta)}, all(facts.get("attained") for facts in told)
+    )
     return f"{claim.unit.words}, {claim.relation} neighbours{server}: {said}"
 
 
@@ -392,10 +392,11 @@ def evaluation_words(told: Mapping[str, Any], delta: float) -> str:
     mu, count = mu_of_tests(streams), streams[0].schedule.rounds
     if mu is None:
         return _EXACT.format(times=counted(count, "time"))
-    by_server = streams[0].owner == "server"
     return _NOISY.format(
         times=counted(count, "time"),
-        who="the server, which saw exact sums, added noise" if by_server else "every silo added noise",
+        who="the server, which saw exact sums, added noise"
+        if streams[0].owner == "server"
+        else "every silo added noise",
         mu=upper_figure(mu),
         epsilon=epsilon_words(epsilon_of(mu, delta), delta),
         relation=streams[0].relation,
@@ -431,9 +432,17 @@ def with_other_step(streams: Sequence["ReleaseStream"], beside: float) -> tuple[
     noisy = [stream for stream in streams if stream.std]
     if not beside or not noisy or any(stream.step == FIRST_STEP for stream in streams):
         return tuple(streams)
-    once, relation, unit = Schedule(1, 1), noisy[0].relation, noisy[0].unit
-    std = moved_by(relation, 1.0, 1.0) / beside
+    relation = noisy[0].relation
     other = ReleaseStream(
-        ELSEWHERE, IndependentGaussian(), once, 0.0, (1.0,), 1.0, relation, std, unit=unit, step=FIRST_STEP
+        owner=ELSEWHERE,
+        mechanism=IndependentGaussian(),
+        schedule=Schedule(1, 1),
+        decay=0.0,
+        clips=(1.0,),
+        per_record=1.0,
+        relation=relation,
+        std=moved_by(relation, 1.0, 1.0) / beside,
+        unit=noisy[0].unit,
+        step=FIRST_STEP,
     )
     return (other, *streams)

@@ -84,8 +84,10 @@ class LedgerEntry:
         if record.get("rho") is not None:
             record["rho"] = record["mu"]
         if self.tests:
-            evaluation = evaluation_data(self.tests, self.trust, record["mu"])
-            record["evaluation"] = {**self.record["evaluation"], **(evaluation or {})}
+            record["evaluation"] = {
+                **self.record["evaluation"],
+                **(evaluation_data(self.tests, self.trust, record["mu"]) or {}),
+            }
         return record
 
     @property
@@ -221,8 +223,9 @@ class LedgerEntry:
         if not section or not tests:
             return
         noisy = [stream for stream in tests if stream.std]
-        trust = "trusted" if tests[0].owner == "server" else "untrusted"
-        if noisy and not _cover_all_silos(noisy, trust, self._sections[0].silos):
+        if noisy and not _cover_all_silos(
+            noisy, "trusted" if tests[0].owner == "server" else "untrusted", self._sections[0].silos
+        ):
             yield "evaluation.releases are not those of all silos of the scenario"
         count = min(self.record["rounds"], self.record["scenario"]["run"]["evaluations"])
         if any(stream.schedule.rounds != count for stream in tests):
@@ -449,8 +452,9 @@ def dp_event(event: Any) -> Any:
         return [dp_event(part) for part in event]
     if not isinstance(event, dict):
         return event
-    fields = {name: dp_event(value) for name, value in event.items() if name != "class"}
-    return getattr(dp_accounting, event["class"])(**fields)
+    return getattr(dp_accounting, event["class"])(
+        **{name: dp_event(value) for name, value in event.items() if name != "class"}
+    )
 
 
 def _mus_of_worst_record(stream: ReleaseStream) -> list[float]:

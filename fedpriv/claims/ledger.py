@@ -83,8 +83,9 @@ class ReleaseStream:
         if self.schedule.secret:
             self.schedule.distance(self.sums)  # InputError where its rounds are no blocks, whoever wrote this
         of_one, silos = self._claimed(self.integers).mu, self._silos_of_a_unit
-        mu = of_one if silos == 1 else math.nextafter(silos * of_one, math.inf)
-        return self.schedule.promised(mu, self.relation)
+        return self.schedule.promised(
+            of_one if silos == 1 else math.nextafter(silos * of_one, math.inf), self.relation
+        )
 
     @property
     def silos(self) -> range:
@@ -146,8 +147,9 @@ class ReleaseStream:
     @cached_property
     def sums(self) -> "RunningSums":
         """What is released, without the noise."""
-        exact = self.integers is not None
-        return RunningSums(self.mechanism, self.workload, self.relation, self.per_record, self.apart, exact)
+        return RunningSums(
+            self.mechanism, self.workload, self.relation, self.per_record, self.apart, self.integers is not None
+        )
 
 
 _SILOS = re.compile("silos? ([0-9]+)(?:-([0-9]+))?")

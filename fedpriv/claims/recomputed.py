@@ -50,8 +50,7 @@ class RunPlans:
         """Release streams of the training records, the first step before the rounds."""
         streams = _streams(self.plans[ROUNDS])
         if FIRST_STEP in self.plans:
-            first_step = (replace(stream, step=FIRST_STEP) for stream in _streams(self.plans[FIRST_STEP]))
-            return (*first_step, *streams)
+            return (*(replace(stream, step=FIRST_STEP) for stream in _streams(self.plans[FIRST_STEP])), *streams)
         return with_other_step(streams, self.cell.budget.beside)
 
     @property
@@ -71,10 +70,9 @@ class RunPlans:
         """
         if (size := self.plans[ROUNDS].objective.dimension) != record["dimension"]:
             raise InputError(f"record.dimension is {record['dimension']!r:.40}, and its scenario gives {size}")
-        evaluations = (record.get("evaluation") or {}).get("releases", [])
         for plan_streams, record_streams, field in (
             (self.releases, record["releases"], "releases"),
-            (self.evaluations, evaluations, "evaluation.releases"),
+            (self.evaluations, (record.get("evaluation") or {}).get("releases", []), "evaluation.releases"),
         ):
             if (reason := difference([as_data(stream) for stream in plan_streams], record_streams)) is not None:
                 raise InputError(f"record.{field}: {reason}")

@@ -106,8 +106,7 @@ class Cells:
         if len(known) > most:
             return len(known), ()
         counts = np.bincount(codes, minlength=len(values))[known]
-        listed = _texts(values.take(known[np.argsort(-counts, kind="stable")]))
-        return len(known), tuple(listed.to_pylist())
+        return len(known), tuple(_texts(values.take(known[np.argsort(-counts, kind="stable")])).to_pylist())
 
     def array(self) -> NDArray[np.str_]:
         """The cells as a NumPy array of texts; (n,)."""

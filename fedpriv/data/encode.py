@@ -74,8 +74,9 @@ def scaling_from(columns: Sequence[int], released: NDArray[Any]) -> Scaling:
     first, second = np.split(np.asarray(released, np.float64) * MOMENTS_RADIUS * math.sqrt(count), 2)
     means = first.clip(-1.0, 1.0)
     variances = (second + MOMENTS_RADIUS) / 2.0 - means**2
-    deviations = np.sqrt(variances.clip(SMALLEST**2, 1.0))
-    return Scaling(tuple(columns), tuple(means.tolist()), tuple(deviations.tolist()))
+    return Scaling(
+        tuple(columns), tuple(means.tolist()), tuple(np.sqrt(variances.clip(SMALLEST**2, 1.0)).tolist())
+    )
 
 
 _GONE = -1
@@ -191,11 +192,11 @@ def _mapped(table: RawTable, name: str, column: Column) -> NDArray[Any]:
     """A column's numbers in -1 … 1, or the places of its words among its features."""
     values, absent = _values(table, name, column)
     if column.range is not None:
-        filler = 0.0 if column.missing is None else float(column.missing)
-        return _scaled(np.where(absent, filler, values), column.range)
+        return _scaled(
+            np.where(absent, 0.0 if column.missing is None else float(column.missing), values), column.range
+        )
     assert column.values is not None
-    filled = 0 if column.missing is None else column.values.index(str(column.missing))
-    return np.where(absent, filled, values)
+    return np.where(absent, 0 if column.missing is None else column.values.index(str(column.missing)), values)
 
 
 def _labels(

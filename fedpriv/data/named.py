@@ -170,8 +170,9 @@ def load(
     if name == SENTENCES:
         return Dataset(name, *sentences(train=12_000, test=4000), classes=TOPICS)
     if name == PHASE_RETRIEVAL:
-        records = phase_retrieval(train=200_000, test=4000, dimension=8, outliers=0.1, seed=0)
-        return Dataset(name, *records, classes=0)
+        return Dataset(
+            name, *phase_retrieval(train=200_000, test=4000, dimension=8, outliers=0.1, seed=0), classes=0
+        )
     if name == LINEAR_REGRESSION:
         problem = power_law_regression(n=65_536 + 1000, dimension=256, noise=0.1, seed=0)
         train, test = slice(None, -1000), slice(-1000, None)

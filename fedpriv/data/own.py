@@ -140,8 +140,7 @@ def check_alike(
             (inputs_of(part), [each.dtype == np.uint8 for each in parts_of(part).values()])
             for part in (one, other)
         ]
-        same = kinds[0] == kinds[1] if what == "records" else one.shape[1:] == other.shape[1:]
-        if not same:
+        if not (kinds[0] == kinds[1] if what == "records" else one.shape[1:] == other.shape[1:]):
             raise InputError(
                 f"{source}: training and test {what} must be alike, found {one.dtype} {one.shape} and "
                 f"{other.dtype} {other.shape}"

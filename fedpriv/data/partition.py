@@ -88,8 +88,9 @@ def spared(data: Dataset, share: float) -> Dataset:
     known = counted(data.train_labels)
     units = round(1.0 / share)
     generator = public_generator(_SEED, "spared")
-    quota = known & (generator.permutation(len(known)) % units == 0)
-    aside = _drawn(data, data.train_labels, known, quota, "spared", 0)
+    aside = _drawn(
+        data, data.train_labels, known, known & (generator.permutation(len(known)) % units == 0), "spared", 0
+    )
     return dataclasses.replace(
         data,
         train_images=_zeroed(data.train_images, known & ~aside),
@@ -116,8 +117,7 @@ def _drawn(
         first = np.unique(units, return_index=True)[1]
         many = len(np.unique(units[quota[here]]))
         generator = public_generator(_SEED, why, str(number), str(site))
-        chosen = _stratified(labels[here][first], many, generator)
-        aside[here[np.isin(units, chosen)]] = True
+        aside[here[np.isin(units, _stratified(labels[here][first], many, generator))]] = True
     return aside
 
 
@@ -288,8 +288,7 @@ def silo_sizes(records: int, silos: int, skew: float | None, seed: int, at_least
     if skew is None:
         return (records // silos,) * silos
     shares = public_generator(seed, "silo sizes").dirichlet(np.full(silos, skew))
-    sizes = at_least + _rounded(shares * (records - silos * at_least))
-    return tuple(sizes.tolist())
+    return tuple((at_least + _rounded(shares * (records - silos * at_least))).tolist())
 
 
 def iid(labels: NDArray[np.int64], sizes: Sequence[int], seed: int) -> Shares:
@@ -298,8 +297,9 @@ def iid(labels: NDArray[np.int64], sizes: Sequence[int], seed: int) -> Shares:
     Guarantee: no record is given twice.  InputError if there are too few.
     """
     _check(len(labels), sizes)
-    order = public_generator(seed, "partition").permutation(len(labels))
-    return np.split(order[: sum(sizes)], np.cumsum(sizes)[:-1])
+    return np.split(
+        public_generator(seed, "partition").permutation(len(labels))[: sum(sizes)], np.cumsum(sizes)[:-1]
+    )
 
 
 def dirichlet(labels: NDArray[np.int64], sizes: Sequence[int], seed: int, concentration: float) -> Shares:
@@ -339,8 +339,7 @@ def _dealt(
     generator: np.random.Generator,
 ) -> Shares:
     """Records out of the pools of each label, by mixtures that are balanced against the labels that there are."""
-    share_read = np.float64(sum(sizes) / counts.sum())
-    wanted = _balanced(mixtures, np.array(sizes, np.float64), share_read * counts)
+    wanted = _balanced(mixtures, np.array(sizes, np.float64), np.float64(sum(sizes) / counts.sum()) * counts)
     shares = []
     for row, size in zip(wanted, sizes, strict=True):
         take = np.minimum(_rounded(row * (size / row.sum())), [len(pool) for pool in pools])

@@ -150,8 +150,7 @@ def patients(frame: bytes) -> list[dict[str, str]]:
 def _columns(frame: bytes) -> tuple[Any, Any, Any, Any, list[str], list[str]]:
     """Event, time, age, begin, centre and disease of every row; InputError for a frame of another layout."""
     try:
-        found = _FrameUnpickler(io.BytesIO(frame)).load()
-        blocks = [block.args[0] for block in found.state["_mgr"].args[0]]
+        blocks = [block.args[0] for block in _FrameUnpickler(io.BytesIO(frame)).load().state["_mgr"].args[0]]
         _, event, time = blocks[_INTS]
         age, begin = blocks[_NUMBERS_OF_CENTRES]
         centre, disease = (_words(blocks[place].state) for place in (_CENTRES, _DISEASES))
@@ -311,8 +310,9 @@ def stratified_test(labels: NDArray[np.int64], train_share: float, seed: int) ->
 
 def plain_test(labels: NDArray[np.int64], train_share: float, seed: int) -> NDArray[np.int64]:
     """The same without `stratify`, after its ShuffleSplit."""
-    draw = np.random.RandomState(seed)
-    return np.asarray(draw.permutation(len(labels))[: _test_size(len(labels), train_share)], np.int64)
+    return np.asarray(
+        np.random.RandomState(seed).permutation(len(labels))[: _test_size(len(labels), train_share)], np.int64
+    )
 
 
 def _test_size(records: int, train_share: float) -> int:

@@ -94,8 +94,9 @@ def power_law_regression(n: int, dimension: int, noise: float, seed: int) -> Kno
     """As `linear_regression`, with the curvature and the minimizer of `power_law`."""
     generator = public_generator(seed, "power-law regression")
     curvature, minimizer = power_law(dimension)
-    features = generator.choice([-1.0, 1.0], (n, dimension)) * np.sqrt(curvature)
-    return _linear(generator, features, curvature, minimizer, noise)
+    return _linear(
+        generator, generator.choice([-1.0, 1.0], (n, dimension)) * np.sqrt(curvature), curvature, minimizer, noise
+    )
 
 
 def _linear(
@@ -117,8 +118,11 @@ def _design(
     """Features (n, dimension), curvature and a unit vector, both (dimension,)."""
     curvature = curvature_of(dimension, condition)
     direction = generator.standard_normal(dimension)
-    signs = generator.choice([-1.0, 1.0], (n, dimension))
-    return signs * np.sqrt(curvature), curvature, direction / np.linalg.norm(direction)
+    return (
+        generator.choice([-1.0, 1.0], (n, dimension)) * np.sqrt(curvature),
+        curvature,
+        direction / np.linalg.norm(direction),
+    )
 
 
 WORDS, LENGTH, TOPICS = 64, 16, 4

@@ -112,8 +112,9 @@ def together(sizes: Sequence[Size]) -> Size:
     """Of increments that have several parts, each of its own size."""
     norms = torch.stack([size.norm for size in sizes])
     spread = torch.stack([size.roundings * size.spread for size in sizes]).sum(0)
-    largest = torch.stack([size.largest for size in sizes]).sum(0)
-    return Size(torch.linalg.vector_norm(norms, dim=0), spread, 1.0, largest)
+    return Size(
+        torch.linalg.vector_norm(norms, dim=0), spread, 1.0, torch.stack([size.largest for size in sizes]).sum(0)
+    )
 
 
 def certainly_unclipped(
@@ -149,8 +150,7 @@ def clipping(size: Size, weights: Tensor, clip: Scalar) -> Clipping:
     held = None if never_above(size.largest, bound) else size.largest <= bound  # false for NaN
     norm = size.norm.add(size.spread, alpha=size.roundings * eps)
     if held is None and never_above(norm, clip):
-        none = norm.new_zeros(norm.shape[:-1], dtype=torch.int64)
-        return Clipping(weights.expand(norm.shape), None, none, None)
+        return Clipping(weights.expand(norm.shape), None, norm.new_zeros(norm.shape[:-1], dtype=torch.int64), None)
     # A true quotient: exactly 1 up to the clip, so that a record's factor is the same whatever stands beside it.
     factor = torch.div(norm, clip).clamp_(min=1.0).reciprocal_() * weights
     if held is not None:

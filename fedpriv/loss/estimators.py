@@ -181,8 +181,14 @@ class RecursiveGradient:
     def round(self, t: int) -> Round:
         now, before = self.weights.at(t), self.weights.at(t - 1)
         coefficients = (now, -before) if before else (now,)
-        share = self.weights.at(t + 1) / self.weights.total(t + 1)
-        return Round(t, coefficients, self.decay, self.clip_of(t), scale=now, next_share=share)
+        return Round(
+            t,
+            coefficients,
+            self.decay,
+            self.clip_of(t),
+            scale=now,
+            next_share=self.weights.at(t + 1) / self.weights.total(t + 1),
+        )
 
     def clip_of(self, t: int) -> Scalar:
         """The norm bound of round t's increments, public and fixed before round 1."""
@@ -253,8 +259,9 @@ class LocalGradient:
     memory: int = 1
 
     def round(self, t: int) -> Round:
-        local = Local(self.step, (t - 1) % self.every == 0)
-        return Round(t, (1.0,), self.decay, self.clip, scale=1.0, local=local)
+        return Round(
+            t, (1.0,), self.decay, self.clip, scale=1.0, local=Local(self.step, (t - 1) % self.every == 0)
+        )
 
 
 @dataclass(frozen=True)

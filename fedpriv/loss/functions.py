@@ -102,8 +102,9 @@ class Convolution:
     def outputs(self, seen: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         assert weight is not None
         function: Callable[..., Tensor] = functional.conv1d if self.axes == 1 else functional.conv2d
-        pictures = seen.flatten(0, -self.axes - 2)
-        outputs = function(pictures, weight, bias, self.stride, self.padding, self.dilation, self.groups)
+        outputs = function(
+            seen.flatten(0, -self.axes - 2), weight, bias, self.stride, self.padding, self.dilation, self.groups
+        )
         return outputs.view(*seen.shape[: -self.axes - 1], *outputs.shape[1:])
 
     def moved(self, seen: Tensor) -> Tensor:
@@ -301,8 +302,7 @@ class PlacedTerms:
         return norm.add_(spread, alpha=(self.slopes.shape[1] + 2.0) * torch.finfo(self.slopes.dtype).eps)
 
     def weighted_sum(self, factor: Tensor) -> list[Tensor]:
-        slopes = (self.slopes * factor[:, None, None]).flatten(0, 1)
-        return [(slopes.mT @ self.seen.flatten(0, 1)).flatten()]
+        return [((self.slopes * factor[:, None, None]).flatten(0, 1).mT @ self.seen.flatten(0, 1)).flatten()]
 
     def rows(self, factor: Tensor) -> list[Tensor]:
         return [((self.slopes * factor[:, None, None]).mT @ self.seen).flatten(1)]
@@ -325,8 +325,7 @@ class RowTerms:
         """The sums of values of the same row, at the first place that has it."""
         same = places.unsqueeze(2) == places.unsqueeze(1)
         again = same.tril(-1).any(-1)
-        sums = same.to(values.dtype) @ values
-        return cls(places, sums.masked_fill(again.unsqueeze(-1), 0.0), count)
+        return cls(places, (same.to(values.dtype) @ values).masked_fill(again.unsqueeze(-1), 0.0), count)
 
     def to(self, dtype: torch.dtype) -> "RowTerms":
         return RowTerms(self.places, self.values.to(dtype), self.count)
@@ -382,8 +381,7 @@ def _embedding(
 ) -> Any:
     if max_norm is not None or scale_grad_by_freq:
         return None
-    padding = padding_idx % len(weight) if padding_idx is not None else None
-    return values, weight, None, Embedding(padding)
+    return values, weight, None, Embedding(padding_idx % len(weight) if padding_idx is not None else None)
 
 
 def _layer_norm(

@@ -140,8 +140,9 @@ class Watch(TorchFunctionMode):
                 if outputs._is_view():  # changed in place, a view would be another node of autograd's
                     outputs = torch.ops.aten._unsafe_view(outputs, outputs.shape)
                 edge = get_gradient_edge(outputs)
-                first = not seen.requires_grad
-                self.watched.calls.append(Call(known, (name, other), seen.detach(), seen._version, edge, first))
+                self.watched.calls.append(
+                    Call(known, (name, other), seen.detach(), seen._version, edge, not seen.requires_grad)
+                )
                 return self._of_one(outputs)
         elif func in STEP_BY_STEP:
             with self:
@@ -180,8 +181,9 @@ def _plain(
     enable_gqa: bool = False,
 ) -> dict[str, Any] | None:
     """The settings of attention of three tensors (…, heads, places, width) without a mask or a draw, else None."""
-    parts = query, key, value
-    alike = all(part.dim() == query.dim() >= 3 and part.shape[:-2] == query.shape[:-2] for part in parts)
+    alike = all(
+        part.dim() == query.dim() >= 3 and part.shape[:-2] == query.shape[:-2] for part in (query, key, value)
+    )
     return {"is_causal": is_causal, "scale": scale} if alike and attn_mask is None and not dropout_p else None
 
 

@@ -321,8 +321,7 @@ def least_norm(points: Floats) -> LeastNorm:
         members, weights = _inside(points, members, weights, largest)
         nearest = weights @ points[members]
     norm = float(np.linalg.norm(nearest))
-    bound = float(np.min(points @ nearest)) / norm if norm > 0.0 else 0.0
-    return LeastNorm(nearest, norm, max(0.0, bound))
+    return LeastNorm(nearest, norm, max(0.0, float(np.min(points @ nearest)) / norm if norm > 0.0 else 0.0))
 
 
 def _inside(points: Floats, members: list[int], weights: Floats, largest: float) -> tuple[list[int], Floats]:
@@ -360,8 +359,9 @@ def goldstein_of(
     def gradients(points: Floats) -> Floats:
         block = max(1, _BLOCK_VALUES // (len(records.labels) * max(1, records.features[0].numel())))
         parts = torch.split(torch.from_numpy(points).to(point), block)
-        joined = torch.cat([mean_gradient(objective, part, records) for part in parts])
-        return np.asarray(joined.double().cpu().numpy())
+        return np.asarray(
+            torch.cat([mean_gradient(objective, part, records) for part in parts]).double().cpu().numpy()
+        )
 
     return goldstein(gradients, point.double().cpu().numpy(), radius, count, seed)
 
@@ -370,8 +370,9 @@ def mean_gradient(objective: Objective, points: Tensor, records: Records) -> Ten
     """The gradient of the mean loss at each of `points` (n, d): an increment whose clip is never reached."""
     count = len(records.labels)
     weights = torch.full((count,), 1.0 / count, dtype=points.dtype, device=points.device)
-    clip = math.sqrt(torch.finfo(points.dtype).max)
-    return objective.increment(Query([points]), Batch(records, weights), clip).total
+    return objective.increment(
+        Query([points]), Batch(records, weights), math.sqrt(torch.finfo(points.dtype).max)
+    ).total
 
 
 def _in_unit_ball(count: int, dimension: int, seed: int) -> Floats:

@@ -244,8 +244,11 @@ def trained(objective: Objective, vector: NDArray[Any]) -> Trained:
         case SoftmaxRegression():
             weights = point.view(objective.classes, objective.features)
             layer = nn.Linear(objective.features - 1, objective.classes, dtype=point.dtype)
-            own = {"weight": weights[:, :-1], "bias": weights[:, -1]}
-            return Trained(_loaded(layer, own), layer.in_features, CrossEntropy())
+            return Trained(
+                _loaded(layer, {"weight": weights[:, :-1], "bias": weights[:, -1]}),
+                layer.in_features,
+                CrossEntropy(),
+            )
         case LinearScore():
             layer = nn.Linear(objective.dimension, 1, bias=False, dtype=point.dtype)
             weights = point[: objective.dimension].view(1, -1)  # a row may keep numbers of its own behind them
@@ -271,8 +274,7 @@ def with_parameters(module: nn.Module, point: Tensor) -> nn.Module:
 
     What is not trained, and buffers, are the module's.
     """
-    values = parameters_of(module, point)
-    return _loaded(copy.deepcopy(module).to(point.dtype), values)
+    return _loaded(copy.deepcopy(module).to(point.dtype), parameters_of(module, point))
 
 
 def _loaded(module: nn.Module, values: dict[str, Tensor]) -> nn.Module:

@@ -40,10 +40,11 @@ class Apart(nn.Module):
         self.module, self.inputs = module, tuple(inputs)
 
     def forward(self, rows: Tensor) -> Tensor:
-        parts = torch.split(rows, [each.size for each in self.inputs], dim=1)
         given = [
             _typed(part, each).reshape(len(rows), *each.shape)
-            for part, each in zip(parts, self.inputs, strict=True)
+            for part, each in zip(
+                torch.split(rows, [each.size for each in self.inputs], dim=1), self.inputs, strict=True
+            )
         ]
         outputs: Tensor = self.module(*given)
         return outputs

@@ -77,8 +77,9 @@ class LayeredObjective(OfModule):
             values += prod(outward)
             if linked is not None:
                 values += linked.working_values
-                bias = f"{name}.bias" if layer.bias is not None else None
-                blocks.append(Block(linked, f"{name}.weight", bias, ()))
+                blocks.append(
+                    Block(linked, f"{name}.weight", f"{name}.bias" if layer.bias is not None else None, ())
+                )
             elif stateless is None:
                 return None
             elif blocks:
@@ -93,9 +94,8 @@ class LayeredObjective(OfModule):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """See `Objective`; about `_CHUNK_VALUES` values, 8 d, or one record's exist at a time, if that is more."""
         records, weights = batch
-        models = query.points[0].shape[:-1].numel() * len(query.points)
         rows = max(
-            self._rows(models, records.features.device),
+            self._rows(query.points[0].shape[:-1].numel() * len(query.points), records.features.device),
             _VALUES_PER_PARAMETER * self.dimension // self.record_values,
         )
         axis = records.axis
@@ -169,8 +169,9 @@ class LayeredObjective(OfModule):
             if place == 0:  # the first layer sees the record itself at every point
                 terms.append(block.layer.terms([sum_of(own)], seen[:1]))
             else:
-                moved = [later - seen[0] for later in seen[1:]]
-                terms.append(block.layer.terms([sum_of(own), *own[1:]], [seen[0], *moved]))
+                terms.append(
+                    block.layer.terms([sum_of(own), *own[1:]], [seen[0], *[later - seen[0] for later in seen[1:]]])
+                )
         return terms
 
     def _first_seen(self, features: Tensor) -> Tensor:
@@ -183,8 +184,9 @@ class LayeredObjective(OfModule):
         for place, block in enumerate(self.blocks):
             if place:
                 seen.append(block.layer.see(values))
-            bias = None if block.bias is None else point[block.bias]
-            values = block.layer.apply(seen[-1], point[block.weight], bias)
+            values = block.layer.apply(
+                seen[-1], point[block.weight], None if block.bias is None else point[block.bias]
+            )
             kept = []
             for layer in block.after:
                 values, keep = layer.forward(values)
@@ -212,8 +214,7 @@ class LayeredObjective(OfModule):
 
     def outputs(self, point: Tensor, records: Records) -> Tensor:
         named = named_parts(self.shapes, point)
-        rows = self._rows(point.shape[:-1].numel(), point.device)
-        chunks = torch.split(records.features, rows)
+        chunks = torch.split(records.features, self._rows(point.shape[:-1].numel(), point.device))
         return torch.cat([self._forward(named, self._first_seen(chunk)).outputs for chunk in chunks], dim=-2)
 
 
@@ -235,8 +236,7 @@ def _leaves(module: nn.Sequential, prefix: str) -> Iterator[tuple[str, nn.Module
 
 def _apply(layer: nn.Module, values: Tensor) -> Tensor:
     with torch.no_grad():
-        parameter = next(layer.parameters(), values)
-        outputs: Tensor = layer(values.to(parameter.dtype))
+        outputs: Tensor = layer(values.to(next(layer.parameters(), values).dtype))
     return outputs
 
 

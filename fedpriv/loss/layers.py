@@ -210,8 +210,7 @@ class DenseTerms:
     def weighted_sum(self, factor: Tensor) -> list[Tensor]:
         column = factor.unsqueeze(-1)
         weight = sum_of([(slope * column).mT @ seen for slope, seen in zip(self.slopes, self.seen, strict=True)])
-        bias = [(factor.unsqueeze(-2) @ self.slopes[0]).squeeze(-2)] if self.bias else []
-        return [weight.flatten(-2), *bias]
+        return [weight.flatten(-2), *([(factor.unsqueeze(-2) @ self.slopes[0]).squeeze(-2)] if self.bias else [])]
 
     def rows(self, factor: Tensor) -> list[Tensor]:
         column = factor.unsqueeze(-1)

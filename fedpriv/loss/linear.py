@@ -188,8 +188,7 @@ class LinearObjective(Deterministic, ABC):
     ) -> tuple[Tensor, Clipping]:
         """The features in the slopes' type, and what clips their products; of one output."""
         features = records.features.to(slopes.dtype)
-        size = rank_one(slopes.squeeze(-2).abs().double(), upper_norm(features))
-        return features, clipping(size, weights, clip)
+        return features, clipping(rank_one(slopes.squeeze(-2).abs().double(), upper_norm(features)), weights, clip)
 
     def _formed(self, query: Query, batch: Batch, clip: Scalar) -> tuple[Tensor, Tensor]:
         """Weights times the clipped increments of one output with a penalty, (..., B, d), and how many were."""
@@ -219,8 +218,10 @@ class LinearScore(LinearObjective, ABC):
     def _metrics(self, point: Tensor, scores: Tensor, labels: Tensor) -> Mapping[str, Tensor]:
         if self.population is None:
             return {}
-        norm = torch.linalg.vector_norm(self.population.gradient(point), dim=-1)
-        return {"excess_risk": self.population.excess_risk(point), "gradient_norm": norm}
+        return {
+            "excess_risk": self.population.excess_risk(point),
+            "gradient_norm": torch.linalg.vector_norm(self.population.gradient(point), dim=-1),
+        }
 
 
 @dataclass(frozen=True)
@@ -336,8 +337,7 @@ class PhaseRetrieval(LinearObjective):
 
     def _metrics(self, point: Tensor, scores: Tensor, labels: Tensor) -> Mapping[str, Tensor]:
         """The share of records whose size is met to within 0.1."""
-        met = (scores.squeeze(-1).abs() - labels).abs() <= _MET
-        return {"sizes_met": met.to(scores.dtype).mean(-1)}
+        return {"sizes_met": ((scores.squeeze(-1).abs() - labels).abs() <= _MET).to(scores.dtype).mean(-1)}
 
 
 Part = TypeVar("Part")

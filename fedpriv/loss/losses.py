@@ -107,8 +107,7 @@ def _uncensored(last: Tensor, seen: Tensor, bins: int) -> Tensor:
     for each in range(bins):
         here = last == each
         at_risk = int((last >= each).sum()) - int((here & seen).sum())
-        lost = int((here & ~seen).sum())
-        kept[each + 1] = kept[each] * (1.0 - lost / at_risk if at_risk else 0.0)
+        kept[each + 1] = kept[each] * (1.0 - int((here & ~seen).sum()) / at_risk if at_risk else 0.0)
     return kept
 
 
@@ -223,8 +222,7 @@ class SizeError:
         return self._residual(outputs, labels).squeeze(-1).abs()
 
     def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        by_size = outputs.sign() if self.power == 1 else 2.0 * outputs
-        return self._residual(outputs, labels).sign() * by_size
+        return self._residual(outputs, labels).sign() * (outputs.sign() if self.power == 1 else 2.0 * outputs)
 
     def accuracy(self, outputs: Tensor, labels: Tensor) -> None:
         """None: a size is near, not right."""
@@ -349,9 +347,7 @@ class OfSeveral:
         """Of all labels that count."""
         given, known, there = self._flat(outputs, labels)
         right = self.base.accuracy(given.unsqueeze(-2), known.unsqueeze(-1))  # the share of one label each
-        if right is None:
-            return None
-        return (right * there).sum((-2, -1)) / there.sum((-2, -1)).clamp(min=1.0)
+        return None if right is None else (right * there).sum((-2, -1)) / there.sum((-2, -1)).clamp(min=1.0)
 
     def _flat(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Outputs (..., B, n, classes), labels (..., B, n) that are classes, and 1 where a label counts."""

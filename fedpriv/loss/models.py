@@ -151,8 +151,7 @@ def softmax_regression(
 ) -> SoftmaxRegression:
     norm = _norm_of(shape, settings)
     plain = settings.feature_norm is None and settings.centre == 0.0
-    levels = 255 if plain else grid_levels(shape[0], norm)
-    return SoftmaxRegression(shape[0], classes, norm, dtype, levels=levels)
+    return SoftmaxRegression(shape[0], classes, norm, dtype, levels=255 if plain else grid_levels(shape[0], norm))
 
 
 def grid_levels(features: int, norm: float) -> int | None:
@@ -177,8 +176,9 @@ def logistic_regression(
 ) -> LogisticRegression:
     _check_two("logistic-regression", classes)
     norm = _norm_of(shape, settings)
-    bounded = settings.penalty == 0.0
-    return LogisticRegression(shape[0], norm, dtype=dtype, penalty=settings.penalty, convex=bounded)
+    return LogisticRegression(
+        shape[0], norm, dtype=dtype, penalty=settings.penalty, convex=settings.penalty == 0.0
+    )
 
 
 def sigmoid_regression(
@@ -197,8 +197,9 @@ def least_squares_of_scores(
     shape: tuple[int, ...], _classes: int, dtype: torch.dtype, settings: LinearSettings | RidgeSettings
 ) -> LeastSquares:
     """For any data: the model may be anywhere, so no bound on the gradients is known beside the clip."""
-    norm = _norm_of(shape, settings)
-    return LeastSquares(shape[0], norm, dtype=dtype, penalty=settings.penalty, radius=math.inf)
+    return LeastSquares(
+        shape[0], _norm_of(shape, settings), dtype=dtype, penalty=settings.penalty, radius=math.inf
+    )
 
 
 class RidgeStatisticsSettings(SoftmaxSettings):
@@ -220,8 +221,9 @@ def ridge_statistics(
         _check_two(RIDGE_STATISTICS, classes)
     if shape[0] > MOST_FEATURES:
         raise InputError(f"model.name = {RIDGE_STATISTICS!r}: {shape[0]} features, at most {MOST_FEATURES}")
-    bound = math.hypot(_norm_of(shape, settings), 1.0)
-    return RidgeStatistics(shape[0], bound, not settings.real, settings.penalty, dtype)
+    return RidgeStatistics(
+        shape[0], math.hypot(_norm_of(shape, settings), 1.0), not settings.real, settings.penalty, dtype
+    )
 
 
 class PerceptronSettings(ModuleSettings):
@@ -399,8 +401,7 @@ def choice_of(loss: LossGiven, *, real: bool) -> Choice:
     except TypeError:
         raise InputError(f"loss = {loss!r}: accepted keys are name, class_weights and label_smoothing") from None
     name = f"{chosen.name}-error" if f"{chosen.name}-error" in LOSSES else chosen.name
-    weights = tuple(float(weight) for weight in chosen.class_weights)
-    chosen = Choice(name, None, weights, chosen.label_smoothing)
+    chosen = Choice(name, None, tuple(float(weight) for weight in chosen.class_weights), chosen.label_smoothing)
     chosen.check()
     return chosen
 
@@ -428,8 +429,9 @@ def add_module(
     def objective(flat: tuple[int, ...], classes: int, dtype: torch.dtype, settings: ModuleSettings) -> Objective:
         layout = layout_of(flat)
         record = (layout.width,) if shape is None else shape
-        module = factory(record, classes)
-        return objective_over(module, layout, record, choice, classes, settings.initial_seed, dtype, name)[0]
+        return objective_over(
+            factory(record, classes), layout, record, choice, classes, settings.initial_seed, dtype, name
+        )[0]
 
     add_model(name, Model(ModuleSettings, flat_pixels, objective, regression=regression, several_labels=True))
 
@@ -439,8 +441,9 @@ def add_given(name: str, module: nn.Module, record: tuple[int, ...], *, regressi
     held = copy.deepcopy(module).to("cpu")
 
     def objective(flat: tuple[int, ...], classes: int, dtype: torch.dtype, _settings: ModuleSettings) -> Objective:
-        given = copy.deepcopy(held).to(dtype)
-        made, whole = objective_over(given, layout_of(flat), record, choice, classes, 0, dtype, name)
+        made, whole = objective_over(
+            copy.deepcopy(held).to(dtype), layout_of(flat), record, choice, classes, 0, dtype, name
+        )
         return Started(made, whole)
 
     add_model(name, Model(ModuleSettings, flat_pixels, objective, regression=regression, several_labels=True))

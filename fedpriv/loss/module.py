@@ -131,8 +131,7 @@ class ModuleObjective(OfModule):
             .to(weights.dtype)
             for name in points[0]
         ]
-        norm = torch.stack([upper_norm(part) for part in combined]).norm(dim=0)
-        clipped = clipping(formed(norm), weights, clip)
+        clipped = clipping(formed(torch.stack([upper_norm(part) for part in combined]).norm(dim=0)), weights, clip)
         return [clipped.only(part) for part in combined], clipped
 
     def _gradients(self, points: Sequence[dict[str, Tensor]], records: Records) -> list[dict[str, Tensor]]:
@@ -212,8 +211,7 @@ class ModuleObjective(OfModule):
         return False
 
     def _loss_of_one(self, parameters: dict[str, Tensor], features: Tensor, label: Tensor) -> Tensor:
-        outputs = self._call(parameters, features.unsqueeze(0))
-        return self.loss.value(outputs, label.unsqueeze(0)).squeeze(0)
+        return self.loss.value(self._call(parameters, features.unsqueeze(0)), label.unsqueeze(0)).squeeze(0)
 
     def outputs(self, point: Tensor, records: Records) -> Tensor:
         """See `Objective`; the layers' values exist for at most `_BLOCK_VALUES` of features at a time.

@@ -138,8 +138,7 @@ class Transformer(nn.Module):
         self.words, self.last = nn.Embedding(words, width), nn.Linear(width, outputs)
         layer = nn.TransformerEncoderLayer(width, heads, 2 * width, dropout=0.0, batch_first=True, norm_first=True)
         self.blocks = nn.TransformerEncoder(layer, blocks, enable_nested_tensor=False)
-        steps = torch.arange(0, width, 2) / width
-        angles = torch.arange(length).unsqueeze(1) / 100.0**steps
+        angles = torch.arange(length).unsqueeze(1) / 100.0 ** (torch.arange(0, width, 2) / width)
         self.register_buffer("places", torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1) / width**0.5)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -153,6 +152,4 @@ def adapted(_pixels: int, classes: int, train: Literal["lora", "head", "all"], r
     head = str(len(network) - 1)
     if train == "all":
         return network
-    if train == "head":
-        return freeze(network, except_=(head,))
-    return lora(network, rank, train=(head,))
+    return freeze(network, except_=(head,)) if train == "head" else lora(network, rank, train=(head,))

@@ -150,8 +150,9 @@ class RidgeStatistics(Deterministic):
 
     def evaluate(self, point: Tensor, records: Records) -> Evaluation:
         outputs = self.outputs(point, records)
-        mean = self.loss.value(outputs, records.labels).mean(-1)
-        return Evaluation(mean, self.loss.accuracy(outputs, records.labels))
+        return Evaluation(
+            self.loss.value(outputs, records.labels).mean(-1), self.loss.accuracy(outputs, records.labels)
+        )
 
     def coefficients(self, point: Tensor, published: "Published") -> "list[Coefficient]":
         """Every weight with its interval of 95 %.

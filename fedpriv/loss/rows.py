@@ -161,8 +161,7 @@ class ColumnMoments(LinearScore):
 
     def evaluate(self, point: Tensor, records: Records) -> Evaluation:
         """The mean loss, 0 without records: a server that has no test records has nothing to evaluate."""
-        mean = records.features.sum(-2) / max(1, records.features.shape[-2])
-        return Evaluation(-(mean * point).sum(-1), None)
+        return Evaluation(-((records.features.sum(-2) / max(1, records.features.shape[-2])) * point).sum(-1), None)
 
 
 def column_moments(
@@ -198,9 +197,7 @@ class ImportedSettings(ModuleSettings):
 
     @property
     def regression(self) -> bool:
-        if self.real is not None:
-            return self.real
-        return self.loss in LOSSES and LOSSES[self.loss].classes is False
+        return self.real if self.real is not None else self.loss in LOSSES and LOSSES[self.loss].classes is False
 
     @property
     def survival(self) -> bool:
@@ -212,8 +209,12 @@ class ImportedSettings(ModuleSettings):
 
     def choice(self) -> Choice:
         """The loss; InputError if there is none such."""
-        function = imported(self.loss, "model.loss") if self.code else None
-        return Choice(self.loss, function, self.class_weights, self.label_smoothing)
+        return Choice(
+            self.loss,
+            imported(self.loss, "model.loss") if self.code else None,
+            self.class_weights,
+            self.label_smoothing,
+        )
 
 
 def model_at(path: str) -> Model:
@@ -229,8 +230,9 @@ def model_at(path: str) -> Model:
         if settings.group_norm:
             module = with_group_norm(module)
         without = load_constants(module, settings.weights, path)
-        record = settings.shape or (layout.width,)
-        made, whole = objective_over(module, layout, record, choice, classes, settings.initial_seed, dtype, path)
+        made, whole = objective_over(
+            module, layout, settings.shape or (layout.width,), choice, classes, settings.initial_seed, dtype, path
+        )
         if settings.weights is None:
             return made
         (inside,) = (name for name, layer in whole.named_modules() if layer is module)

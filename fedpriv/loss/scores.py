@@ -118,9 +118,7 @@ def mae(outputs: Tensor, labels: Tensor) -> Tensor:
 
 def logits_of(outputs: Tensor) -> Tensor:
     """(..., n, classes): one logit is that of class 1 against 0."""
-    if outputs.shape[-1] > 1:
-        return outputs
-    return torch.cat([torch.zeros_like(outputs), outputs], dim=-1)
+    return outputs if outputs.shape[-1] > 1 else torch.cat([torch.zeros_like(outputs), outputs], dim=-1)
 
 
 def _one_class(labels: Tensor) -> str | None:
@@ -259,8 +257,7 @@ class SummedScores(View):
         return points * self.base.dimension
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        each = self.contributions(query.points[0], batch.records)
-        total = (each * batch.weights.double().unsqueeze(-1)).sum(-2)
+        total = (self.contributions(query.points[0], batch.records) * batch.weights.double().unsqueeze(-1)).sum(-2)
         return Increment(total, total.new_zeros(total.shape[:-1]))
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:

@@ -120,8 +120,7 @@ def for_vmap(module: nn.Module) -> nn.Module:
     """
     if not any(type(layer) in _INSTEAD or isinstance(layer, _ATTENTION) for layer in module.modules()):
         return module
-    shared = {id(values): values for values in (*module.parameters(), *module.buffers())}
-    copied = copy.deepcopy(module, shared)
+    copied = copy.deepcopy(module, {id(values): values for values in (*module.parameters(), *module.buffers())})
     for layer in copied.modules():
         if type(layer) in _INSTEAD:
             layer.__class__ = _INSTEAD[type(layer)]

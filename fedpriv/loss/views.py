@@ -160,8 +160,7 @@ class QuantileClip(View):
         norm = torch.linalg.vector_norm(moved, dim=-1, keepdim=True)
         fits, there = norm <= limit, (weights > 0.0).any(-1, keepdim=True)
         told = torch.where(fits, self.weight / 2.0, -self.weight / 2.0).to(moved.dtype) * there
-        vector = moved / torch.maximum(norm, limit)
-        return Increment(torch.cat([vector, told], dim=-1), ~fits.squeeze(-1))
+        return Increment(torch.cat([moved / torch.maximum(norm, limit), told], dim=-1), ~fits.squeeze(-1))
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
         """InputError: the bit is a unit's; ask `PerUnit`."""
@@ -316,8 +315,7 @@ class LocalTraining(View):
         for _ in range(self.epochs):
             for start, count in _spans(own.labels.shape[-1], self.batch):
                 here = present.narrow(-1, start, count)
-                mean = here / here.sum(-1, keepdim=True).clamp(min=1.0)
-                batch = Batch(_part(own, start, count), mean)
+                batch = Batch(_part(own, start, count), here / here.sum(-1, keepdim=True).clamp(min=1.0))
                 model = model - self.step * self.base.increment(Query((model,)), batch, UNCLIPPED).total
         return model
 

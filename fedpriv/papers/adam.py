@@ -68,8 +68,9 @@ class CorrectedAdam:
         seen = second / (1.0 - self.second_decay**current.t) - (self.noise_std / current.scale) ** 2
         floor = torch.as_tensor(self.floor, dtype=seen.dtype, device=seen.device)
         direction = first / (1.0 - self.first_decay**current.t) / torch.maximum(seen.clamp(min=0.0).sqrt(), floor)
-        iterate = state.iterate - self.step * (direction + self.weight_decay * state.iterate)
-        return AdamState(iterate, first, second)
+        return AdamState(
+            state.iterate - self.step * (direction + self.weight_decay * state.iterate), first, second
+        )
 
     def output(self, state: AdamState) -> Tensor:
         return state.iterate
@@ -112,10 +113,10 @@ _SMALLEST = 1e-8
 def _adam(settings: AdamSettings, problem: Problem, noise_std: float, weight_decay: float) -> Optimizer:
     floor = max(noise_std, _SMALLEST) if settings.floor is None else settings.floor
     subtracted = noise_std if settings.bias == "corrected" else 0.0
-    server = CorrectedAdam(
-        settings.step, settings.first_decay, settings.second_decay, subtracted, floor, weight_decay
+    return settings.stepping(
+        CorrectedAdam(settings.step, settings.first_decay, settings.second_decay, subtracted, floor, weight_decay),
+        problem,
     )
-    return settings.stepping(server, problem)
 
 
 _TANG = "Tang, Shpilevskiy & Lécuyer, DP-AdamBC: Your DP-Adam Is Actually DP-SGD (AAAI 2024)"

@@ -347,8 +347,9 @@ class ScheduledSteps:
 
     def update(self, state: Any, released: Tensor, current: Round) -> Any:
         step = self.inner.step * self.factors[current.t - 1]
-        now = cast(Stepping, dataclasses.replace(cast(Any, self.inner), step=step))
-        return now.update(state, released, current)
+        return cast(Stepping, dataclasses.replace(cast(Any, self.inner), step=step)).update(
+            state, released, current
+        )
 
     def output(self, state: Any) -> Tensor:
         return self.inner.output(state)

@@ -102,8 +102,9 @@ class NesterovCoupling:
         mirror = project_to_ball(state.mirror - self.weights.at(current.t) * step, self.radius)
         output = project_to_ball(state.ask - step, self.radius)
         following = current.t + 1
-        share = self.weights.at(following) / self.weights.total(following)
-        return NesterovState(output.lerp(mirror, share), mirror, output)
+        return NesterovState(
+            output.lerp(mirror, self.weights.at(following) / self.weights.total(following)), mirror, output
+        )
 
     def output(self, state: NesterovState) -> Tensor:
         return state.output
@@ -176,8 +177,7 @@ class AcceleratedParameters:
         The paper's Theorems 3 and 15 say it up to constants and logarithms; this is `accelerated`.
         """
         rounds = self.whole_rounds
-        nodes = np.array([t.bit_count() for t in range(1, rounds + 1)])
-        stds = self.sigma * np.sqrt(nodes)
+        stds = self.sigma * np.sqrt(np.array([t.bit_count() for t in range(1, rounds + 1)]))
         released = ReleaseNumbers(self.whole_batch, self.problem.dimension, np.full(rounds, self.clip), stds)
         return accelerated(released.of_sums, self.radius, self.problem.smoothness, self.beta).value
 
@@ -366,8 +366,7 @@ def _recursive(settings: AcceleratedSettings, problem: Problem) -> RecursiveGrad
     clip, _ = settings.numbers(problem)
     most = levels(problem.rounds)
     balanced = settings.first_clip == "balanced" and settings.mechanism == "tree" and most > 1
-    first = math.sqrt((most - 1) / most) if balanced else 1.0
-    return RecursiveGradient(clip=clip, first_clip=first * clip)
+    return RecursiveGradient(clip=clip, first_clip=(math.sqrt((most - 1) / most) if balanced else 1.0) * clip)
 
 
 ACCELERATED_DP_SRGD = Algorithm(
@@ -404,8 +403,12 @@ def _unaccelerated_risk(
     """Of the average: sums are divided by their t, and so are their errors."""
     if settings.output != "average":
         return None
-    errors = released.of_sums / np.arange(1.0, problem.rounds + 1.0)
-    return projected(errors, settings.radius, problem.smoothness, 1.0 / settings.numbers(problem)[1])
+    return projected(
+        released.of_sums / np.arange(1.0, problem.rounds + 1.0),
+        settings.radius,
+        problem.smoothness,
+        1.0 / settings.numbers(problem)[1],
+    )
 
 
 UNACCELERATED_DP_SRGD = Algorithm(

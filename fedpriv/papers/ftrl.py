@@ -51,8 +51,9 @@ class FollowTheRegularizedLeader:
 
     def update(self, state: LeaderState, released: Tensor, current: Round) -> LeaderState:
         velocity = self.momentum * state.velocity + released / current.scale
-        iterate = project_to_ball(stepped(state.initial, self.step, velocity), self.radius)
-        return LeaderState(state.initial, velocity, iterate)
+        return LeaderState(
+            state.initial, velocity, project_to_ball(stepped(state.initial, self.step, velocity), self.radius)
+        )
 
     def output(self, state: LeaderState) -> Tensor:
         return state.iterate

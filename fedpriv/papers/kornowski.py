@@ -141,8 +141,7 @@ class O2NC:
         window, t = self.choices.window, current.t
         window_sum, published = state.window_sum + state.ask, state.published
         if t % window == 0:
-            chosen = self.choices.publishes(t // window, released)
-            published = torch.where(chosen, window_sum / window, published)
+            published = torch.where(self.choices.publishes(t // window, released), window_sum / window, published)
             window_sum = torch.zeros_like(window_sum)
         iterate = state.iterate + state.move
         move = project_to_ball(stepped(state.move, self.step / current.scale, released), self.radius)
@@ -334,8 +333,11 @@ def _o2nc(settings: GoldsteinSettings, problem: Problem, error: float) -> O2NC:
         raise InputError(f"algorithm.window: {window} rounds are averaged, and the run has {problem.rounds}")
     if step == "theorem":
         step = settings.radius / ((settings.anchor_clip + error) * math.sqrt(window))
-    choices = PublicChoices((problem.seed,), problem.rounds, window, last=settings.output == "last")
-    return O2NC(step, settings.radius, choices)
+    return O2NC(
+        step,
+        settings.radius,
+        PublicChoices((problem.seed,), problem.rounds, window, last=settings.output == "last"),
+    )
 
 
 def _smoothed(settings: GoldsteinSettings, problem: Problem, objective: Objective) -> Smoothed:

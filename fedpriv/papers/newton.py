@@ -185,16 +185,14 @@ class GradientAndHessian(View):
             )
         size, penalty = self.parameters, self.penalty / counted
         weights = point[:size].double().numpy()
-        whole = matrix(point[size:] / counted, size).numpy()
-        values, vectors = np.linalg.eigh(whole)
+        values, vectors = np.linalg.eigh(matrix(point[size:] / counted, size).numpy())
         held = (vectors * values.clip(0.0)) @ vectors.T
         inverse, eye = np.linalg.inv(held + penalty * np.eye(size)), np.eye(size)
         gradient, curvature = (std / counted) ** 2, (std / counted / self.kappa) ** 2
         moment, later = np.outer(weights, weights), np.zeros((size, size))
         for t in range(1, rounds + 1):
             spread = curvature * (2.0 * (2.0 * t + 1.0)) / (3.0 * t * (t + 1.0))  # Σ s² / (Σ s)², s = 1 … t
-            within = gradient * eye + spread / 2.0 * (np.trace(moment) * eye + moment)
-            step = inverse @ within @ inverse
+            step = inverse @ (gradient * eye + spread / 2.0 * (np.trace(moment) * eye + moment)) @ inverse
             later = later + step if t > 1 else later
             moment = step if t <= 2 else later / (t - 1) ** 2
         return intervals(weights, moment + inverse @ (held / records) @ inverse)
@@ -223,8 +221,9 @@ class NoisyNewton:
         values, vectors = torch.linalg.eigh(matrix(pooled, size))
         slope = mean[..., :size].double() + self.penalty * x
         along = (vectors.mT @ slope.unsqueeze(-1)).squeeze(-1) / (values.clamp(min=0.0) + self.penalty)
-        step = (vectors @ along.unsqueeze(-1)).squeeze(-1)
-        return torch.cat([(x - step / max(1, t - 1)).to(state.dtype), pooled], -1)
+        return torch.cat(
+            [(x - (vectors @ along.unsqueeze(-1)).squeeze(-1) / max(1, t - 1)).to(state.dtype), pooled], -1
+        )
 
     def output(self, state: Tensor) -> Tensor:
         return state
@@ -257,8 +256,9 @@ def _with_hessian(settings: NewtonSettings, objective: Objective) -> GradientAnd
             f"algorithm.name = 'noisy-newton': is for at most {MOST} parameters, and the model has "
             f"{objective.dimension}; take 'dp-sgd'"
         )
-    kappa = _kappa(settings)
-    return GradientAndHessian(objective, settings.clip, settings.curvature_clip, kappa, settings.penalty)
+    return GradientAndHessian(
+        objective, settings.clip, settings.curvature_clip, _kappa(settings), settings.penalty
+    )
 
 
 NOISY_NEWTON = Algorithm(

@@ -50,8 +50,7 @@ def by_advanced_composition(
     _check(examples, rounds, epsilon, delta, lipschitz)
     log_term = math.log(2.0 / delta)
     smallest = examples * epsilon / (4.0 * math.sqrt(2.0 * rounds * log_term))
-    batch = _whole(smallest)
-    composed = math.log(2.5 * rounds * batch / (delta * examples))
+    composed = math.log(2.5 * rounds * _whole(smallest) / (delta * examples))
     if composed <= 0.0:
         raise InputError(f"delta = {delta}: advanced composition needs delta below 2.5 R K / n")
     sigma = 16.0 * lipschitz * math.sqrt(rounds * composed * log_term) / (examples * epsilon)

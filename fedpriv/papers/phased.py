@@ -108,8 +108,9 @@ class PhasedSGD:
         phase = self.phases.phase(current.t)
         move = self.step * shrink_of_phase(phase) * released / current.scale
         if self.phases.place(current.t) is not None:
-            iterate = project_to_ball(state.iterate - move, self.radius)
-            return PhasedState(state.start, iterate, state.total + state.iterate)
+            return PhasedState(
+                state.start, project_to_ball(state.iterate - move, self.radius), state.total + state.iterate
+            )
         average = state.total / self.phases.lengths[phase - 1]
         start = project_to_ball(average - move, self.radius)
         return PhasedState(start, start, torch.zeros_like(start))
@@ -163,8 +164,7 @@ def _phases(problem: Problem) -> Phases:
 
 def _phase_ends(settings: PhasedSettings, problem: Problem, _workload: Workload) -> PhaseEnds:
     """Noise in the empty round that ends a phase, by contraction."""
-    first = settings.step * shrink_of_phase(1)
-    return PhaseEnds(_phases(problem), first, problem.smoothness, problem.lipschitz)
+    return PhaseEnds(_phases(problem), settings.step * shrink_of_phase(1), problem.smoothness, problem.lipschitz)
 
 
 def _phased_clip(settings: PhasedSettings, problem: Problem) -> float:

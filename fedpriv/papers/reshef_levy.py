@@ -119,14 +119,15 @@ def mu2_parameters(problem: Problem, mu: float, diameter: float, trusted: bool) 
     for name in ("dimension", "lipschitz", "smoothness"):
         check_positive(name, float(getattr(problem, name)))
     clip = problem.lipschitz + 2.0 * problem.smoothness * diameter
-    share = 1.0 / silos if trusted else 1.0 / math.sqrt(silos)
-    noise = noise_for(mu, moved_by(problem.relation, share, clip * math.sqrt(rounds)))
+    noise = noise_for(
+        mu,
+        moved_by(problem.relation, 1.0 / silos if trusted else 1.0 / math.sqrt(silos), clip * math.sqrt(rounds)),
+    )
     smooth = 1.0 / (4.0 * problem.smoothness * rounds)
     step = min(diameter / (noise * math.sqrt(rounds * problem.dimension)), smooth)
     private = noise * math.sqrt(problem.dimension) / rounds**1.5
     sampling = clip / math.sqrt(rounds * silos)
-    risk = 4.0 * diameter * (clip / rounds + private + sampling)
-    return Mu2Parameters(rounds, clip, noise, step, risk)
+    return Mu2Parameters(rounds, clip, noise, step, 4.0 * diameter * (clip / rounds + private + sampling))
 
 
 class Mu2Settings(NoiseSettings):
@@ -195,8 +196,7 @@ def _prescription(name: str, trusted: bool, settings: Mu2Settings, problem: Prob
             f"{name} needs a guarantee, and a loss that is convex, with a known slope and smoothness, in the "
             f"ball of diameter {settings.diameter:g}"
         )
-    mu = mu_of(problem.epsilon, problem.delta)
-    asked = mu2_parameters(problem, mu, settings.diameter, trusted)
+    asked = mu2_parameters(problem, mu_of(problem.epsilon, problem.delta), settings.diameter, trusted)
     numbers = {
         "rounds": float(asked.rounds),
         "batch": float(problem.silos),

@@ -90,8 +90,9 @@ class NormalizedSGD:
         wide = released.double()
         norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         iterate = _moved(state.iterate, wide / norm.where(norm > 0.0, 1.0), self.step)
-        before_output = torch.as_tensor(current.t < self.output_round)
-        return NormalizedState(iterate, torch.where(before_output, iterate, state.chosen))
+        return NormalizedState(
+            iterate, torch.where(torch.as_tensor(current.t < self.output_round), iterate, state.chosen)
+        )
 
     def output(self, state: NormalizedState) -> Tensor:
         return state.chosen
@@ -191,8 +192,7 @@ def tree_gradient_bound(
     `gap` is F(w_1) - inf F.
     """
     rounds = tree_parameters(records, dimension, epsilon, delta).rounds
-    log = _log(epsilon, delta)
-    spread, depth = math.sqrt(dimension * log), math.log2(rounds)
+    spread, depth = math.sqrt(dimension * _log(epsilon, delta)), math.log2(rounds)
     return (
         (1.5 * gap + 12.0 * smoothness + 48.0 * lipschitz) * math.sqrt(depth * spread / (epsilon * records))
         + 6.0 * lipschitz / math.sqrt(records)
@@ -257,8 +257,7 @@ def _sigma_mu(problem: Problem, reduced: bool) -> float:
     """σμ: the theorem's noise multiplier for this (ε, δ), times the GDP parameter that is the same guarantee."""
     if problem.epsilon is None:
         return 0.0
-    sigma = simple_noise_multiplier(problem.epsilon, problem.delta, reduced)
-    return sigma * mu_of(problem.epsilon, problem.delta)
+    return simple_noise_multiplier(problem.epsilon, problem.delta, reduced) * mu_of(problem.epsilon, problem.delta)
 
 
 class MomentumTreeSettings(MomentumSettings, NoiseSettings):
@@ -283,8 +282,9 @@ def _tree(settings: MomentumTreeSettings, problem: Problem, workload: Workload) 
 
 def _theorem_6(settings: MomentumSettings, problem: Problem) -> tuple[Prescription, ...]:
     """With its bound on E‖∇F(w_U)‖ where G, L and what the loss can fall by are known."""
-    formula = partial(tree_parameters, problem.records, problem.dimension, delta=problem.delta)
-    asked = _prescription("Theorem 6", problem, formula)
+    asked = _prescription(
+        "Theorem 6", problem, partial(tree_parameters, problem.records, problem.dimension, delta=problem.delta)
+    )
     known = (problem.gap, settings.clip_for(problem), problem.smoothness)
     if asked.refusal is not None or problem.epsilon is None or not all(map(math.isfinite, known)):
         return (asked,)

@@ -101,8 +101,7 @@ def _probed(stream: _Published, rounds: int, factor: float) -> Floats:
     """Query and output after each of the first rounds, for inputs that are `factor` times fixed ones; (t, 2)."""
     state, answers = stream.start(2), []
     for t in range(1, rounds + 1):
-        given = torch.full((2, 1), factor * (-1.0) ** t / t, dtype=torch.float64)
-        state, answer = stream.advance(state, t, given)
+        state, answer = stream.advance(state, t, torch.full((2, 1), factor * (-1.0) ** t / t, dtype=torch.float64))
         answers.append(answer[:, 0].numpy())
     return np.array(answers)
 
@@ -209,13 +208,17 @@ def _fit(asked: str, cell: Cell) -> Fitted:
     with torch.inference_mode(False):  # in which Flower's apps ask; a response is read off by a backward pass
         cost = noise_cost_of(*response_and_workload(cell.algorithm.row, settings, cell.schedule))
         best = fit(cost, settings.mechanism, settings, scalable=settings.late_clip == "same")
-    found = {"mechanism": best.mechanism.name, **best.mechanism.options()}
-    return Fitted(asked, found, best.name, best.vectors, time.perf_counter() - started)
+    return Fitted(
+        asked,
+        {"mechanism": best.mechanism.name, **best.mechanism.options()},
+        best.name,
+        best.vectors,
+        time.perf_counter() - started,
+    )
 
 
 def _with_numbers(cell: Cell, fit: Fitted) -> Cell:
-    section = cell.algorithm
-    given = {key: value for key, value in section.model_dump().items() if key not in _REPLACED}
+    given = {key: value for key, value in cell.algorithm.model_dump().items() if key not in _REPLACED}
     algorithm = AlgorithmSection.model_validate(given | dict(fit.found))
     _ = algorithm.settings
     return cell.model_copy(update={"algorithm": algorithm})
@@ -404,8 +407,7 @@ def grid_for(share: float, digits: int, largest: float) -> Grid:
 def lattice_of(cell: Cell, schedule: Participation, estimator: Estimator, noise: Noise) -> Grid:
     """The lattice for sums of masked messages; InputError for sums that do not fit."""
     share = min(source.weight * float(source.std) for source in noise.sources)
-    digits = np.finfo(cell.run.dtype).nmant + 1
-    return grid_for(share, digits, largest_sum(schedule, estimator))
+    return grid_for(share, np.finfo(cell.run.dtype).nmant + 1, largest_sum(schedule, estimator))
 
 
 def workload_of(estimator: Estimator, schedule: Participation) -> Workload:
@@ -453,7 +455,13 @@ def float_noise_of(
     mus = None
     if cell.privacy.shares:
         mus = [schedule.charged(sums, each, delta) for each in cell.targets or ()]
-    mu = schedule.charged(sums, target, delta)
     return cell.algorithm.trust_setting.noise(
-        distance, cell.batch_sizes, weights, relation, mu, cell.privacy.protected, apart, mus
+        distance,
+        cell.batch_sizes,
+        weights,
+        relation,
+        schedule.charged(sums, target, delta),
+        cell.privacy.protected,
+        apart,
+        mus,
     )

@@ -84,8 +84,7 @@ def first_step_of(cell: Cell) -> Cell | None:
 def scaled(cell: Cell, scaling: Scaling) -> Cell:
     """The cell with what its first step gave; its budget is the one that it was given with the whole run."""
     assert cell.data.scale is not None
-    given = {"means": scaling.means, "deviations": scaling.deviations}
-    scale = cell.data.scale.model_copy(update=given)
+    scale = cell.data.scale.model_copy(update={"means": scaling.means, "deviations": scaling.deviations})
     return cell.model_copy(update={"data": cell.data.model_copy(update={"scale": scale})})
 
 
@@ -225,7 +224,6 @@ def evaluation_cell(cell: Cell) -> Cell:
     count = evaluations_of(cell)
     trust = TRUSTED if cell.algorithm.trust_setting.draws(SERVER) else UNTRUSTED
     target = {"mode": "none"} if asked.mu is None else {"mu": asked.mu}
-    run = cell.run if asked.mu is not None else cell.run.model_copy(update={"arithmetic": "float"})
     return cell.derived(
         PrivacySection.model_validate({"relation": cell.privacy.relation, "delta": cell.privacy.delta, **target}),
         FederationSection(silos=silos, rounds=count, epochs=count, batches=asked.of_silos(silos)),
@@ -237,7 +235,7 @@ def evaluation_cell(cell: Cell) -> Cell:
                 "step": 1.0,
             }
         ),
-        run=run,
+        run=cell.run if asked.mu is not None else cell.run.model_copy(update={"arithmetic": "float"}),
     )
 
 
@@ -254,8 +252,12 @@ def evaluation_plan_of(cell: Cell, objective: Objective, *, released: bool = Fal
     if (curves := cell.evaluation.curves) is not None:
         scores = curves.scores_beside(scores, schema, cell.model.settings, scaled=cell.data.scaling is not None)
     plan = replace(plan_of(evaluation_cell(cell), scores, released=released), model_length=objective.dimension)
-    counted = 1.0 if schema is None else schema.counted_share(tests=tests)
-    return EvaluationPlan(plan, scores, _names(cell) if cell.run.per_silo else (), counted)
+    return EvaluationPlan(
+        plan,
+        scores,
+        _names(cell) if cell.run.per_silo else (),
+        1.0 if schema is None else schema.counted_share(tests=tests),
+    )
 
 
 def _names(cell: Cell) -> tuple[str, ...]:

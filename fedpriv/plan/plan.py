@@ -164,9 +164,8 @@ class Plan:
             message_dtype = torch.int64 if exact else torch.float64
         else:
             message_dtype = self.dtype
-        length = self.objective.dimension if self.model_length is None else self.model_length
         derived = {
-            "query_length": length,
+            "query_length": self.objective.dimension if self.model_length is None else self.model_length,
             "masked": masked,
             "max_batches": max(map(self.schedule.most_batches, range(1, self.schedule.rounds + 1))),
             "takes_slots": getattr(type(self.objective), "at", None) is not Deterministic.at,
@@ -182,21 +181,19 @@ class Plan:
     def _planned_rounds(self) -> Iterator[PlannedRound]:
         schedule, exact, length = self.schedule, self.integers, self.objective.dimension
         steps = rounds_of(self.estimator, schedule.rounds)
-        decays = [*(step.decay for step in steps[1:]), 0.0]
-        for step, next_decay in zip(steps, decays, strict=True):
+        for step, next_decay in zip(steps, [*(step.decay for step in steps[1:]), 0.0], strict=True):
             t, batches = step.t, max(1, schedule.expected_batches(step.t))
             on_lattice = None if exact is None else exact.planned_round(t, batches)
             vectors = self.mechanism.draws(t)
             assert on_lattice is None or len(on_lattice.norms) == (vectors or 1)
             stored = length * (len(on_lattice.norms) if on_lattice is not None and self.integers_at_server else 1)
-            width = exact.run.word // 8 if exact is not None and self.masked else 1
             yield PlannedRound(
                 step,
                 next_decay,
                 schedule.batches(t) if isinstance(schedule, PublicOrder) else None,
                 batches,
                 vectors,
-                stored * width,
+                stored * (exact.run.word // 8 if exact is not None and self.masked else 1),
                 stored,
                 on_lattice,
             )
@@ -228,8 +225,9 @@ class Plan:
     def beside(self) -> int:
         """Values that exist at a time beside increments, of one replicate in the round that has the most."""
         rows = sum(map(self.most_held, range(len(self.batch_sizes))))
-        asked = {planned.step.gradients for planned in self.rounds}
-        return max(self.objective.beside(points, rows) for points in asked)
+        return max(
+            self.objective.beside(points, rows) for points in {planned.step.gradients for planned in self.rounds}
+        )
 
 
 def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan:
@@ -270,7 +268,6 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
             check_sums(noise, largest_sum(schedule, estimator), mechanism.fresh_std or 1.0)
             if trust.masked:
                 grid = lattice_of(cell, schedule, estimator, noise)
-    optimizer = row.optimizer(settings, problem, noise.std_in_mean)
     return Plan(
         schedule,
         batch_sizes,
@@ -278,7 +275,7 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
         estimator,
         mechanism,
         noise,
-        optimizer,
+        row.optimizer(settings, problem, noise.std_in_mean),
         relation,
         looked_at,
         trust,
@@ -390,8 +387,12 @@ def excess_risk_bound(cell: Cell, plan: Plan) -> Bound | None:
     rounds = range(1, schedule.rounds + 1)
     clips = np.array([float(plan.estimator.round(t).clip) / max(1, schedule.expected_batches(t)) for t in rounds])
     workload = Workload(schedule, plan.estimator.decay, clips, plan.estimator.period)
-    stds = plan.noise.std_in_mean * np.sqrt(plan.mechanism.variance(workload))
-    released = ReleaseNumbers(problem.batch, problem.dimension, clips, stds)
+    released = ReleaseNumbers(
+        problem.batch,
+        problem.dimension,
+        clips,
+        plan.noise.std_in_mean * np.sqrt(plan.mechanism.variance(workload)),
+    )
     return cell.algorithm.row.excess_risk(cell.algorithm.settings, problem, released)
 
 

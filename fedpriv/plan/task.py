@@ -146,8 +146,15 @@ class ModelInputs:
     @staticmethod
     def of(cell: Cell) -> "ModelInputs":
         data, algorithm = cell.data, cell.algorithm
-        asked = None if algorithm.row.model is None else (algorithm.name, algorithm.settings)
-        return ModelInputs(data.name, cell.model, cell.run.dtype, data.table, data.scaling, data.redrawn, asked)
+        return ModelInputs(
+            data.name,
+            cell.model,
+            cell.run.dtype,
+            data.table,
+            data.scaling,
+            data.redrawn,
+            None if algorithm.row.model is None else (algorithm.name, algorithm.settings),
+        )
 
     def features(self, images: NDArray[Any]) -> Tensor:
         """Scale columns by what a first step gave, then apply the model's own map, record by record."""
@@ -187,8 +194,7 @@ def _public_task_of(inputs: ModelInputs) -> PublicTask:
     """The public part of a task, loaded on first use."""
     inputs.model.row.check_data(inputs.model.name, inputs.data)
     part = load_test(inputs.data, table=inputs.table)
-    records = inputs.records(part.images, part.labels)
-    test, silos = silo_by_silo(records, part.sites)
+    test, silos = silo_by_silo(inputs.records(part.images, part.labels), part.sites)
     layout = inputs.layout(part.images, part.labels, part.classes)
     return PublicTask(
         inputs.objective(layout, part.classes), test, silos=silos, unit=part.unit, labels=layout.labels
@@ -216,16 +222,21 @@ def task_of_schema(cell: Cell, schema: TableSchema) -> PublicTask:
     width = len(schema.raw) if cell.model.row.of_cells else schema.width
     image, label = np.zeros((1, width)), np.zeros(1, np.int64)
     one, layout = inputs.records(image, label), inputs.layout(image, label, schema.class_count)
-    nothing = Records(one.features[:0], one.labels[:0])
-    return PublicTask(inputs.objective(layout, schema.class_count), nothing, unit=schema.unit)
+    return PublicTask(
+        inputs.objective(layout, schema.class_count), Records(one.features[:0], one.labels[:0]), unit=schema.unit
+    )
 
 
 @lru_cache(maxsize=2)
 def task_of(inputs: ModelInputs, validation: int | None = None) -> Task:
     """The task, loaded on first use; the cache holds what is never written to."""
     data, model = inputs.data, inputs.model
-    dtype = inputs.dtype if inputs.scaling is None else "float64"
-    dataset = load(data, table=inputs.table, cells=model.row.of_cells, dtype=dtype)
+    dataset = load(
+        data,
+        table=inputs.table,
+        cells=model.row.of_cells,
+        dtype=inputs.dtype if inputs.scaling is None else "float64",
+    )
     split, share = inputs.redrawn
     dataset = dataset if split is None else resplit(dataset, split)
     dataset = dataset if share is None else spared(dataset, share)
@@ -281,8 +292,9 @@ def task_of_cell(cell: Cell) -> Task:
         task = task_of(inputs, validation)
     else:
         clients, data = cell.federation.clients, cell.data
-        pool = None if clients is None or data.partition == "iid" else (clients, data)
-        task = _by_units(unit, inputs, validation, pool)
+        task = _by_units(
+            unit, inputs, validation, None if clients is None or data.partition == "iid" else (clients, data)
+        )
     objective = _measured(task, cell)
     if cell.run.passes is not None:
         objective = short_passes(objective, task.train)
@@ -304,13 +316,16 @@ def _by_units(
         units = of_persons(task.persons, unit.records, counted(task.train.labels.numpy()))
     elif clients is not None and clients[0] * unit.records <= count:
         number, section = clients
-        sizes = [unit.records] * number
-        units = np.stack(_shares(section, task.train.labels.numpy(), sizes, _SAME_CLIENTS))
+        units = np.stack(_shares(section, task.train.labels.numpy(), [unit.records] * number, _SAME_CLIENTS))
     else:  # too many clients for the records are refused by `check_records`
         units = in_a_row(count, unit.records)
     whose = units[:, 0] if task.persons is None or unit.name != USER.name else roster(task.persons)[0]
-    sites = None if task.sites is None else task.sites[whose]
-    return dataclasses.replace(task, train=rows_of(task.train, units), units=units, sites=sites)
+    return dataclasses.replace(
+        task,
+        train=rows_of(task.train, units),
+        units=units,
+        sites=None if task.sites is None else task.sites[whose],
+    )
 
 
 def _measured(task: PublicTask, cell: Cell) -> Objective:
