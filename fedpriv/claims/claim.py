@@ -136,8 +136,11 @@ _FIGURES = ("mu", "zcdp", "epsilon", "epsilon_paper", "counted_mu")
 def _line(claim: PrivacyClaim[Guarantee], told: Sequence[Mapping[str, Any]], delta: float, server: str) -> str:
     """Say for whom, against which `server`, and how much of each figure, or from how much to how much."""
     values = {name: [facts[name] for facts in told if facts.get(name) is not None] for name in _FIGURES}
-    ranges = {name: epsilon_range if name == "epsilon" else upper_range for name in _FIGURES}
-    shown = {name: ranges[name](known) for name, known in values.items() if known}
+    shown = {
+        name: (epsilon_range if name == "epsilon" else upper_range)(known)
+        for name, known in values.items()
+        if known
+    }
     said = claim.guarantee.words(
         {**shown, "delta": delta_figure(delta)}, all(facts.get("attained") for facts in told)
     )
@@ -156,8 +159,7 @@ GUESSES = ((0.6, "strong"), (0.75, "moderate"), (0.95, "weak"), (1.0, "next to n
 
 def protection_word(mu: float) -> str:
     """A word for μ, by how often the best guess about one record is right."""
-    guess = best_guess(mu)
-    return next(word for most, word in GUESSES if guess <= most)
+    return next(word for most, word in GUESSES if best_guess(mu) <= most)
 
 
 def guess_sentence(unit: str, mus: Sequence[float]) -> str:
@@ -182,10 +184,6 @@ _FLOATS = (
 )
 
 
-def _of_several(claim: PrivacyClaim[Guarantee], delta: float) -> str:
-    return words_of_several(claim.guarantee, delta) if claim.unit.name == RECORD.name else ""
-
-
 def _counted(claim: PrivacyClaim[Guarantee], delta: float) -> str:
     charged, fewer = claim.guarantee.mu, claim.counted
     if charged is None or fewer is None:
@@ -208,7 +206,9 @@ _SENTENCES: dict[Style, Callable[[PrivacyClaim[Guarantee], float], str]] = {
     "figures": lambda claim, delta: figure_words({**claim.facts(delta), "delta": delta}),
     "arithmetic": lambda claim, _: _INTEGERS if claim.exact else _FLOATS,
     "counted": _counted,
-    "several": _of_several,
+    "several": lambda claim, delta: (
+        words_of_several(claim.guarantee, delta) if claim.unit.name == RECORD.name else ""
+    ),
 }
 
 
@@ -221,9 +221,11 @@ def claim_of(streams: Sequence["ReleaseStream"]) -> PrivacyClaim[Guarantee] | No
     steps that cannot be composed so.
     """
     by_step = {stream.step: [other for other in streams if other.step == stream.step] for stream in streams}
-    if len(by_step) > 1:
-        return _composed([_claim_of_step(each) for each in by_step.values()])
-    return _claim_of_step(streams)
+    return (
+        _composed([_claim_of_step(each) for each in by_step.values()])
+        if len(by_step) > 1
+        else _claim_of_step(streams)
+    )
 
 
 def _composed(claims: Sequence[PrivacyClaim[Guarantee] | None]) -> PrivacyClaim[Guarantee] | None:
@@ -332,10 +334,6 @@ def words_of_several(guarantee: Guarantee, delta: float) -> str:
     return f"One person's records together, in the run that protects least, at δ = {delta_figure(delta)}: {told}."
 
 
-_OTHERS = (
-    "Test records are other records than those that trained the model, with a figure of their own; a person who "
-    "has records of both kinds is protected by both together only."
-)
 _EXACT = (
     "The silos evaluated {times} on their own test records, and the server got exact sums. These metrics "
     "are its own: they are in this report, and whoever passes it on releases test records, for which nothing is "
@@ -345,8 +343,10 @@ _NOISY = (
     "The silos evaluated {times} on their own test records, and {who}: all evaluations together are "
     "{mu}-GDP for each test record ({epsilon}, {relation}). Metrics are "
     "noisy: accuracies by a standard deviation of {spread} where noise was added, losses by that times "
-    "evaluation.loss_bound, and they can leave their range. "
-) + _OTHERS
+    "evaluation.loss_bound, and they can leave their range. Test records are other records than those that "
+    "trained the model, with a figure of their own; a person who has records of both kinds is protected by both "
+    "together only."
+)
 
 
 def mu_of_tests(streams: Sequence["ReleaseStream"]) -> float | None:

@@ -142,9 +142,11 @@ class LedgerEntry:
     def _sections(self) -> "tuple[FederationSection, PrivacySection]":
         from fedpriv.scenario.sections import FederationSection, PrivacySection
 
-        scenario = self.record["scenario"]
-        federation, privacy = scenario["federation"], scenario["privacy"]
-        return FederationSection.model_validate(federation), PrivacySection.model_validate(privacy)
+        sections = self.record["scenario"]
+        return (
+            FederationSection.model_validate(sections["federation"]),
+            PrivacySection.model_validate(sections["privacy"]),
+        )
 
     def _differences_from_scenario(self) -> Iterator[str]:
         """Describe differences from the scenario, first those of the record and then those of its streams."""
@@ -155,9 +157,8 @@ class LedgerEntry:
             "delta": privacy.delta,
             "relation": privacy.relation,
             "unit": privacy.protected.words,
+            **({} if self.resolved is None else {"rounds": self.resolved.schedule.rounds}),
         }
-        if self.resolved is not None:
-            scenario_values["rounds"] = self.resolved.schedule.rounds
         for name, value in scenario_values.items():
             if (record_value := self.record[name]) != value:
                 yield f"{name} is {record_value!r:.60}, and the scenario gives {value!r:.60}"
@@ -178,7 +179,9 @@ class LedgerEntry:
             weights = [unit.in_silo(sizes[silo]) for silo in stream.silos] or [in_mean]
             if any(not _is_close(stream.per_record, weight) for weight in weights):
                 yield f"per_record of {stream.owner} is {stream.per_record:.6g}, by the scenario {weights[0]:.6g}"
-            if (clips := clips_of(cell)) is not None and not _clips_match(stream.clips, clips):
+            if (clips := clips_of(cell)) is not None and not (
+                len(stream.clips) == len(clips) and all(map(_is_close, stream.clips, clips))
+            ):
                 yield f"clips of {stream.owner} are not those of the scenario"
             if stream.apart < APART and stream.apart != (diameter := distance_of(cell)):
                 yield f"apart of {stream.owner} is {stream.apart:.6g}, and the scenario gives {diameter:.6g}"
@@ -245,29 +248,31 @@ class LedgerEntry:
     def _figures_match_claim(self) -> bool:
         """Whether relation, unit, zCDP and the paper's ε in the record are those of the claim."""
         record, figures = self.record, self._figures
-        if any(record[name] != figures[name] for name in ("relation", "unit") if name in figures):
-            return False
-        names = [name for name in ("zcdp", "epsilon_paper") if figures[name] is not None]
-        return all(_is_close(record[name], figures[name]) for name in names)
+        return all(record[name] == figures[name] for name in ("relation", "unit") if name in figures) and all(
+            _is_close(record[name], figures[name])
+            for name in ("zcdp", "epsilon_paper")
+            if figures[name] is not None
+        )
 
     def _streams_match_scenario(self) -> bool:
         """Whether the streams cover all rounds, silos and steps, released by the parties that add noise."""
         record, noisy = self.record, [stream for stream in self.streams if stream.std]
         first_steps = [stream for stream in self.streams if stream.step == FIRST_STEP]
         rounds = [stream for stream in self.streams if stream.step == ROUNDS]
-        if len(first_steps) + len(rounds) < len(self.streams):
-            return False
-        scale = record["scenario"]["data"].get("scale")
-        if bool(scale) != bool(first_steps) or not self._charges_whole_share(scale, first_steps):
+        scale, privacy = record["scenario"]["data"].get("scale"), record["scenario"]["privacy"]
+        if (
+            len(first_steps) + len(rounds) < len(self.streams)
+            or bool(scale) != bool(first_steps)
+            or not self._charges_whole_share(scale, first_steps)
+        ):
             return False
         own_steps = [stream for stream in first_steps if stream.owner != ELSEWHERE]
         for streams, count in ((own_steps, 1), (rounds, record["rounds"])):
-            if any(stream.schedule.rounds != count for stream in streams):
-                return False
             private = [stream for stream in streams if stream.std]
-            if private and not _cover_all_silos(private, self.trust, record["silos"]):
+            if any(stream.schedule.rounds != count for stream in streams) or (
+                private and not _cover_all_silos(private, self.trust, record["silos"])
+            ):
                 return False
-        privacy = record["scenario"]["privacy"]
         if privacy.get("shares") and not _promise_shares([stream for stream in rounds if stream.std], privacy):
             return False
         return all(
@@ -277,23 +282,21 @@ class LedgerEntry:
 
     def _charges_whole_share(self, scale: Mapping[str, Any] | None, first_steps: Sequence[ReleaseStream]) -> bool:
         """Whether a first step of another run, if there is one, is charged with its whole share of the claim."""
-        elsewhere = [stream for stream in first_steps if stream.owner == ELSEWHERE]
-        if not elsewhere:
+        if all(stream.owner != ELSEWHERE for stream in first_steps):
             return True
         if len(first_steps) > 1 or scale is None or self.claimed_mu is None:
             return False
-        return elsewhere[0].mu >= math.sqrt(scale.get("share", 1.0)) * self.claimed_mu * (1.0 - 1e-8)
+        return first_steps[0].mu >= math.sqrt(scale.get("share", 1.0)) * self.claimed_mu * (1.0 - 1e-8)
 
 
 def _cover_all_silos(streams: Sequence[ReleaseStream], trust: str, silos: int) -> bool:
     """Whether streams are the releases of all silos under this trust setting, each silo once."""
-    if trust == "secure-aggregation":
-        return [stream.owner for stream in streams] == [f"sum of silos 0-{silos - 1}"]
     if trust != "untrusted":
-        return [stream.owner for stream in streams] == ["server"]
-    if any(stream.silos.stop > silos for stream in streams):
-        return False
-    return sorted(silo for stream in streams for silo in stream.silos) == list(range(silos))
+        owner = f"sum of silos 0-{silos - 1}" if trust == "secure-aggregation" else "server"
+        return [stream.owner for stream in streams] == [owner]
+    return all(stream.silos.stop <= silos for stream in streams) and sorted(
+        silo for stream in streams for silo in stream.silos
+    ) == list(range(silos))
 
 
 def _promise_shares(streams: Sequence[ReleaseStream], section: Mapping[str, Any]) -> bool:
@@ -314,15 +317,13 @@ def _promise_shares(streams: Sequence[ReleaseStream], section: Mapping[str, Any]
     )
 
 
-def _clips_match(clips: Sequence[float], expected: Sequence[float]) -> bool:
-    return len(clips) == len(expected) and all(map(_is_close, clips, expected))
-
-
 def _is_close(claimed: float | None, recomputed: float | None) -> bool:
     """Whether two figures agree up to rounding, such as that of a Fourier transform over privacy losses."""
-    if claimed is None or recomputed is None:
-        return claimed is recomputed
-    return math.isclose(claimed, recomputed, rel_tol=1e-8)
+    return (
+        claimed is recomputed
+        if claimed is None or recomputed is None
+        else math.isclose(claimed, recomputed, rel_tol=1e-8)
+    )
 
 
 def _bounds_epsilon(claimed: float | None, recomputed: float | None, exact: bool) -> bool:
@@ -330,9 +331,11 @@ def _bounds_epsilon(claimed: float | None, recomputed: float | None, exact: bool
 
     Versions of this program bound sampled runs more or less closely, and a larger bound is still a bound.
     """
-    if exact or claimed is None or recomputed is None:
-        return _is_close(claimed, recomputed)
-    return recomputed * (1.0 - 1e-8) <= claimed <= recomputed * _MAX_RATIO
+    return (
+        _is_close(claimed, recomputed)
+        if exact or claimed is None or recomputed is None
+        else recomputed * (1.0 - 1e-8) <= claimed <= recomputed * _MAX_RATIO
+    )
 
 
 def entry_of(cell: Mapping[str, Any]) -> LedgerEntry:
@@ -359,10 +362,8 @@ def read_ledger(folder: Path) -> list[LedgerEntry]:
     """Read results.json in a run's folder, and cells.jsonl beside it.  InputError if one cannot be read."""
     path, newer_path = folder / "results.json", folder / "cells.jsonl"
     try:
-        cells: dict[int, Mapping[str, Any]] = {}
         tree = json.loads(path.read_text(encoding="utf-8"))
-        for cell in (*tree["cells"], *map(json.loads, whole_lines(newer_path))):
-            cells[cell["cell"]] = cell
+        cells = {cell["cell"]: cell for cell in (*tree["cells"], *map(json.loads, whole_lines(newer_path)))}
         check_copies(folder, tree.get("versions", {}), cells.values())
         return [entry_of(cell) for _, cell in sorted(cells.items())]
     except FileNotFoundError:
@@ -469,5 +470,4 @@ def _mus_of_worst_record(stream: ReleaseStream) -> list[float]:
     distance = moved_by(stream.relation, stream.per_record, 1.0, stream.apart)
     mus = distance * stream.workload.clips * blocks.norms / stream.std
     record_mus = [mus[first::epoch_rounds] for first in range(min(epoch_rounds, len(mus)))]
-    worst: list[float] = max(record_mus, key=lambda rounds: float(np.sum(rounds**2))).tolist()
-    return worst
+    return [float(mu) for mu in max(record_mus, key=lambda rounds: float(np.sum(rounds**2)))]

@@ -82,7 +82,8 @@ class ReleaseStream:
             return self.schedule.guarantee(self.sums, self.std)
         if self.schedule.secret:
             self.schedule.distance(self.sums)  # InputError where its rounds are no blocks, whoever wrote this
-        of_one, silos = self._claimed(self.integers).mu, self._silos_of_a_unit
+        # What a unit moves in each silo whose increments are summed adds up, and rounding with it.
+        of_one, silos = self._claimed(self.integers).mu, 1 if self.owner.startswith("silo") else self.unit.shared
         return self.schedule.promised(
             of_one if silos == 1 else math.nextafter(silos * of_one, math.inf), self.relation
         )
@@ -97,14 +98,6 @@ class ReleaseStream:
     def slack(self) -> float:
         """Up to which total variation an exact release's guarantee holds; 0 in real numbers."""
         return 0.0 if self.integers is None else self._claimed(self.integers).slack
-
-    @property
-    def _silos_of_a_unit(self) -> int:
-        """In how many of the silos whose increments this stream adds up one unit can have records.
-
-        What it moves in each adds up, and rounding with it: so many times what one silo's records move.
-        """
-        return 1 if self.owner.startswith("silo") else self.unit.shared
 
     def _claimed(self, integers: Integers) -> Claim:
         """For the records of a unit in one silo."""
@@ -135,8 +128,13 @@ class ReleaseStream:
 
         A distance below two clips has an allowance for rounding in it, a relative 2^-20, and is not attained.
         """
-        exact = self.integers is None and not self.schedule.secret and self.std > 0.0 and self.apart == APART
-        return exact and self.sums.certified.exact
+        return (
+            self.integers is None
+            and not self.schedule.secret
+            and self.std > 0.0
+            and self.apart == APART
+            and self.sums.certified.exact
+        )
 
     @property
     def counted(self) -> float:
@@ -255,9 +253,6 @@ def _stream(
 ) -> ReleaseStream:
     """`parties` is how many added the noise, and `party` one of them."""
     accounted, exact = plan.schedule.first(rounds), plan.integers
-    integers = None
-    if exact is not None and std:
-        integers = Integers(exact.lattice.exponent, exact.claim_of(party).sigma, exact.run.dimension, parties)
     return ReleaseStream(
         title,
         plan.mechanism,
@@ -269,7 +264,9 @@ def _stream(
         std,
         plan.estimator.period,
         plan.unit,
-        integers,
+        Integers(exact.lattice.exponent, exact.claim_of(party).sigma, exact.run.dimension, parties)
+        if exact is not None and std
+        else None,
         apart=plan.apart,
     )
 

@@ -10,7 +10,7 @@ computed the same numbers.  States are trees of tensors, numbers, tuples, named 
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -177,35 +177,29 @@ class Observers(RunObserver):
         self._places, self._observers = places, observers
 
     def fitted(self, fit: Fitted) -> None:
-        for observer in self._observers:
-            observer.fitted(fit)
+        self._tell(lambda observer: observer.fitted(fit))
 
     def advanced(self, rounds: int) -> None:
-        for observer in self._observers:
-            observer.advanced(rounds)
+        self._tell(lambda observer: observer.advanced(rounds))
 
     def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
-        for observer in self._observers:
-            observer.evaluated(self._places[place], t, metrics)
+        self._tell(lambda observer: observer.evaluated(self._places[place], t, metrics))
 
     def finished(self, place: int, finished: Finished) -> None:
-        for observer in self._observers:
-            observer.finished(self._places[place], finished)
+        self._tell(lambda observer: observer.finished(self._places[place], finished))
 
     def lost(self, worker: str, places: Sequence[int]) -> None:
-        for observer in self._observers:
-            observer.lost(worker, [self._places[place] for place in places])
+        self._tell(lambda observer: observer.lost(worker, [self._places[place] for place in places]))
 
     def noted(self, line: str) -> None:
-        for observer in self._observers:
-            observer.noted(line)
+        self._tell(lambda observer: observer.noted(line))
 
     def failed(self, error: FedprivError) -> None:
+        self._tell(lambda observer: observer.failed(error))
+
+    def _tell(self, event: Callable[[RunObserver], None]) -> None:
         for observer in self._observers:
-            observer.failed(error)
-
-
-Metrics = Mapping[str, float]
+            event(observer)
 
 
 def digest_of(cell: Cell) -> str:

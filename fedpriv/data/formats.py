@@ -42,8 +42,9 @@ def write_idx(path: Path, values: NDArray[np.uint8]) -> None:
     """Write an array of bytes, of any shape, as an IDX file."""
     if values.dtype != np.uint8:
         raise ValueError(f"{path}: IDX files are written from uint8, not {values.dtype}")
-    header = struct.pack(f">HBB{values.ndim}I", 0, _UNSIGNED_BYTE, values.ndim, *values.shape)
-    path.write_bytes(header + values.tobytes())
+    path.write_bytes(
+        struct.pack(f">HBB{values.ndim}I", 0, _UNSIGNED_BYTE, values.ndim, *values.shape) + values.tobytes()
+    )
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
@@ -65,8 +66,9 @@ def parse_idx(content: bytes, path: str) -> NDArray[np.uint8]:
     shape = struct.unpack(f">{axes}I", content[4:start])
     present, needed = len(content) - start, math.prod(shape)
     if present != needed:
-        dimensions = " x ".join(map(str, shape))
-        raise InputError(f"{path}: {present} bytes of data, but its IDX header says {dimensions} = {needed}")
+        raise InputError(
+            f"{path}: {present} bytes of data, but its IDX header says {' x '.join(map(str, shape))} = {needed}"
+        )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
@@ -185,8 +187,7 @@ def ensure(name: str, origin: Origin, root: Path, say: Callable[[str], None]) ->
     """
     target = root / origin.folder
     try:
-        problem = _problem(target, origin.files)
-        if problem is None:
+        if (problem := _problem(target, origin.files)) is None:
             return
         if target.exists():
             say(f"{name}: the copy in {target} cannot be used ({problem}); fetching it again")
@@ -215,8 +216,7 @@ def ensure(name: str, origin: Origin, root: Path, say: Callable[[str], None]) ->
 
 
 def _put_in_place(origin: Origin, draft: Path, target: Path) -> None:
-    problem = _problem(draft, origin.files)
-    if problem is not None:
+    if (problem := _problem(draft, origin.files)) is not None:
         raise InputError(f"what came is not the data set ({problem})")
     target.mkdir(parents=True, exist_ok=True)
     for name in origin.files:

@@ -80,8 +80,10 @@ def parts_of(records: NDArray[Any]) -> dict[str, NDArray[Any]]:
 
 def together(inputs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
     """Several inputs, (n, …) each, as one structured array (n,)."""
-    fields = [(name, each.dtype, each.shape[1:]) for name, each in inputs.items()]
-    made = np.zeros(len(next(iter(inputs.values()))), np.dtype(fields))
+    made = np.zeros(
+        len(next(iter(inputs.values()))),
+        np.dtype([(name, each.dtype, each.shape[1:]) for name, each in inputs.items()]),
+    )
     for name, each in inputs.items():
         made[name] = each
     return made

@@ -186,15 +186,12 @@ def load_test(name: str, root: Path | None = None, table: TableSchema | None = N
     """The test records only: for a server, which has no training record; otherwise as `load`."""
     if is_own(name) and table is None:
         return load_own_test(name)
-    if is_added(name):
-        whole = load_added(name)
+    if is_added(name) or name in COMPUTED:
+        whole = load(name, root, table)
         return HeldOut(whole.test_images, whole.test_labels, whole.classes)
     if (schema := schema_of(name, table)) is not None:
         return load_table_test(name, table_path(name, root), schema)
     check_name(name)
-    if name in COMPUTED:
-        whole = load(name)
-        return HeldOut(whole.test_images, whole.test_labels, whole.classes)
     read, classes = _READERS[name]
     return HeldOut(*read(fetch(name, root) / ORIGINS[name].folder, "test"), classes=classes)
 

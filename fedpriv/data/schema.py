@@ -6,6 +6,7 @@ releases nothing.  Means, deviations, quantiles or vocabularies that were taken 
 
 import json
 import math
+from itertools import accumulate
 from typing import Annotated, Literal, Self
 
 import numpy as np
@@ -46,7 +47,7 @@ class Column(Section):
         if self.range is not None:
             check_range(self.range)
             if self.missing is not None and not (
-                isinstance(self.missing, int | float) and self._holds(self.missing)
+                isinstance(self.missing, int | float) and self.range[0] <= self.missing <= self.range[1]
             ):
                 raise ValueError(f"missing = {self.missing!r}: expected a number of the range {list(self.range)}")
         if self.values is not None:
@@ -54,10 +55,6 @@ class Column(Section):
             if self.missing is not None and self.missing not in self.values:
                 raise ValueError(f"missing = {self.missing!r}: expected one of the values")
         return self
-
-    def _holds(self, number: float) -> bool:
-        assert self.range is not None
-        return self.range[0] <= number <= self.range[1]
 
     @property
     def width(self) -> int:
@@ -105,8 +102,7 @@ class Survival(Section):
         held = place.clip(0, self.bins)
         middle = (edges[:-1] + edges[1:])[held.clip(max=self.bins - 1)] / 2.0
         more = {"midpoint": times >= middle, "through": inside, "before": np.zeros_like(inside)}[self.censored]
-        survived = held + (inside & ~seen & more)
-        return np.asarray(survived + (self.bins + 1) * (inside & seen), np.int64)
+        return np.asarray(held + (inside & ~seen & more) + (self.bins + 1) * (inside & seen), np.int64)
 
 
 class TableSchema(Section):
@@ -218,12 +214,9 @@ class TableSchema(Section):
     @property
     def numbers(self) -> tuple[int, ...]:
         """Features that are columns of numbers, each in -1 … 1."""
-        places, start = [], 0
-        for _, column in self.features:
-            if column.range is not None:
-                places.append(start)
-            start += column.width
-        return tuple(places)
+        columns = [column for _, column in self.features]
+        starts = accumulate((column.width for column in columns), initial=0)
+        return tuple(start for start, column in zip(starts, columns, strict=False) if column.range is not None)
 
     @property
     def norm(self) -> float:

@@ -228,6 +228,8 @@ def schema_toml(schema: TableSchema, header: str) -> str:
 
 def _value(value: Any) -> str:
     """JSON's spelling of numbers, texts, booleans and lists is TOML's too, but for characters beyond 16 bits."""
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{key} = {_value(each)}" for key, each in value.items()) + " }"
-    return json.dumps(value, ensure_ascii=False)
+    return (
+        "{" + ", ".join(f"{key} = {_value(each)}" for key, each in value.items()) + "}"
+        if isinstance(value, Mapping)
+        else json.dumps(value, ensure_ascii=False)
+    )

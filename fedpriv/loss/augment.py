@@ -23,7 +23,7 @@ from fedpriv.core.random import RowNumbers, seed_key
 from fedpriv.core.replicates import Scalar, at_once
 from fedpriv.data.layout import Layout
 from fedpriv.loss.layered import objective_of
-from fedpriv.loss.losses import Loss
+from fedpriv.loss.losses import Loss, Unjudged
 from fedpriv.loss.module import OfModule
 from fedpriv.loss.objective import Batch, Increment, Objective, Query, Records, Slots, View
 from fedpriv.participation.orders import OWN, Dependence, declared_dependence
@@ -66,8 +66,8 @@ class Copies(nn.Module):
 
 
 @dataclass(frozen=True)
-class OfCopies:
-    """The mean of `base` over a record's copies, which all have its label."""
+class OfCopies(Unjudged):
+    """The mean of `base` over a record's copies, which all have its label, and are trained on, not judged."""
 
     base: Loss
 
@@ -76,9 +76,6 @@ class OfCopies:
 
     def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return self.base.slope(*self._each(outputs, labels)).view(outputs.shape) / outputs.shape[1]
-
-    def accuracy(self, outputs: Tensor, labels: Tensor) -> None:
-        """None: copies are trained on, not judged."""
 
     def _each(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         return outputs.flatten(0, 1), labels.repeat_interleave(outputs.shape[1], 0)

@@ -67,9 +67,11 @@ class Round(NamedTuple):
     @property
     def clips(self) -> tuple[float, ...]:
         """The norm bounds of this round's parts, one where it is taken as a whole."""
-        if self.split is None:
-            return (float(self.clip),)
-        return float(self.clip), float(self.split.difference_clip), float(self.split.residual_clip)
+        return (
+            (float(self.clip),)
+            if self.split is None
+            else (float(self.clip), float(self.split.difference_clip), float(self.split.residual_clip))
+        )
 
     @property
     def largest(self) -> float:
@@ -192,9 +194,11 @@ class RecursiveGradient:
 
     def clip_of(self, t: int) -> Scalar:
         """The norm bound of round t's increments, public and fixed before round 1."""
-        if t == 1 and self.first_clip is not None:
-            return self.first_clip
-        return self.clip * float(t**self.growth) + self.moved * ((t - 1.0) / (t + 1.0))
+        return (
+            self.first_clip
+            if t == 1 and self.first_clip is not None
+            else self.clip * float(t**self.growth) + self.moved * ((t - 1.0) / (t + 1.0))
+        )
 
 
 @dataclass(frozen=True)
@@ -284,9 +288,11 @@ class VarianceReducedGradient:
     memory: int = 2
 
     def round(self, t: int) -> Round:
-        if (t - 1) % self.period == 0:
-            return Round(t, (1.0,), 0.0, self.anchor_clip, scale=1.0)
-        return Round(t, (1.0, -1.0), self.decay, self.clip, scale=1.0)
+        return (
+            Round(t, (1.0,), 0.0, self.anchor_clip, scale=1.0)
+            if (t - 1) % self.period == 0
+            else Round(t, (1.0, -1.0), self.decay, self.clip, scale=1.0)
+        )
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedpriv.core.errors import CodeError, InputError, printable
+from fedpriv.core.errors import CodeError, InputError
 from fedpriv.data.layout import parts_of
-from fedpriv.loss.alone import each_alone, own
+from fedpriv.loss.alone import each_alone, own, reason_of
 from fedpriv.loss.clipping import upper_norm
 from fedpriv.loss.imported import build, misfit, state_of
 
@@ -84,7 +84,8 @@ def scaled(features: Tensor, norm: float, *, exactly: bool) -> Tensor:
     if not longer.any():
         return features
     rows = longer.nonzero()[:, 0]
-    lengths = torch.cat([_length(own(features[row : row + 1])) for row in rows.tolist()])
+    each = (own(features[row : row + 1]) for row in rows.tolist())
+    lengths = torch.cat([torch.linalg.vector_norm(row, dim=1, keepdim=True) for row in each])
     factors = norm / lengths.clamp(min=torch.finfo(features.dtype).tiny)
     every = features.new_ones(len(features), 1)
     every[rows] = factors if exactly else factors.clamp(max=1.0)
@@ -95,11 +96,6 @@ def _certainly_within(features: Tensor, norm: float) -> Tensor:
     """Find the rows whose lengths come out at most `norm`, in whatever order they add up; none with a NaN."""
     roundings = (features.shape[1] + 16.0) * torch.finfo(features.dtype).eps
     return upper_norm(features) * (1.0 + roundings) <= norm
-
-
-def _length(row: Tensor) -> Tensor:
-    length: Tensor = torch.linalg.vector_norm(row, dim=1, keepdim=True)
-    return length
 
 
 def frozen_features(
@@ -136,9 +132,9 @@ def _of_zeros(of_one: Callable[[Tensor], Tensor], record: Tensor, path: str) -> 
         with torch.no_grad():
             given = of_one(record)
     except Exception as error:  # whatever a stranger's module does
-        reason = printable(str(error).split("\n")[0]) or type(error).__name__
-        size = record.shape[1]
-        raise CodeError(f"model.backbone = {path!r}: fails on records of {size} values", reason) from None
+        raise CodeError(
+            f"model.backbone = {path!r}: fails on records of {record.shape[1]} values", reason_of(error)
+        ) from None
     if not torch.equal(before, torch.get_rng_state()):
         raise InputError(f"model.backbone = {path!r}: draws random numbers; features are a record's own")
     return record.new_zeros(given.shape)

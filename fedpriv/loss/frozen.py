@@ -103,10 +103,10 @@ def outputs_of_trial(module: nn.Module, probe: Tensor) -> Tensor:
     for name, values in _constants(tried).items():
         if name not in before or not torch.equal(_bits(values.detach()), _bits(before[name])):
             layer_name, _, own = name.rpartition(".")
-            kind = type(tried.get_submodule(layer_name)).__name__
             raise InputError(
-                f"model: layer {layer_name or 'itself'} ({kind}) changes {own} in its forward pass, so that a "
-                "record would depend on the one before; a buffer that stays as it is can be used"
+                f"model: layer {layer_name or 'itself'} ({type(tried.get_submodule(layer_name)).__name__}) "
+                f"changes {own} in its forward pass, so that a record would depend on the one before; a buffer "
+                "that stays as it is can be used"
             )
     return outputs
 

@@ -237,9 +237,11 @@ def weight_terms(uses: Sequence[Use], shape: Sequence[int]) -> Terms:
                 [slope.squeeze(1) for slope, _ in places], [seen.squeeze(1) for _, seen in places], False
             )
         slopes, seen = (torch.cat(parts, 1) if len(uses) > 1 else parts[0] for parts in zip(*places, strict=True))
-        if prod(shape) <= _KEPT * count * sum(shape):
-            return LongTerms([(slopes.mT @ seen).flatten(1)])
-        return PlacedTerms(slopes, seen)
+        return (
+            LongTerms([(slopes.mT @ seen).flatten(1)])
+            if prod(shape) <= _KEPT * count * sum(shape)
+            else PlacedTerms(slopes, seen)
+        )
     if all(isinstance(use.known, Embedding) for use in uses):
         rows = torch.cat([use.seen.flatten(1) for use in uses], 1)
         kept = [use.known.kept(use.seen, use.slope) for use in uses if isinstance(use.known, Embedding)]

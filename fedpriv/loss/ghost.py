@@ -393,9 +393,11 @@ class GhostObjective(ModuleObjective):
 def _uses(known: Known, seen: Sequence[Tensor], slopes: Sequence[Tensor]) -> list[Use]:
     """Of a call at several points, in terms as small as their sum; what a record itself shows does not move."""
     if not seen[0].is_floating_point():
-        if all(torch.equal(one, seen[0]) for one in seen[1:]):
-            return [Use(known, seen[0], sum_of(slopes))]
-        return [Use(known, *one) for one in zip(seen, slopes, strict=True)]
+        return (
+            [Use(known, seen[0], sum_of(slopes))]
+            if all(torch.equal(one, seen[0]) for one in seen[1:])
+            else [Use(known, *one) for one in zip(seen, slopes, strict=True)]
+        )
     first = known.moved(seen[0])
     moved = [
         Use(known, known.moved(one) - first, slope)

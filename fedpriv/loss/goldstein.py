@@ -359,9 +359,8 @@ def goldstein_of(
     def gradients(points: Floats) -> Floats:
         block = max(1, _BLOCK_VALUES // (len(records.labels) * max(1, records.features[0].numel())))
         parts = torch.split(torch.from_numpy(points).to(point), block)
-        return np.asarray(
-            torch.cat([mean_gradient(objective, part, records) for part in parts]).double().cpu().numpy()
-        )
+        found = torch.cat([mean_gradient(objective, part, records) for part in parts])
+        return np.asarray(found.double().cpu().numpy())
 
     return goldstein(gradients, point.double().cpu().numpy(), radius, count, seed)
 

@@ -29,7 +29,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedpriv.core.errors import CodeError, InputError, printable
 from fedpriv.data.layout import Input
-from fedpriv.loss.alone import rows_apart
+from fedpriv.loss.alone import reason_of, rows_apart
 from fedpriv.loss.frozen import Called, frozen_of, outputs_of_trial, trained_of
 from fedpriv.loss.layered import LayeredObjective
 from fedpriv.loss.linear import LinearScore, SoftmaxRegression
@@ -75,7 +75,7 @@ def build(path: str, key: str, positional: tuple[int, ...], arguments: dict[str,
     except Exception as error:  # as above
         raise CodeError(
             f"{key} = {path!r}: cannot be built from {positional} and {arguments}",
-            printable(str(error).split("\n")[0]) or type(error).__name__,
+            reason_of(error),
         ) from None
     if not isinstance(module, nn.Module):
         raise InputError(f"{key} = {path!r}: gives a {type(module).__name__}, not a torch module")
@@ -133,12 +133,11 @@ def check_outputs(
     except InputError:
         raise
     except Exception as error:  # whatever a stranger's module does
-        reason = printable(str(error).split("\n")[0]) or type(error).__name__
         kinds = {"tokens": "tokens (floats are numbers)", "mask": "truth values"}
         held = (
             " and ".join(f"{each.size} {kinds.get(each.kind, 'values')}" for each in inputs) or f"{values} values"
         )
-        raise CodeError(f"{_called(name)} cannot be given a record of {held}", reason) from None
+        raise CodeError(f"{_called(name)} cannot be given a record of {held}", reason_of(error)) from None
     if needed is not None and shape != (1, *needed):
         raise InputError(f"{_called(name)} maps one record to shape {shape}, but {(1, *needed)} is needed{why}")
     check_alone(module, values, name, inputs)
@@ -157,9 +156,11 @@ def _probes(
     that looks words up, and random truth values."""
 
     def drawn(size: int, below: int | None) -> Tensor:
-        if below is None:
-            return torch.randn(_PROBED, size, generator=generator, dtype=kind)
-        return torch.randint(0, below, (_PROBED, size), generator=generator).to(kind)
+        return (
+            torch.randn(_PROBED, size, generator=generator, dtype=kind)
+            if below is None
+            else torch.randint(0, below, (_PROBED, size), generator=generator).to(kind)
+        )
 
     known = [
         layer.num_embeddings for layer in module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
@@ -264,9 +265,11 @@ def shapes_of(objective: Objective) -> list[tuple[int, ...]]:
     """
     while isinstance(objective, View):
         objective = objective.base
-    if isinstance(objective, LayeredObjective | ModuleObjective):
-        return [tuple(parameter.shape) for parameter in trained_of(objective.module).values()]
-    return [(objective.dimension,)]
+    return (
+        [tuple(parameter.shape) for parameter in trained_of(objective.module).values()]
+        if isinstance(objective, LayeredObjective | ModuleObjective)
+        else [(objective.dimension,)]
+    )
 
 
 def with_parameters(module: nn.Module, point: Tensor) -> nn.Module:
@@ -335,9 +338,7 @@ class Started(RecordView):
     module: nn.Module
     without: frozenset[str] = frozenset()
 
-    @property
-    def convex_within(self) -> float:
-        return 0.0
+    convex_within = 0.0
 
     def initial(self) -> Tensor:
         like = self.base.initial()

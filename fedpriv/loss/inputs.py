@@ -15,9 +15,10 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from fedpriv.core.errors import CodeError, InputError, printable
+from fedpriv.core.errors import CodeError, InputError
 from fedpriv.core.replicates import Scalar
 from fedpriv.data.layout import Input, Layout
+from fedpriv.loss.alone import reason_of
 from fedpriv.loss.imported import check_outputs, check_shape
 from fedpriv.loss.layered import objective_of
 from fedpriv.loss.losses import Choice, Loss, OfFunction
@@ -183,9 +184,8 @@ def _checked(loss: OfFunction, given: tuple[int, ...], classes: int, dtype: torc
     try:
         found = loss.function(torch.zeros(given, dtype=dtype), label)
     except Exception as error:  # whatever somebody's function does
-        reason = printable(str(error).split("\n")[0]) or type(error).__name__
         raise CodeError(
-            f"loss: the function fails on outputs {given} and a label of shape {loss.label}", reason
+            f"loss: the function fails on outputs {given} and a label of shape {loss.label}", reason_of(error)
         ) from None
     if not isinstance(found, Tensor) or found.shape != ():
         raise InputError(

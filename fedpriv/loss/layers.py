@@ -8,7 +8,7 @@ Layers without parameters: they pass values on, and slopes back.
 Values have shape (..., B, *shape) with any leading axes, as in layered.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Protocol, Self
@@ -30,26 +30,20 @@ class Stateless(Protocol):
     def back(self, slope: Tensor, saved: Tensor) -> Tensor: ...
 
 
-class Tanh:
+@dataclass(frozen=True)
+class Pointwise:
+    """nn.Tanh or nn.ReLU, whose slope follows from their outputs; that of a rectifier at 0 is 0, as in torch."""
+
+    of: Callable[[Tensor], Tensor]
+    slope: Callable[[Tensor, Tensor], Tensor]
+    """From the slope at the outputs, and these."""
+
     def forward(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = values.tanh()
+        outputs = self.of(values)
         return outputs, outputs
 
     def back(self, slope: Tensor, saved: Tensor) -> Tensor:
-        result: Tensor = torch.ops.aten.tanh_backward(slope, saved)
-        return result
-
-
-class Rectifier:
-    """nn.ReLU; the derivative at 0 is 0, as in torch."""
-
-    def forward(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = values.relu()
-        return outputs, outputs
-
-    def back(self, slope: Tensor, saved: Tensor) -> Tensor:
-        result: Tensor = torch.ops.aten.threshold_backward(slope, saved, 0)
-        return result
+        return self.slope(slope, saved)
 
 
 @dataclass(frozen=True)
@@ -90,9 +84,9 @@ class MaxPool:
 def stateless_of(layer: nn.Module, inward: Shape, outward: Shape) -> Stateless | None:
     """The layer's counterpart here if it is known and exactly torch's layer."""
     if type(layer) is nn.Tanh:
-        return Tanh()
+        return Pointwise(torch.tanh, torch.ops.aten.tanh_backward)
     if type(layer) is nn.ReLU:
-        return Rectifier()
+        return Pointwise(torch.relu, lambda slope, saved: torch.ops.aten.threshold_backward(slope, saved, 0))
     if type(layer) in (nn.Flatten, nn.Unflatten):
         return Reshape(inward, outward)
     if type(layer) is nn.MaxPool2d and not layer.ceil_mode and not layer.return_indices:
@@ -299,9 +293,11 @@ def linked_of(layer: nn.Module, inward: Shape, outward: Shape) -> Linked | None:
         kernel, stride, padding, dilation = (
             _pair(size) for size in (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
         )
-        if padding is None or kernel is None or stride is None or dilation is None:
-            return None
-        return Convolution(inward, outward, kernel, stride, padding, dilation, layer.bias is not None)
+        return (
+            None
+            if padding is None or kernel is None or stride is None or dilation is None
+            else Convolution(inward, outward, kernel, stride, padding, dilation, layer.bias is not None)
+        )
     return None
 
 

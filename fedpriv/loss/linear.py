@@ -327,10 +327,8 @@ class PhaseRetrieval(LinearObjective):
     def lipschitz(self) -> float:
         return self.feature_norm if self.power == 1 else math.inf
 
-    @property
-    def smoothness(self) -> float:
-        """inf: the gradient jumps where a prediction is exact, and for power 1 where ⟨x, z⟩ = 0."""
-        return math.inf
+    smoothness = math.inf
+    """The gradient jumps where a prediction is exact, and for power 1 where ⟨x, z⟩ = 0."""
 
     def initial(self) -> Tensor:
         return torch.full((self.features,), self.start / math.sqrt(self.features), dtype=self.dtype)
@@ -379,10 +377,9 @@ class Block:
 
     def computed(self, place: int, name: Hashable, compute: Callable[[Records], Sequence[Part]]) -> Part:
         """A round's part of what `compute` makes of the records of all rounds."""
-        found = self._computed.get(name)
-        if found is None:
-            found = self._computed[name] = compute(self._records)
-        part: Part = found[place]
+        if name not in self._computed:
+            self._computed[name] = compute(self._records)
+        part: Part = self._computed[name][place]
         return part
 
 
@@ -393,22 +390,23 @@ def once(records: Records) -> Records:
 
 def of_records(records: Records, name: Hashable, compute: Callable[[Records], Tensor]) -> Tensor:
     """What `compute` makes of `once(records)`: numbers for each record by itself, under a `name` of their own."""
-    if not isinstance(records, OfBlock):
-        return compute(records)
-    return records.block.computed(records.place, name, lambda several: compute(several).unbind())
+    return (
+        compute(records)
+        if not isinstance(records, OfBlock)
+        else records.block.computed(records.place, name, lambda several: compute(several).unbind())
+    )
 
 
 def _longest(records: Records, dtype: torch.dtype) -> float:
     """At least the norm of the features of each record, (B, f), as `upper_norm` bounds them."""
     if isinstance(records, OfBlock):
-        of_block: float = records.block.computed(
+        longest: float = records.block.computed(
             records.place, ("longest", dtype), lambda several: _seen(several, dtype).amax(-1).tolist()
         )
-        return of_block
+        return longest
     if records.features.numel() == records.features.shape[-1]:
         return upper_length(records.features.to(dtype))
-    longest: float = _seen(records, dtype).max().item()
-    return longest
+    return float(_seen(records, dtype).max())
 
 
 def _seen(records: Records, dtype: torch.dtype) -> Tensor:
@@ -490,8 +488,9 @@ def _combined(scores: Sequence[Tensor], coefficients: Sequence[float], records: 
     for of_point, coefficient in zip(scores[1:], coefficients[1:], strict=True):
         residual.add_(of_point.softmax(-2), alpha=coefficient)
     classes = residual.shape[-2]
-    right = of_records(records, ("right", classes), lambda several: _right(several, classes))
-    return residual.sub_(right, alpha=sum(coefficients))
+    return residual.sub_(
+        of_records(records, ("right", classes), lambda several: _right(several, classes)), alpha=sum(coefficients)
+    )
 
 
 def _right(records: Records, classes: int) -> Tensor:

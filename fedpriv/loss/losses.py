@@ -41,8 +41,15 @@ def told(labels: Tensor, bins: int) -> tuple[Tensor, Tensor]:
     return held % (bins + 1), held > bins
 
 
+class Unjudged:
+    """Base of losses whose predictions are neither right nor wrong: a number is near, a hazard is a chance."""
+
+    def accuracy(self, outputs: Tensor, labels: Tensor) -> None:
+        """None: nothing is right or wrong."""
+
+
 @dataclass(frozen=True)
-class Hazard:
+class Hazard(Unjudged):
     """Σ_{i<m} softplus(h_i) + δ softplus(-h_m); outputs are h, (..., B, K)."""
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -52,9 +59,6 @@ class Hazard:
     def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
         survived, died = self._bins(outputs, labels)
         return survived * outputs.sigmoid() - died * (-outputs).sigmoid()
-
-    def accuracy(self, outputs: Tensor, labels: Tensor) -> None:
-        """None: a hazard is neither right nor wrong."""
 
     def _bins(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Which bins (..., B, K) a record survived, and in which it had its event, as numbers."""
@@ -153,7 +157,7 @@ class CrossEntropy:
 
 
 @dataclass(frozen=True)
-class SquaredError:
+class SquaredError(Unjudged):
     """(output - label)² / 2 of one output; labels are floats."""
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -162,12 +166,9 @@ class SquaredError:
     def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return _residual(outputs, labels)
 
-    def accuracy(self, outputs: Tensor, labels: Tensor) -> None:
-        """None: a prediction is near, not right."""
-
 
 @dataclass(frozen=True)
-class AbsoluteError:
+class AbsoluteError(Unjudged):
     """|output - label| of one output; labels are floats.  Its slope is the sign, 0 where the two are equal."""
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -175,9 +176,6 @@ class AbsoluteError:
 
     def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return _residual(outputs, labels).sign()
-
-    def accuracy(self, outputs: Tensor, labels: Tensor) -> None:
-        """None: a prediction is near, not right."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +211,7 @@ class Sigmoid:
 
 
 @dataclass(frozen=True)
-class SizeError:
+class SizeError(Unjudged):
     """| |output|^power - label^power | of one output; labels are sizes.  Its slope is 0 at a kink."""
 
     power: Literal[1, 2]
@@ -224,15 +222,12 @@ class SizeError:
     def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return self._residual(outputs, labels).sign() * (outputs.sign() if self.power == 1 else 2.0 * outputs)
 
-    def accuracy(self, outputs: Tensor, labels: Tensor) -> None:
-        """None: a size is near, not right."""
-
     def _residual(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return outputs.abs() ** self.power - labels.to(outputs.dtype).unsqueeze(-1) ** self.power
 
 
 @dataclass(frozen=True)
-class Reward:
+class Reward(Unjudged):
     """-output of one output, whatever the label is."""
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -240,9 +235,6 @@ class Reward:
 
     def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return -torch.ones_like(outputs)
-
-    def accuracy(self, outputs: Tensor, labels: Tensor) -> None:
-        """None: nothing is predicted."""
 
 
 def _residual(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -253,7 +245,7 @@ def _residual(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Huber:
+class Huber(Unjudged):
     """(output - label)² / 2 of one output where the two differ by at most 1, beyond it |output - label| - 1/2."""
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -264,12 +256,9 @@ class Huber:
     def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return _residual(outputs, labels).clamp(-1.0, 1.0)
 
-    def accuracy(self, outputs: Tensor, labels: Tensor) -> None:
-        """None: a prediction is near, not right."""
-
 
 @dataclass(frozen=True)
-class Poisson:
+class Poisson(Unjudged):
     """exp(output) - label · output of one output, the logarithm of a rate; labels are counts."""
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -279,9 +268,6 @@ class Poisson:
     def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return outputs.exp() - labels.unsqueeze(-1)
 
-    def accuracy(self, outputs: Tensor, labels: Tensor) -> None:
-        """None: a count is near, not right."""
-
 
 @dataclass(frozen=True)
 class Smoothed:
@@ -290,12 +276,14 @@ class Smoothed:
     share: float
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        spread = outputs.logsumexp(-1) - outputs.mean(-1)
-        return (1.0 - self.share) * CrossEntropy().value(outputs, labels) + self.share * spread
+        return (1.0 - self.share) * CrossEntropy().value(outputs, labels) + self.share * (
+            outputs.logsumexp(-1) - outputs.mean(-1)
+        )
 
     def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        spread = outputs.softmax(-1) - 1.0 / outputs.shape[-1]
-        return (1.0 - self.share) * CrossEntropy().slope(outputs, labels) + self.share * spread
+        return (1.0 - self.share) * CrossEntropy().slope(outputs, labels) + self.share * (
+            outputs.softmax(-1) - 1.0 / outputs.shape[-1]
+        )
 
     def accuracy(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return CrossEntropy().accuracy(outputs, labels)
@@ -358,7 +346,7 @@ class OfSeveral:
 
 
 @dataclass(frozen=True)
-class OfFunction:
+class OfFunction(Unjudged):
     """A function of one record's output and label that gives its loss, with the slope by torch.func.
 
     `label` is the shape of a record's labels.  The function is trusted to keep nothing between calls.
@@ -374,9 +362,6 @@ class OfFunction:
 
     def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return self._each(grad(self.function), outputs, labels)
-
-    def accuracy(self, outputs: Tensor, labels: Tensor) -> None:
-        """None: a function of one's own does not say what is right."""
 
     def _each(self, of_one: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, labels: Tensor) -> Tensor:
         leading = outputs.dim() - self.axes
@@ -467,9 +452,11 @@ class Choice:
         base = Smoothed(self.label_smoothing) if self.label_smoothing else kind.base
         loss = Weighted(base, self.class_weights) if self.class_weights else base
         outputs = () if kind.single else (kind.outputs(classes),)
-        if not label:
-            return loss, outputs or (1,)
-        return OfSeveral(loss, len(label), kind.single, classes > 0), (*label, *outputs)
+        return (
+            (loss, outputs or (1,))
+            if not label
+            else (OfSeveral(loss, len(label), kind.single, classes > 0), (*label, *outputs))
+        )
 
 
 def _called(kind: LossKind) -> str:

@@ -132,18 +132,17 @@ def features_and_bias(images: NDArray[Any], dtype: torch.dtype, settings: Softma
 
 
 def _features(images: NDArray[Any], dtype: torch.dtype, settings: SoftmaxSettings) -> Tensor:
+    oriented = settings.features == "orientations"
+    values = orientation_histograms(images, dtype) if oriented else pixels(images, dtype).sub(settings.centre)
     if settings.backbone is not None:
         assert settings.backbone_weights is not None
-        shown = pixels(images, dtype).sub(settings.centre)
         keys = (settings.backbone, settings.backbone_arguments, settings.backbone_weights, settings.backbone_shape)
-        values = frozen_features(shown, *keys)
-    elif settings.features == "orientations":
-        values = orientation_histograms(images, dtype)
-    else:
-        values = pixels(images, dtype).sub(settings.centre)
-    if settings.feature_norm is None:
-        return values
-    return scaled(values, settings.feature_norm, exactly=settings.scaling == "exactly")
+        values = frozen_features(values, *keys)
+    return (
+        values
+        if settings.feature_norm is None
+        else scaled(values, settings.feature_norm, exactly=settings.scaling == "exactly")
+    )
 
 
 def softmax_regression(

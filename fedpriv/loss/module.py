@@ -16,10 +16,10 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
-from fedpriv.core.errors import InputError, printable
+from fedpriv.core.errors import InputError
 from fedpriv.core.random import public_generator
 from fedpriv.core.replicates import Scalar, at_once
-from fedpriv.loss.alone import own, rows_apart
+from fedpriv.loss.alone import own, reason_of, rows_apart
 from fedpriv.loss.clipping import Clipping, clipping, formed, upper_norm
 from fedpriv.loss.frozen import Called, frozen_of, trained_of
 from fedpriv.loss.losses import Loss
@@ -188,8 +188,7 @@ class ModuleObjective(OfModule):
         before = torch.get_rng_state()
         with torch.inference_mode(False), torch.enable_grad():
             named = {name: own(value).requires_grad_() for name, value in parameters.items()}
-            outputs = self.called(named, own(records.features))
-            loss = self.loss.value(outputs, own(records.labels)).squeeze(0)
+            loss = self.loss.value(self.called(named, own(records.features)), own(records.labels)).squeeze(0)
             slopes = torch.autograd.grad(loss, list(named.values()), allow_unused=True, materialize_grads=True)
         if not torch.equal(before, torch.get_rng_state()):
             raise self._random()
@@ -232,9 +231,9 @@ class ModuleObjective(OfModule):
         try:
             outputs = torch.stack([of_one(row) for row in point.reshape(-1, self.dimension)])
         except Exception as error:  # whatever a stranger's module does
-            reason = printable(str(error).split("\n")[0]) or type(error).__name__
             raise InputError(
-                f"model: {type(self.module).__name__} fails on a record that it is evaluated on ({reason})"
+                f"model: {type(self.module).__name__} fails on a record that it is evaluated on "
+                f"({reason_of(error)})"
             ) from None
         return outputs.view(*point.shape[:-1], *outputs.shape[1:])
 
@@ -317,13 +316,10 @@ def check_module(module: nn.Module) -> None:
 
 def refused(layer: nn.Module) -> str | None:
     """Why a layer cannot be used, and what can be in its place; None where it can."""
-    if isinstance(layer, _NormBase) and layer.track_running_stats:
-        if isinstance(layer, _BatchNorm) and layer.training:
-            return "mixes the records of a batch; GroupNorm or LayerNorm does not"
-        if layer.training:
-            return "remembers the records of earlier calls; track_running_stats = False does not"
-    elif isinstance(layer, _BatchNorm):
+    if isinstance(layer, _BatchNorm) and (layer.training or not layer.track_running_stats):
         return "mixes the records of a batch; GroupNorm or LayerNorm does not"
+    if isinstance(layer, _NormBase) and layer.training and layer.track_running_stats:
+        return "remembers the records of earlier calls; track_running_stats = False does not"
     dropout = layer.p if isinstance(layer, _DropoutNd) else getattr(layer, "dropout", 0.0)
     if isinstance(dropout, float | int) and dropout > 0.0:
         return "draws random numbers; a model without dropout, or with p = 0, can be used"

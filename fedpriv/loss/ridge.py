@@ -68,18 +68,10 @@ class RidgeStatistics(Deterministic):
     def dimension(self) -> int:
         return (self.features + 1) * (self.features + 2) // 2
 
-    @property
-    def lipschitz(self) -> float:
-        return 1.0
-
-    @property
-    def smoothness(self) -> float:
-        return 0.0
-
-    @property
-    def diameter(self) -> float:
-        """The largest distance of two increments, or of one and zeros."""
-        return math.sqrt(2.0)
+    lipschitz = 1.0
+    smoothness = 0.0
+    diameter = math.sqrt(2.0)
+    """The largest distance of two increments, or of one and zeros."""
 
     @property
     def loss(self) -> Loss:
@@ -142,8 +134,7 @@ class RidgeStatistics(Deterministic):
         return found.to(self.dtype)
 
     def outputs(self, point: Tensor, records: Records) -> Tensor:
-        scores: Tensor = records.features @ self.weights(point).unsqueeze(-1)
-        return scores
+        return records.features @ self.weights(point).unsqueeze(-1)
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
         return self.loss.value(self.outputs(point, records), records.labels)

@@ -150,14 +150,9 @@ class ColumnMoments(LinearScore):
     def lipschitz(self) -> float:
         return self.feature_norm
 
-    @property
-    def smoothness(self) -> float:
-        return 0.0
-
-    @property
-    def diameter(self) -> float:
-        """The largest distance of two increments, or of one and zeros: that of `moments_of`."""
-        return MOMENTS_APART / MOMENTS_RADIUS
+    smoothness = 0.0
+    diameter = MOMENTS_APART / MOMENTS_RADIUS
+    """The largest distance of two increments, or of one and zeros: that of `moments_of`."""
 
     def evaluate(self, point: Tensor, records: Records) -> Evaluation:
         """The mean loss, 0 without records: a server that has no test records has nothing to evaluate."""

@@ -229,9 +229,8 @@ class SummedScores(View):
     loss_bound: float
     classes: bool
 
-    @property
-    def dependence(self) -> Dependence:
-        return Dependence.RECORD
+    dependence = Dependence.RECORD
+    convex = False
 
     @property
     def dimension(self) -> int:
@@ -241,10 +240,6 @@ class SummedScores(View):
     def norm(self) -> float:
         """Of one record's increment, at most."""
         return math.sqrt(self.dimension) / 2.0
-
-    @property
-    def convex(self) -> bool:
-        return False
 
     def initial(self) -> Tensor:
         return torch.zeros(self.dimension, dtype=self.base.initial().dtype)

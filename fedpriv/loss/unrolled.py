@@ -77,12 +77,22 @@ def _layer(
     return outputs, *(torch.stack(parts) for parts in zip(*last, strict=True))
 
 
-def _way(cell: Cell, steps: Tensor, state: State, own: Sequence[Tensor], backward: bool) -> tuple[Tensor, State]:
+def _way(
+    cell: Cell,
+    steps: Tensor,
+    state: State,
+    own: Sequence[Tensor],
+    backward: bool,
+    projection: Tensor | None = None,
+) -> tuple[Tensor, State]:
+    """The outputs of all steps, and the last state; `own` are weights, and biases where there are any."""
     (inward, onward), (shift, shifts) = own[:2], own[2:] or (None, None)
     seen = functional.linear(steps, inward, shift).unbind(0)
     outputs = []
     for one in reversed(seen) if backward else seen:
         state = cell(one, functional.linear(state[0], onward, shifts), state)
+        if projection is not None:
+            state = (functional.linear(state[0], projection), *state[1:])
         outputs.append(state[0])
     return torch.stack(outputs[::-1] if backward else outputs), state
 
@@ -109,10 +119,6 @@ STEP_BY_STEP: dict[Any, Callable[..., Any]] = {
 """By torch's own function."""
 
 
-"""h, and c of an LSTM; (B, width) each."""
-_Step = Callable[[Tensor, Tensor, State], State]
-
-
 def for_vmap(module: nn.Module) -> nn.Module:
     """The module, or a copy of the same parameters and buffers in which such layers have another forward pass.
 
@@ -129,33 +135,10 @@ def for_vmap(module: nn.Module) -> nn.Module:
     return copied
 
 
-def _gru(inner: Tensor, own: Tensor, state: State) -> State:
-    (r, z, n), (own_r, own_z, own_n) = inner.chunk(3, -1), own.chunk(3, -1)
-    update = torch.sigmoid(z + own_z)
-    fresh = torch.tanh(n + torch.sigmoid(r + own_r) * own_n)
-    return (fresh + update * (state[0] - fresh),)
-
-
-def _lstm(inner: Tensor, own: Tensor, state: State) -> State:
-    i, f, g, o = (inner + own).chunk(4, -1)
-    kept = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
-    return torch.sigmoid(o) * torch.tanh(kept), kept
-
-
-def _tanh(inner: Tensor, own: Tensor, _state: State) -> State:
-    return (torch.tanh(inner + own),)
-
-
-def _relu(inner: Tensor, own: Tensor, _state: State) -> State:
-    return (torch.relu(inner + own),)
-
-
-def _step_of(layer: nn.RNNBase | nn.RNNCellBase) -> _Step:
+def _step_of(layer: nn.RNNBase | nn.RNNCellBase) -> Cell:
     if isinstance(layer, nn.GRU | nn.GRUCell):
-        return _gru
-    if isinstance(layer, nn.LSTM | nn.LSTMCell):
-        return _lstm
-    return _relu if layer.nonlinearity == "relu" else _tanh
+        return _gru_step
+    return _lstm_step if isinstance(layer, nn.LSTM | nn.LSTMCell) else _CELLS[f"rnn_{layer.nonlinearity}"]
 
 
 class _Unrolled(nn.RNNBase):
@@ -193,16 +176,10 @@ class _Unrolled(nn.RNNBase):
         return result, ends if several == 2 else ends[0]
 
     def _along(self, steps: Tensor, state: State, suffix: str, reverse: bool) -> tuple[Tensor, State]:
-        step, own = _step_of(self), getattr(self, f"weight_hh{suffix}")
-        biases = [getattr(self, f"bias_{which}{suffix}") if self.bias else None for which in ("ih", "hh")]
-        inner = functional.linear(steps, getattr(self, f"weight_ih{suffix}"), biases[0])
-        outputs: list[Tensor] = []
-        for place in reversed(range(len(steps))) if reverse else range(len(steps)):
-            state = step(inner[place], functional.linear(state[0], own, biases[1]), state)
-            if self.proj_size:
-                state = (functional.linear(state[0], getattr(self, f"weight_hr{suffix}")), *state[1:])
-            outputs.append(state[0])
-        return torch.stack(outputs[::-1] if reverse else outputs), state
+        names = ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if self.bias else ()))
+        own = [getattr(self, f"{name}{suffix}") for name in names]
+        projection = getattr(self, f"weight_hr{suffix}") if self.proj_size else None
+        return _way(_step_of(self), steps, state, own, reverse, projection)
 
 
 class _UnrolledGRU(_Unrolled, nn.GRU): ...  # type: ignore[misc]
@@ -255,8 +232,8 @@ class _Bag(nn.EmbeddingBag):
         rows = functional.embedding(words, self.weight, self.padding_idx)
         there = torch.ones_like(words, dtype=torch.bool) if self.padding_idx is None else words != self.padding_idx
         if self.mode == "max":
-            found = rows.masked_fill(~there.unsqueeze(-1), -torch.inf).max(1).values
-            return found.where(there.any(1, keepdim=True), 0.0)
+            largest = rows.masked_fill(~there.unsqueeze(-1), -torch.inf).max(1).values
+            return largest.where(there.any(1, keepdim=True), 0.0)
         shares = there.to(rows.dtype) if per_sample_weights is None else per_sample_weights * there
         total = (rows * shares.unsqueeze(-1)).sum(1)
         return total / there.sum(1, keepdim=True).clamp(min=1) if self.mode == "mean" else total

@@ -187,17 +187,9 @@ class LocalSteps(View):
     def dependence(self) -> Dependence:
         return declared_dependence(self.base) | Dependence.BATCH
 
-    @property
-    def lipschitz(self) -> float:
-        return float("inf")
-
-    @property
-    def smoothness(self) -> float:
-        return float("inf")
-
-    @property
-    def convex(self) -> bool:
-        return False
+    lipschitz = math.inf
+    smoothness = math.inf
+    convex = False
 
     def at(self, slots: Slots) -> Self:
         return self
@@ -279,13 +271,8 @@ class LocalTraining(View):
         """Everything of the silo's batch, with the order of its records."""
         return declared_dependence(self.base) | Dependence.BATCH | Dependence.POSITION | Dependence.SILO
 
-    @property
-    def convex(self) -> bool:
-        return False
-
-    @property
-    def convex_within(self) -> float:
-        return 0.0
+    convex = False
+    convex_within = 0.0
 
     def at(self, slots: Slots) -> Self:
         return replace(self, silos=slots.silos)

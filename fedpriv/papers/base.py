@@ -79,9 +79,11 @@ class Optimizer(Protocol):
 
 def stepped(point: Tensor, step: Scalar, direction: Tensor) -> Tensor:
     """point - step · direction, vectors (..., d), in one pass over memory."""
-    if isinstance(step, Tensor):
-        return torch.addcmul(point, step, direction, value=-1.0)
-    return torch.sub(point, direction, alpha=step)
+    return (
+        torch.addcmul(point, step, direction, value=-1.0)
+        if isinstance(step, Tensor)
+        else torch.sub(point, direction, alpha=step)
+    )
 
 
 def project_to_ball(point: Tensor, radius: Scalar) -> Tensor:

@@ -112,9 +112,11 @@ def trained(settings: LocalStepsSettings, problem: Problem, objective: Objective
 
 def optionally_trained(settings: OptionalLocalSteps, problem: Problem, objective: Objective) -> Objective:
     """Do the same, or keep the plain gradient where no local steps are given."""
-    if settings.local_steps is None or settings.local_step is None:
-        return objective
-    return _trained(objective, problem, settings.local_step, settings.local_steps, settings.local_batch)
+    return (
+        objective
+        if settings.local_steps is None or settings.local_step is None
+        else _trained(objective, problem, settings.local_step, settings.local_steps, settings.local_batch)
+    )
 
 
 def _trained(objective: Objective, problem: Problem, step: float, steps: int, batch: int | None) -> Objective:
@@ -357,23 +359,29 @@ class FedAdamSettings(FedAdagradSettings):
 
 def _clipped(settings: CohortSettings, problem: Problem) -> PlainGradient:
     """A client's move, of norm at most C; with a bit beside it at most κ, in units of the clip of the moment."""
-    if settings.clip_quantile is None:
-        return PlainGradient(settings.clip)
-    return PlainGradient(joint_clip(settings.bit_weight(problem)))
+    return (
+        PlainGradient(settings.clip)
+        if settings.clip_quantile is None
+        else PlainGradient(joint_clip(settings.bit_weight(problem)))
+    )
 
 
 def _moves(settings: CohortSettings, problem: Problem, objective: Objective) -> Objective:
     moved = trained(settings, problem, objective)
-    if settings.clip_quantile is None:
-        return moved
-    return QuantileClip(moved, settings.bit_weight(problem), settings.clip)
+    return (
+        moved
+        if settings.clip_quantile is None
+        else QuantileClip(moved, settings.bit_weight(problem), settings.clip)
+    )
 
 
 def _following(settings: CohortSettings, problem: Problem, inner: Optimizer) -> Optimizer:
     """The server's optimizer, and the clip that it keeps beside it."""
-    if settings.clip_quantile is None:
-        return inner
-    return QuantileClipping(inner, settings.bit_weight(problem), settings.clip_quantile, settings.clip_rate)
+    return (
+        inner
+        if settings.clip_quantile is None
+        else QuantileClipping(inner, settings.bit_weight(problem), settings.clip_quantile, settings.clip_rate)
+    )
 
 
 def _row(

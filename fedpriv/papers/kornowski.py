@@ -94,9 +94,11 @@ class PublicChoices:
 
     def publishes(self, window: int, like: Tensor) -> Tensor:
         """Whether the `window`-th window (from 1) becomes the output, shape (replicates, 1) or ()."""
-        if self.last:
-            return torch.ones((), dtype=torch.bool, device=like.device)
-        return torch.as_tensor(_column(window * self._lots[:, window - 1], like)) < 1.0
+        return (
+            torch.ones((), dtype=torch.bool, device=like.device)
+            if self.last
+            else torch.as_tensor(_column(window * self._lots[:, window - 1], like)) < 1.0
+        )
 
     @cached_property
     def _positions(self) -> NDArray[np.float64]:

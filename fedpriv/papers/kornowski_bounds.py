@@ -144,9 +144,11 @@ def leaf_noise_ratio(anchor_clip: float, clip: float, rounds: int, period: int) 
     """σ1/σ2 that minimizes σ1² + (Σ - 1) σ2² at a given price n_a C1²/σ1² + n_d C2²/σ2²; 1 if all are anchors."""
     anchors = -(-rounds // period)
     differences = rounds - anchors
-    if differences == 0:
-        return 1.0
-    return math.sqrt(anchor_clip / clip * math.sqrt(anchors * (period - 1) / differences))
+    return (
+        1.0
+        if differences == 0
+        else math.sqrt(anchor_clip / clip * math.sqrt(anchors * (period - 1) / differences))
+    )
 
 
 def explicit_bound(

@@ -156,9 +156,11 @@ def _clip(settings: Mu2Settings, problem: Problem) -> float:
     """S = G + 2LD, or the G that rounds add to."""
     if settings.clip == "growing":
         return problem.lipschitz
-    if settings.clip != "lipschitz":
-        return settings.clip
-    return problem.lipschitz + 2.0 * problem.smoothness * settings.diameter
+    return (
+        settings.clip
+        if settings.clip != "lipschitz"
+        else problem.lipschitz + 2.0 * problem.smoothness * settings.diameter
+    )
 
 
 def _estimator(settings: Mu2Settings, problem: Problem) -> RecursiveGradient:

@@ -96,9 +96,11 @@ def projected(errors: Floats, radius: float, smoothness: float, step: float, *, 
     if slack < 0.0 or (fresh and slack <= 0.0):
         return Bound(math.inf, (condition,))
     start = radius**2 / (2.0 * step * len(errors))
-    if fresh:
-        return Bound(start + float(np.mean(errors**2)) / (2.0 * slack), (condition,))
-    return Bound(start + 2.0 * radius * float(np.mean(errors)), (condition,))
+    return (
+        Bound(start + float(np.mean(errors**2)) / (2.0 * slack), (condition,))
+        if fresh
+        else Bound(start + 2.0 * radius * float(np.mean(errors)), (condition,))
+    )
 
 
 class StepSettings(Settings):
@@ -123,9 +125,11 @@ class SgdSettings(StepSettings, ScheduledSettings):
 
     def output_round(self, problem: Problem) -> float | None:
         """U of the random iterate, from 1 to T: it depends on the seed and T alone."""
-        if self.output != "random":
-            return None
-        return float(public_generator(problem.seed, "output iterate").integers(1, problem.rounds + 1))
+        return (
+            None
+            if self.output != "random"
+            else float(public_generator(problem.seed, "output iterate").integers(1, problem.rounds + 1))
+        )
 
 
 def averaged_risk(settings: StepSettings, problem: Problem, released: ReleaseNumbers) -> Bound:

@@ -234,9 +234,11 @@ class MomentumSettings(Settings):
         return 1.0 / problem.schedule.rounds_per_epoch if self.alpha == "paper" else self.alpha
 
     def step_for(self, problem: Problem) -> float:
-        if self.step != "paper":
-            return self.step
-        return 1.0 / math.sqrt(problem.schedule.rounds_per_epoch * problem.rounds)
+        return (
+            self.step
+            if self.step != "paper"
+            else 1.0 / math.sqrt(problem.schedule.rounds_per_epoch * problem.rounds)
+        )
 
 
 def _momentum(settings: MomentumSettings, problem: Problem) -> PlainGradient:
@@ -255,9 +257,12 @@ def _normalized(settings: MomentumSettings, problem: Problem, _noise_std: float)
 
 def _sigma_mu(problem: Problem, reduced: bool) -> float:
     """σμ: the theorem's noise multiplier for this (ε, δ), times the GDP parameter that is the same guarantee."""
-    if problem.epsilon is None:
-        return 0.0
-    return simple_noise_multiplier(problem.epsilon, problem.delta, reduced) * mu_of(problem.epsilon, problem.delta)
+    return (
+        0.0
+        if problem.epsilon is None
+        else simple_noise_multiplier(problem.epsilon, problem.delta, reduced)
+        * mu_of(problem.epsilon, problem.delta)
+    )
 
 
 class MomentumTreeSettings(MomentumSettings, NoiseSettings):
@@ -357,9 +362,11 @@ class ReducedSettings(MomentumSettings):
         if self.gamma == "balanced":
             difference, _ = self.differences_for(problem)
             return min(0.5, difference / (self.alpha_for(problem) * self.clip_for(problem)))
-        if self.gamma == "paper":
-            return min(0.5, self.step_for(problem) * problem.schedule.rounds_per_epoch)
-        return self.gamma
+        return (
+            min(0.5, self.step_for(problem) * problem.schedule.rounds_per_epoch)
+            if self.gamma == "paper"
+            else self.gamma
+        )
 
 
 def _trees(kind: type[Trees], settings: ReducedSettings, problem: Problem, workload: Workload) -> Trees:
@@ -374,9 +381,11 @@ def _trees(kind: type[Trees], settings: ReducedSettings, problem: Problem, workl
         settings.movement_for(problem),
         decay=workload.decay,
     )
-    if settings.calibration == "exact":
-        return calibrated(trees, workload, settings.shares)
-    return sized_by_the_paper(trees, workload, _sigma_mu(problem, reduced=True))
+    return (
+        calibrated(trees, workload, settings.shares)
+        if settings.calibration == "exact"
+        else sized_by_the_paper(trees, workload, _sigma_mu(problem, reduced=True))
+    )
 
 
 MOMENTUM_TREE_REDUCED = Algorithm(

@@ -188,9 +188,11 @@ def response_and_workload(
     estimator, rounds = row.estimator(units, problem), schedule.rounds
     clips = np.array([float(estimator.round(t).clip) for t in range(1, rounds + 1)])
     workload = Workload(schedule, estimator.decay, clips, estimator.period)
-    if row.published == "rows":
-        return rows_response(rounds), workload
-    return response_of(row.optimizer(units, problem, 1.0), estimator.round, rounds), workload
+    return (
+        (rows_response(rounds), workload)
+        if row.published == "rows"
+        else (response_of(row.optimizer(units, problem, 1.0), estimator.round, rounds), workload)
+    )
 
 
 def _asked(cell: Cell) -> str | None:

@@ -130,9 +130,11 @@ def _rows_held(cell: Cell, task: Task) -> list[NDArray[np.int64]] | None:
         return read
     assert task.test_sites is not None
     sites = [np.flatnonzero(task.test_sites == silo) for silo in range(cell.federation.silos)]
-    if not read:
-        return sites
-    return [np.concatenate([own, np.setdiff1d(site, own)]) for own, site in zip(read, sites, strict=True)]
+    return (
+        sites
+        if not read
+        else [np.concatenate([own, np.setdiff1d(site, own)]) for own, site in zip(read, sites, strict=True)]
+    )
 
 
 def _first(cell: Cell, held: Sequence[NDArray[np.int64]], sizes: Sequence[int]) -> list[NDArray[np.int64]]:
@@ -149,9 +151,11 @@ def _first(cell: Cell, held: Sequence[NDArray[np.int64]], sizes: Sequence[int]) 
 
 def held_out_of_silos(cell: Cell) -> list[NDArray[np.int64]]:
     """The numbers, in the data set, of each silo's test records; none where silos do not evaluate."""
-    if cell.evaluation is None:
-        return [np.empty(0, np.int64)] * cell.federation.silos
-    return [share.numpy() for share in spread_test(cell)]
+    return (
+        [np.empty(0, np.int64)] * cell.federation.silos
+        if cell.evaluation is None
+        else [share.numpy() for share in spread_test(cell)]
+    )
 
 
 def held_out_shares(cell: Cell) -> list[Records]:
@@ -262,6 +266,8 @@ def evaluation_plan_of(cell: Cell, objective: Objective, *, released: bool = Fal
 
 def _names(cell: Cell) -> tuple[str, ...]:
     schema = cell.data.table_schema
-    if cell.data.partition == "site" and schema is not None:
-        return schema.sites
-    return tuple(f"silo_{silo}" for silo in range(cell.federation.silos))
+    return (
+        schema.sites
+        if cell.data.partition == "site" and schema is not None
+        else tuple(f"silo_{silo}" for silo in range(cell.federation.silos))
+    )

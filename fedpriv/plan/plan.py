@@ -217,9 +217,11 @@ class Plan:
 
     def most_held(self, silo: int) -> int:
         """Records that a round is made to hold; if secret, as nearly none exceeds: `prices` charges for others."""
-        if isinstance(self.schedule, SecretOrder):
-            return self.schedule.capacity(self.batch_sizes[silo]).rows
-        return self.batch_sizes[silo] * self.max_batches
+        return (
+            self.schedule.capacity(self.batch_sizes[silo]).rows
+            if isinstance(self.schedule, SecretOrder)
+            else self.batch_sizes[silo] * self.max_batches
+        )
 
     @property
     def beside(self) -> int:

@@ -184,9 +184,11 @@ class ModelInputs:
         objective = row.objective(layout, classes, DTYPES[self.dtype], settings)
         if isinstance(settings, ModuleSettings):
             objective = augmented(objective, settings.augment, layout, getattr(settings, "shape", ()))
-        if self.asked is None or (model := algorithm_named(self.asked[0]).model) is None:
-            return objective
-        return model(self.asked[1], objective)
+        return (
+            objective
+            if self.asked is None or (model := algorithm_named(self.asked[0]).model) is None
+            else model(self.asked[1], objective)
+        )
 
 
 @lru_cache(maxsize=2)
