@@ -266,9 +266,12 @@ def _claim_of_step(streams: Sequence["ReleaseStream"]) -> PrivacyClaim[Guarantee
     claim = PrivacyClaim(together, relations.pop(), unit, exact)
     if exact or (mu := together.mu) is None:
         return claim
-    attained = any(stream.attained and stream.mu == mu for stream in streams)
     counted = max(stream.counted for stream in streams)
-    return replace(claim, attained=attained, counted=counted if counted < mu * (1 - _NOTHING) else None)
+    return replace(
+        claim,
+        attained=any(stream.attained and stream.mu == mu for stream in streams),
+        counted=counted if counted < mu * (1 - _NOTHING) else None,
+    )
 
 
 def _in_several(streams: Sequence["ReleaseStream"], known: Sequence[Guarantee], shared: int) -> Guarantee:
@@ -355,11 +358,9 @@ def mu_of_tests(streams: Sequence["ReleaseStream"]) -> float | None:
     InputError for streams of evaluations that read records in secret: there are none such.
     """
     claim = claim_of(streams)
-    if claim is None:
-        return None
-    if claim.guarantee.mu is None:
+    if claim is not None and claim.guarantee.mu is None:
         raise InputError("evaluations read all test records every time: their guarantee is a mu")
-    return claim.guarantee.mu
+    return None if claim is None else claim.guarantee.mu
 
 
 def evaluation_data(

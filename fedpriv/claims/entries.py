@@ -201,8 +201,10 @@ class LedgerEntry:
             <= claim_figure
             <= target_figure * (_MAX_RATIO if mu is None else 1.0 + 1e-8)
         ):
-            name = "epsilon" if mu is None else "mu"
-            yield f"std gives {name} = {claim_figure:.6g}, and the scenario asks for {target_figure:.6g}"
+            yield (
+                f"std gives {'epsilon' if mu is None else 'mu'} = {claim_figure:.6g}, and the scenario asks for "
+                f"{target_figure:.6g}"
+            )
 
     def _differences_from_streams(self) -> Iterator[str]:
         mu, epsilon = self._figures["mu"], self._figures["epsilon"]
@@ -284,16 +286,20 @@ class LedgerEntry:
         """Whether a first step of another run, if there is one, is charged with its whole share of the claim."""
         if all(stream.owner != ELSEWHERE for stream in first_steps):
             return True
-        if len(first_steps) > 1 or scale is None or self.claimed_mu is None:
-            return False
-        return first_steps[0].mu >= math.sqrt(scale.get("share", 1.0)) * self.claimed_mu * (1.0 - 1e-8)
+        return (
+            len(first_steps) == 1
+            and scale is not None
+            and self.claimed_mu is not None
+            and first_steps[0].mu >= math.sqrt(scale.get("share", 1.0)) * self.claimed_mu * (1.0 - 1e-8)
+        )
 
 
 def _cover_all_silos(streams: Sequence[ReleaseStream], trust: str, silos: int) -> bool:
     """Whether streams are the releases of all silos under this trust setting, each silo once."""
     if trust != "untrusted":
-        owner = f"sum of silos 0-{silos - 1}" if trust == "secure-aggregation" else "server"
-        return [stream.owner for stream in streams] == [owner]
+        return [stream.owner for stream in streams] == [
+            f"sum of silos 0-{silos - 1}" if trust == "secure-aggregation" else "server"
+        ]
     return all(stream.silos.stop <= silos for stream in streams) and sorted(
         silo for stream in streams for silo in stream.silos
     ) == list(range(silos))

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -32,10 +32,8 @@ from fedpriv.scenario.schema import Cell
 class WithMetrics:
     """The usual figures of `metrics`, by name."""
 
-    if TYPE_CHECKING:  # a field of dataclasses
-
-        @property
-        def metrics(self) -> Mapping[str, float]: ...
+    metrics: Mapping[str, float]
+    """A field of dataclasses."""
 
     @property
     def test_loss(self) -> float:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fedpriv.claims.claim import ELSEWHERE, with_other_step
-from fedpriv.claims.ledger import FIRST_STEP, ReleaseStream, as_data, released_by, releases_of
+from fedpriv.claims.ledger import FIRST_STEP, ReleaseStream, as_data, releases_of
 from fedpriv.core.errors import InputError, printable
 from fedpriv.core.figures import counted
 from fedpriv.data.layout import Input, Layout
@@ -100,7 +100,6 @@ def recompute(
     if any(release.get("step") == FIRST_STEP and release["owner"] != ELSEWHERE for release in releases):
         plans[FIRST_STEP] = plan_first_step(first_step_before(cell))
     if (evaluation := evaluation_plan_of(cell, objective, released=True)) is not None:
-        assert released_by(evaluation)
         plans[TESTS] = evaluation.plan
     return RunPlans(cell, plans)
 
@@ -173,8 +172,12 @@ def shapes_data(layout: Layout, classes: int) -> dict[str, Any]:
 
     A plan needs these shapes, and no value of a record.
     """
-    inputs = [[list(features.shape), features.kind] for features in layout.inputs]
-    return {"width": layout[0], "inputs": inputs, "labels": list(layout.labels), "classes": classes}
+    return {
+        "width": layout[0],
+        "inputs": [[list(features.shape), features.kind] for features in layout.inputs],
+        "labels": list(layout.labels),
+        "classes": classes,
+    }
 
 
 def objective_of(cell: Cell, shapes: Mapping[str, Any]) -> Objective:
@@ -195,8 +198,12 @@ def objective_of(cell: Cell, shapes: Mapping[str, Any]) -> Objective:
     with torch.device("meta"):
         if (schema := cell.data.table_schema) is not None:
             return task_of_schema(cell, schema).objective
-        inputs = tuple(Input(tuple(shape), kind) for shape, kind in shapes["inputs"])
-        layout = Layout(shapes["width"], inputs, tuple(shapes["labels"]), classes=shapes["classes"] > 0)
+        layout = Layout(
+            shapes["width"],
+            tuple(Input(tuple(shape), kind) for shape, kind in shapes["inputs"]),
+            tuple(shapes["labels"]),
+            classes=shapes["classes"] > 0,
+        )
         return ModelInputs.of(cell).objective(layout, shapes["classes"])
 
 

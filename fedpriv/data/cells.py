@@ -86,8 +86,9 @@ class Cells:
         codes, words = self.coded()
         known = _cast(words)
         if known is None:
-            numbers = map(as_number, words.to_pylist())
-            told = np.array([np.nan if number is None else number for number in numbers], np.float64)
+            told = np.array(
+                [np.nan if number is None else number for number in map(as_number, words.to_pylist())], np.float64
+            )
             known = np.where(_missing(words), np.nan, told)
         return np.take(known, codes)
 

@@ -64,8 +64,7 @@ def arrays_of(data: Given | DataLoader[Any], source: str = ARGUMENTS) -> tuple[N
         return _pair((tuple(tensors) if len(tensors) > 1 else tensors[0], label_tensor), source)
     if isinstance(data, TorchDataset):
         inputs, targets = zip(*[data[row] for row in range(len(cast(Sized, data)))], strict=True)
-        several = isinstance(inputs[0], tuple)
-        stacked = tuple(map(_stack, zip(*inputs, strict=True))) if several else _stack(inputs)
+        stacked = tuple(map(_stack, zip(*inputs, strict=True))) if isinstance(inputs[0], tuple) else _stack(inputs)
         return _pair((stacked, _stack(targets)), source)
     return _pair(data, source)
 

@@ -227,8 +227,10 @@ def _cifar_part(folder: Path, part: str) -> _Images:
 def _cifar_batch(path: Path) -> _Images:
     """A batch keeps an image as a row of 3,072 bytes: channel, then row, then column."""
     batch = unpickle_arrays(path.read_bytes())
-    images: NDArray[np.uint8] = batch["data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    return np.ascontiguousarray(images), np.asarray(batch["labels"], np.int64)
+    return (
+        np.ascontiguousarray(batch["data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)),
+        np.asarray(batch["labels"], np.int64),
+    )
 
 
 _READERS: dict[str, tuple[Callable[[Path, str], _Images], int]] = {

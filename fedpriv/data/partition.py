@@ -45,7 +45,8 @@ def resplit(data: Dataset, number: int) -> Dataset:
     """
     train_counts, test_counts = counted(data.train_labels), counted(data.test_labels)
     if data.rows is not None and np.array_equal(np.sort(data.rows[0]), np.sort(data.rows[1])):
-        back = _back(data)
+        # For every training place, the test place of the same row.
+        back = np.argsort(data.rows[1])[np.argsort(np.argsort(data.rows[0]))]
         images = np.where(_column(train_counts, data.train_images), data.train_images, data.test_images[back])
         labels = np.where(_column(train_counts, data.train_labels), data.train_labels, data.test_labels[back])
         known = train_counts | test_counts[back]
@@ -67,8 +68,7 @@ def resplit(data: Dataset, number: int) -> Dataset:
     sites = None if data.sites is None else np.concatenate([data.sites.train, data.sites.test])
     known, tests = counted(labels), np.arange(len(labels)) >= len(data.train_labels)
     named = None if data.sites is None or sites is None else Sites(data.sites.names, sites, sites)
-    whole = dataclasses.replace(data, sites=named)
-    aside = _drawn(whole, labels, known, tests & known, "split", number)
+    aside = _drawn(dataclasses.replace(data, sites=named), labels, known, tests & known, "split", number)
     out = aside | (tests & ~known)
     chosen, others = np.flatnonzero(out), np.flatnonzero(~out)
     others = others[public_generator(_SEED, "order of split", str(number)).permutation(len(others))]
@@ -98,12 +98,6 @@ def spared(data: Dataset, share: float) -> Dataset:
     )
 
 
-def _back(data: Dataset) -> NDArray[np.int64]:
-    """For every training place, the test place of the same row."""
-    assert data.rows is not None
-    return np.argsort(data.rows[1])[np.argsort(np.argsort(data.rows[0]))]
-
-
 def _drawn(
     data: Dataset, labels: NDArray[Any], known: NDArray[np.bool_], quota: NDArray[np.bool_], why: str, number: int
 ) -> NDArray[np.bool_]:
@@ -130,8 +124,7 @@ def _stratified(labels: NDArray[Any], many: int, generator: np.random.Generator)
         return order[:many]
     wanted = counts * (many / len(labels))
     whole = np.floor(wanted).astype(np.int64)
-    rest = wanted - whole + 1e-9 * generator.random(len(whole))
-    whole[np.argsort(-rest)[: many - int(whole.sum())]] += 1
+    whole[np.argsort(-(wanted - whole + 1e-9 * generator.random(len(whole))))[: many - int(whole.sum())]] += 1
     return np.concatenate([order[labels[order] == kind][:size] for kind, size in zip(kinds, whole, strict=True)])
 
 
@@ -415,8 +408,7 @@ def _balanced(
 def _rounded(amounts: NDArray[np.float64]) -> NDArray[np.int64]:
     """Whole numbers with the sum of `amounts`, rounded: the largest remainders are rounded up."""
     whole = np.floor(amounts).astype(np.int64)
-    short = round(float(amounts.sum())) - int(whole.sum())
-    whole[np.argsort(whole - amounts, kind="stable")[:short]] += 1
+    whole[np.argsort(whole - amounts, kind="stable")[: round(float(amounts.sum())) - int(whole.sum())]] += 1
     return whole
 
 

@@ -136,7 +136,6 @@ def patients(frame: bytes) -> list[dict[str, str]]:
     """The rows of a pickled frame; see `read_dialysis`."""
     event, time, age, begin, centre, disease = _columns(frame)
     died = (event == 1) & (time <= HORIZON)
-    known = (begin <= END - HORIZON) & (died | (time >= HORIZON))
     return [
         {
             "centre": centre[row],
@@ -145,7 +144,7 @@ def patients(frame: bytes) -> list[dict[str, str]]:
             "disease": disease[row],
             "first_year": DEAD if died[row] else ALIVE,
         }
-        for row in np.flatnonzero(known).tolist()
+        for row in np.flatnonzero((begin <= END - HORIZON) & (died | (time >= HORIZON))).tolist()
     ]
 
 

@@ -430,8 +430,7 @@ class ScheduledSettings(Settings):
     def _shape(self, t: int, rounds: int, warm: int) -> float:
         if self.step_schedule == "cosine":
             return 0.5 + 0.5 * math.cos(math.pi * max(0, t - 1 - warm) / max(1, rounds - warm))
-        times = sum(t > share * rounds for share in self.step_drops or ())
-        return float((self.step_drop or 0.1) ** times)
+        return float((self.step_drop or 0.1) ** sum(t > share * rounds for share in self.step_drops or ()))
 
     def stepping(self, optimizer: Stepping, problem: Problem) -> Optimizer:
         """The optimizer with these steps and this mean; itself where the scenario gives none of the keys."""

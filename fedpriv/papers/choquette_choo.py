@@ -123,8 +123,7 @@ def accelerated(errors: Floats, radius: float, smoothness: float, beta: float, *
         return Bound(math.inf, (condition,))
     turned = 0.0 if fresh else 2.0 * radius * float(np.sum(errors))
     squares = float(np.sum((t + 1.0) / (4.0 * t * slack) * errors**2))
-    total = rounds * (rounds + 1) / 2.0
-    return Bound((beta * radius**2 / 2.0 + turned + squares) / total, (condition,))
+    return Bound((beta * radius**2 / 2.0 + turned + squares) / (rounds * (rounds + 1) / 2.0), (condition,))
 
 
 @dataclass(frozen=True)

@@ -147,8 +147,9 @@ class O2NC:
             window_sum = torch.zeros_like(window_sum)
         iterate = state.iterate + state.move
         move = project_to_ball(stepped(state.move, self.step / current.scale, released), self.radius)
-        ask = iterate + self.choices.position(t + 1, released) * move
-        return O2NCState(iterate, move, ask, window_sum, published)
+        return O2NCState(
+            iterate, move, iterate + self.choices.position(t + 1, released) * move, window_sum, published
+        )
 
     def output(self, state: O2NCState) -> Tensor:
         """A window's mean; x_0 before the first window is complete."""

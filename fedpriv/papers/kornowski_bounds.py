@@ -136,8 +136,7 @@ def multi_pass_error(
     elif problem.order == "zeroth":
         at_anchor = problem.lipschitz**2 * direction_energy(problem.dimension) / problem.directions
     directions = at_anchor + (period - 1) * problem.direction_energy_of_differences(radius)
-    noise = anchor_std**2 + (period - 1) * difference_std**2
-    return math.sqrt(directions / records + problem.dimension * noise)
+    return math.sqrt(directions / records + problem.dimension * (anchor_std**2 + (period - 1) * difference_std**2))
 
 
 def leaf_noise_ratio(anchor_clip: float, clip: float, rounds: int, period: int) -> float:

@@ -71,8 +71,8 @@ def response_of(
     weights = np.zeros((len(chosen) + 1, rounds))
     weights[np.arange(len(chosen)), chosen] = 1.0
     weights[-1, -1] = 1.0
-    outputs = (*(chosen == rounds - 1).tolist(), True)  # not the query that a further round would ask at
-    pulled = pulled_back(_Published(optimizer, round_of, outputs), weights)
+    # The output stands in for the query that a further round would ask at.
+    pulled = pulled_back(_Published(optimizer, round_of, (*(chosen == rounds - 1).tolist(), True)), weights)
     return Response(pulled[:-1], pulled[-1])
 
 
@@ -80,8 +80,8 @@ class _Published:
     """An optimizer as a stream: the answer of round t is the query of round t + 1, or in some rows the output."""
 
     def __init__(self, optimizer: Any, round_of: Callable[[int], Round], outputs: tuple[bool, ...]) -> None:
-        fields = {field.name for field in dataclasses.fields(optimizer)}
-        self._optimizer = replace(optimizer, radius=_NO_RADIUS) if "radius" in fields else optimizer
+        bounded = any(field.name == "radius" for field in dataclasses.fields(optimizer))
+        self._optimizer = replace(optimizer, radius=_NO_RADIUS) if bounded else optimizer
         self._round_of = round_of
         self._outputs = torch.tensor(outputs).unsqueeze(-1)
         self._kind = type(self._optimizer.start(torch.ones((1, 1), dtype=torch.float64)))

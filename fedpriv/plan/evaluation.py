@@ -208,8 +208,10 @@ class EvaluationPlan:
             found[f"{name}_{WORST}"] = float(values.max() if name in LOWER_IS_BETTER else values.min())
         for number, silo in enumerate(self.silos):
             std, size = float(self.plan.noise.std_of(number)), self.plan.batch_sizes[number]
-            own = self.scores.figures(places[number], std, size, groups=False)
-            found |= {f"{name}_at_{silo}": value for name, value in own.items()}
+            found |= {
+                f"{name}_at_{silo}": value
+                for name, value in self.scores.figures(places[number], std, size, groups=False).items()
+            }
         return found | curves
 
 
@@ -255,9 +257,8 @@ def evaluation_plan_of(cell: Cell, objective: Objective, *, released: bool = Fal
     scores = summed_scores(objective, cell.evaluation.loss_bound, classes=cell.model.classifies)
     if (curves := cell.evaluation.curves) is not None:
         scores = curves.scores_beside(scores, schema, cell.model.settings, scaled=cell.data.scaling is not None)
-    plan = replace(plan_of(evaluation_cell(cell), scores, released=released), model_length=objective.dimension)
     return EvaluationPlan(
-        plan,
+        replace(plan_of(evaluation_cell(cell), scores, released=released), model_length=objective.dimension),
         scores,
         _names(cell) if cell.run.per_silo else (),
         1.0 if schema is None else schema.counted_share(tests=tests),

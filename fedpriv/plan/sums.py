@@ -6,15 +6,14 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedpriv.accounting.chain import MOST_ROUNDS as LONGEST_CHAIN
 from fedpriv.accounting.chain import Overlaps, overlaps_of
 from fedpriv.accounting.gaussian import APART, Relation, moved_by
 from fedpriv.core.errors import InputError
-from fedpriv.noise.mechanism import Inner, Mechanism, Sensitivity
+from fedpriv.noise.mechanism import Mechanism, Sensitivity
 from fedpriv.noise.sensitivity import MOST_ROUNDS
-from fedpriv.noise.series import Floats, Workload
+from fedpriv.noise.series import Workload
 
 _ROUNDING = 1e-14
 """Relative, of a norm of a column."""
@@ -96,7 +95,8 @@ class RunningSums:
                 f"rounds, and overlaps are looked at up to {MOST_ROUNDS:,}; set federation.groups higher"
             )
         largest = float(np.max(clips**2 * columns.squared_norms)) * (1.0 + _ROUNDING)
-        shared = max(float(np.max(np.triu(_products(clips, columns.inner, each), 1))) for each in held)
+        products = (columns.inner(each) * np.outer(clips[each], clips[each]) for each in held)
+        shared = max(float(np.max(np.triu(each, 1))) for each in products)
         return math.sqrt(largest) * (1.0 + _ROUNDING), shared * (1.0 + 1e-12) / largest
 
     def fading(self, groups: int, bins: int) -> Overlaps | None:
@@ -120,8 +120,3 @@ class RunningSums:
 
     def moved(self, distance: float) -> float:
         return moved_by(self.relation, self.per_record, distance, self.apart)
-
-
-def _products(clips: Floats, inner: Inner, held: NDArray[np.int64]) -> Floats:
-    """Of the columns of these rounds, times their clips; (n, n)."""
-    return inner(held) * np.outer(clips[held], clips[held])

@@ -221,8 +221,8 @@ def public_task_of_cell(cell: Cell) -> PublicTask:
 def task_of_schema(cell: Cell, schema: TableSchema) -> PublicTask:
     """The task of a server that has no table: silos evaluate, the rest follows from what is public about it."""
     inputs = ModelInputs.of(cell)
-    width = len(schema.raw) if cell.model.row.of_cells else schema.width
-    image, label = np.zeros((1, width)), np.zeros(1, np.int64)
+    image = np.zeros((1, len(schema.raw) if cell.model.row.of_cells else schema.width))
+    label = np.zeros(1, np.int64)
     one, layout = inputs.records(image, label), inputs.layout(image, label, schema.class_count)
     return PublicTask(
         inputs.objective(layout, schema.class_count), Records(one.features[:0], one.labels[:0]), unit=schema.unit
