@@ -1,6 +1,6 @@
 """Results of `fedpriv.run` and `fedpriv.load`: frozen, and shown as tables and figures in a notebook."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -22,7 +22,7 @@ from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.show.page import fragment_of, write_report
 from fedpriv.show.plots import plot_run, svgs_of
-from fedpriv.show.summary import metrics_in
+from fedpriv.show.summary import alike, metrics_in
 from fedpriv.show.table import STYLES, Style, render
 from fedpriv.study.results import read_claims, read_history
 
@@ -119,9 +119,8 @@ class CellResults(WithMetrics):
         It is the module that was given to `fedpriv.run`, or the scenario's model: softmax regression is a Linear
         layer on the features that the scenario names (`predict` makes them).
         """
-        if self.module is not None:
-            return with_parameters(self.module, torch.from_numpy(self.model()))
-        return self._trained().module
+        own = self.module
+        return self._trained().module if own is None else with_parameters(own, torch.from_numpy(self.model()))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The published parameters by name, as torch saves them."""
@@ -159,8 +158,8 @@ class RunResults:
 
     def __repr__(self) -> str:
         state = ("DIFFERS, " if self.differs else "") + ("complete" if self.complete else "incomplete")
-        size = counted(len(self.cells), "cell")
-        return f"RunResults({self.name!r}, {size}, {state}, folder={str(self.folder)!r})"
+        of = f"{self.name!r}, {counted(len(self.cells), 'cell')}, {state}"
+        return f"RunResults({of}, folder={str(self.folder)!r})"
 
     def _repr_html_(self) -> str:
         return fragment_of(read_claims(self.folder))
@@ -220,23 +219,20 @@ class RunResults:
 def results_of(path: Path, module: nn.Module | None = None) -> RunResults:
     """Read the results in a run's folder; `module` is the one that it trained.  InputError if there are none."""
     results = read_claims(path)
-    history: dict[int, list[Evaluation]] = {}
-    for line in read_history(path):
-        evaluation = Evaluation(line["round"], metrics_in(line))
-        history.setdefault(line["cell"], []).append(evaluation)
-    cells = tuple(_cell(path, cell, tuple(history.get(cell["cell"], ())), module) for cell in results.cells)
+    history = alike(read_history(path), lambda line: line["cell"])
+    cells = tuple(_cell(path, cell, history.get(cell["cell"], ()), module) for cell in results.cells)
     return RunResults(path, results.name, results.title, results.engine, results.complete, cells, results.differs)
 
 
 def _cell(
-    folder: Path, record: Mapping[str, Any], history: tuple[Evaluation, ...], module: nn.Module | None
+    folder: Path, record: Mapping[str, Any], lines: Iterable[Mapping[str, Any]], module: nn.Module | None
 ) -> CellResults:
     own = ("point", "seed", "silos", "rounds", "gradient_evaluations", "bytes_sent", "fraction_clipped")
     return CellResults(
         **{name: record[name] for name in (*own, "wall_seconds", "scenario")},
         metrics=metrics_in(record),
         privacy=Privacy(**{name: record[name] for name in Privacy.__dataclass_fields__}),
-        history=history,
+        history=tuple(Evaluation(line["round"], metrics_in(line)) for line in lines),
         model_file=folder / record["model"],
         module=module,
     )

@@ -66,8 +66,7 @@ def with_own(
     checked = dataset_of(ARGUMENTS, *parts, classes)
     name = given_name(_digest(*(array for part in parts for array in part)))
     add_data(name, lambda: parts, checked.classes)
-    data = found.setdefault("data", {})
-    data["name"] = name
+    found.setdefault("data", {})["name"] = name
     federation = found.setdefault("federation", {})
     if not {"samples", "batch", "clients"} & federation.keys():
         federation["samples"] = len(checked.train_labels)
@@ -191,10 +190,8 @@ def run(
         rerun = None
     else:
         loaded, rerun = load_scenario(Path(scenario), overrides), options.command(str(scenario))
-    heard = list(observers)
-    if (hasattr(sys, "ps1") or "ipykernel" in sys.modules) if progress is None else progress:
-        heard.append(Progress(quiet=False))
-    folder = run_sweep(loaded, options, heard, rerun)
+    shown = hasattr(sys, "ps1") or "ipykernel" in sys.modules if progress is None else progress
+    folder = run_sweep(loaded, options, [*observers, *([Progress(quiet=False)] if shown else [])], rerun)
     write_table(folder)
     return results_of(folder, None if model is None else copy.deepcopy(model))
 

@@ -28,26 +28,26 @@ def main() -> None:
         with _as_python_says():
             app()
     except FedprivError as error:
-        sys.stderr.write(f"fedpriv: {printable_lines(str(error))}\n")
-        sys.exit(error.exit_code)
+        _end(printable_lines(str(error)), error.exit_code)
     except OSError as error:  # a folder that cannot be written, a full disk
         given = error.filename is not None and error.errno in _OF_A_PATH
-        sys.stderr.write(f"fedpriv: {_where(error)}{error.strerror or error}{_ANOTHER if given else ''}\n")
-        sys.exit(InputError.exit_code if given else RunError.exit_code)
+        words = f"{_where(error)}{error.strerror or error}{_ANOTHER if given else ''}"
+        _end(words, InputError.exit_code if given else RunError.exit_code)
     except ImportError as error:
         if not (error.name or "").startswith("flwr"):
             raise
-        sys.stderr.write(f"fedpriv: {_other_flower(error)}\n")
-        sys.exit(InputError.exit_code)
+        _end(_other_flower(error), InputError.exit_code)
     except MemoryError:
-        sys.stderr.write("fedpriv: out of memory; run fewer cells at a time, smaller batches or a smaller model\n")
-        sys.exit(RunError.exit_code)
+        _end("out of memory; run fewer cells at a time, smaller batches or a smaller model", RunError.exit_code)
     except OverflowError as error:
-        sys.stderr.write(f"fedpriv: a number that was given is too large to compute with ({error.args[-1]})\n")
-        sys.exit(InputError.exit_code)
+        _end(f"a number that was given is too large to compute with ({error.args[-1]})", InputError.exit_code)
     except KeyboardInterrupt:
-        sys.stderr.write("fedpriv: stopped\n")
-        sys.exit(INTERRUPTED)
+        _end("stopped", INTERRUPTED)
+
+
+def _end(words: str, code: int) -> None:
+    sys.stderr.write(f"fedpriv: {words}\n")
+    sys.exit(code)
 
 
 @contextmanager

@@ -15,11 +15,12 @@ from fedpriv.cli.options import (
     RunDir,
     SweepOverrides,
     grouped,
+    say,
 )
 from fedpriv.cli.privacy import app as privacy_app
 from fedpriv.cli.silo import app as silo_app
 from fedpriv.core.errors import InputError, suggestion
-from fedpriv.core.extensions import COMMANDS, register_of
+from fedpriv.core.extensions import COMMANDS, import_files, register_of
 
 data_app = typer.Typer(help="Data sets: download, verify, cache.", no_args_is_help=True, suggest_commands=False)
 
@@ -173,8 +174,8 @@ def run(
     )
     if dry_run:
         weigh(scenario, options)
-        return
-    run_scenario(scenario, options, display)
+    else:
+        run_scenario(scenario, options, display)
 
 
 @app.command("list")
@@ -189,7 +190,6 @@ def list_(
     Example: fedpriv list algorithms
     """
     from fedpriv.cli.explore import list_what
-    from fedpriv.core.extensions import import_files
 
     import_files(imports or [])
     list_what(what)
@@ -226,7 +226,6 @@ def table(
 
     Example: fedpriv table runs/quickstart --format csv
     """
-    from fedpriv.cli.options import say
     from fedpriv.show.table import STYLES, render
     from fedpriv.study.results import check_claims, read_claims
 

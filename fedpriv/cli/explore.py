@@ -33,7 +33,7 @@ from fedpriv.loss.ridge import RIDGE_STATISTICS, Coefficient, Published, RidgeSt
 from fedpriv.papers.newton import NOISY_NEWTON, GradientAndHessian
 from fedpriv.plan.task import public_task_of_cell, task_of_schema
 from fedpriv.scenario.load import resolve_cell
-from fedpriv.show.summary import value_text
+from fedpriv.show.summary import how_measured, privacy_lines, value_text, warnings_of
 from fedpriv.study.results import check_claims, read_claims
 
 _WIDE = 160  # of piped output, which has no width
@@ -117,9 +117,7 @@ def list_what(what: str | None) -> None:
 
 def show_run(folder: Path) -> None:
     """Print what ran, what it guarantees, and what came out."""
-    from fedpriv.show.summary import how_measured, privacy_lines, warnings_of
     from fedpriv.show.table import tables_of
-    from fedpriv.study.results import check_claims, read_claims
 
     results = read_claims(folder)
     print_plain(results.title or results.name, bold=True)
@@ -127,9 +125,8 @@ def show_run(folder: Path) -> None:
         columns = [Column(name, right=place >= table.labels) for place, name in enumerate(table.heads)]
         print_rich(table.caption, columns, table.body)
     loud = [line.replace("**", "") for line in warnings_of(results)]
-    for line in (*loud, how_measured(results), *privacy_lines(results)):
+    for line in (*loud, how_measured(results), *privacy_lines(results), f"results: {folder}"):
         print_plain(line)
-    print_plain(f"results: {folder}")
     check_claims(folder, results)
 
 
@@ -182,10 +179,14 @@ def _data() -> Lines:
 def _models() -> Lines:
     from fedpriv.loss.models import MODELS
 
-    models = MODELS | all_added("model")
-    keys = {name: ", ".join(row.settings.model_fields) or "none" for name, row in models.items()}
-    kinds = {name: "regression" if row.regression else "classes" for name, row in models.items()}
-    return [(name, f"{kinds[name]}; keys: {keys[name]}") for name in models]
+    return [
+        (
+            name,
+            f"{'regression' if row.regression else 'classes'}; "
+            f"keys: {', '.join(row.settings.model_fields) or 'none'}",
+        )
+        for name, row in (MODELS | all_added("model")).items()
+    ]
 
 
 KINDS: dict[str, Callable[[], Lines]] = {
@@ -214,11 +215,15 @@ def coefficients(folder: Path, *, as_json: bool) -> None:
         return
     for cell, own in found:
         point = "".join(f"{key} = {value_text(value)}, " for key, value in cell["point"].items())
-        lines = [[f"{point}seed {cell['seed']}", "weight", "95 %"]]
-        for name, each in own:
-            star = "" if each.low <= 0.0 <= each.high else "  *"
-            lines.append([name, f"{each.value:.3f}", f"{each.low:.3f} – {each.high:.3f}{star}"])
-        print_table(lines)
+        lines = [
+            [
+                name,
+                f"{each.value:.3f}",
+                f"{each.low:.3f} – {each.high:.3f}{'' if each.low <= 0.0 <= each.high else '  *'}",
+            ]
+            for name, each in own
+        ]
+        print_table([[f"{point}seed {cell['seed']}", "weight", "95 %"], *lines])
         sys.stdout.write("\n")
     sys.stdout.write(
         "features are scaled to -1 … 1; intervals have sampling and noise in them, of the population's weights "
@@ -239,8 +244,7 @@ def coefficients_of(record: Mapping[str, Any], folder: Path) -> list[tuple[str, 
             f"{RIDGE_STATISTICS!r}, or the algorithm {NOISY_NEWTON.name!r}"
         )
     schema, sizes = cell.data.table_schema, cell.batch_sizes
-    task = public_task_of_cell(cell) if schema is None else task_of_schema(cell, schema)
-    objective = task.objective
+    objective = (public_task_of_cell(cell) if schema is None else task_of_schema(cell, schema)).objective
     while isinstance(objective, View) and not isinstance(objective, GradientAndHessian):
         objective = objective.base
     assert isinstance(objective, RidgeStatistics | GradientAndHessian)
@@ -258,9 +262,11 @@ def coefficients_of(record: Mapping[str, Any], folder: Path) -> list[tuple[str, 
 def _names(schema: TableSchema | None, count: int) -> list[str]:
     if schema is None or schema.width + 1 != count:
         return [*(f"feature {place}" for place in range(count - 1)), "constant"]
-    named = [
-        each
-        for name, column in schema.features
-        for each in ([name] if column.values is None else [f"{name} = {word}" for word in column.values])
+    return [
+        *(
+            each
+            for name, column in schema.features
+            for each in ([name] if column.values is None else [f"{name} = {word}" for word in column.values])
+        ),
+        "constant",
     ]
-    return [*named, "constant"]

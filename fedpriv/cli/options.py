@@ -143,8 +143,9 @@ class Participation:
     def setting(self, rounds: int) -> "Setting":
         from fedpriv.study.setting import Setting
 
-        of_sums = {name: value for name, value in vars(self).items() if name not in ("unit", "records")}
-        return Setting(rounds, **of_sums)
+        return Setting(
+            rounds, **{key: value for key, value in vars(self).items() if key not in ("unit", "records")}
+        )
 
     def claim(self, guarantee: "Guarantee") -> "PrivacyClaim[Guarantee]":
         """`guarantee` of the unit, under the relation."""
@@ -231,8 +232,7 @@ def print_table(lines: Sequence[Sequence[str]]) -> None:
     lines = [[printable(cell, len(cell)) for cell in line] for line in lines]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
-        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        say("  ".join(cells).rstrip() + "\n")
+        say("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() + "\n")
 
 
 def aim(mu: float, delta: float, federation: "Federation") -> dict[str, Any]:
@@ -321,10 +321,13 @@ def show(facts: dict[str, Any], as_json: bool) -> None:
         ]
     )
     others = ("epsilon_rdp", "epsilon_paper")
-    said = [
-        name for name in facts if name.startswith("epsilon") and name not in others and not name.endswith(TOGETHER)
+    epsilons = [
+        value
+        for name, value in facts.items()
+        if name.startswith("epsilon")
+        and not (name in others or name.endswith(TOGETHER))
+        and isinstance(value, float)
     ]
-    epsilons = [value for name in said if isinstance(value := facts[name], float)]
     for line in caveats(max(epsilons, default=0.0), facts.get("delta", 0.0)):
         say(f"{line}\n")
 

@@ -96,7 +96,7 @@ def compare(
         fedpriv privacy compare --rounds 2000 --epochs 20 --decay 0.9 --epsilon 2 --delta 1e-6 --silos 10
     """
     from fedpriv.accounting.guarantees import GaussianDP
-    from fedpriv.study.setting import table_of
+    from fedpriv.study.setting import seconds_per_round, table_of
 
     setting, mu = federation.setting(rounds), target.in_mu
     if setting.secret:
@@ -114,7 +114,7 @@ def compare(
     response, workload = _asked(algorithm, settings or [], setting)
     table = table_of(setting, mu, response, workload, max_vectors)
     size = (_DIMENSION if algorithm else 0) if dimension is None else dimension
-    seconds = _times(table, workload, size)
+    seconds = [seconds_per_round(line.mechanism, workload, size) if size else None for line in table.lines]
     if plot is not None:
         from fedpriv.show.charts import comparison_chart
         from fedpriv.show.plots import save_chart
@@ -152,18 +152,20 @@ def _amplified(
         rows = [{"mechanism": name, **cost_facts(cost)} for name, cost in costs.items()]
         show({**setting_facts(setting, unit), "mechanisms": rows, **claim}, as_json=True)
         return
-    header = ("mechanism", "noise std", "rms error", "last round", "in the mean", "memory", "sensitivity")
     lines = [
-        (
-            name,
-            upper_figure(cost.std, 5),
-            *(f"{value:.5g}" for value in (cost.error, cost.error_last, cost.error_in_mean)),
-            str(cost.memory),
-            upper_figure(cost.sensitivity.value, 5),
-        )
-        for name, cost in costs.items()
+        ("mechanism", "noise std", "rms error", "last round", "in the mean", "memory", "sensitivity"),
+        *(
+            (
+                name,
+                upper_figure(cost.std, 5),
+                *(f"{value:.5g}" for value in (cost.error, cost.error_last, cost.error_in_mean)),
+                str(cost.memory),
+                upper_figure(cost.sensitivity.value, 5),
+            )
+            for name, cost in costs.items()
+        ),
     ]
-    print_table([header, *lines])
+    print_table(lines)
     typer.echo()
     show({**setting_facts(setting, unit), **claim}, as_json=False)
 
@@ -180,9 +182,8 @@ def _asked(algorithm: str | None, settings: list[str], setting: "Setting") -> tu
 
     row = algorithm_named(algorithm)
     schedule = Schedule(setting.rounds, setting.rounds // setting.epochs)
-    response, workload = response_and_workload(row, _settings(row, settings), schedule)
-    clips = setting.clip * workload.clips
-    return response, dataclasses.replace(workload, clips=clips, schedule=setting.workload.schedule)
+    response, own = response_and_workload(row, _settings(row, settings), schedule)
+    return response, dataclasses.replace(own, clips=setting.clip * own.clips, schedule=setting.workload.schedule)
 
 
 def _settings(row: "Algorithm", assignments: list[str]) -> "NoiseSettings":
@@ -191,15 +192,7 @@ def _settings(row: "Algorithm", assignments: list[str]) -> "NoiseSettings":
 
     if row.published is None or not issubclass(row.settings, NoiseSettings):
         raise InputError(f"--algorithm {row.name}: noise cannot be fitted to what it publishes")
-    units = {name: 1.0 for name in UNITS if name in row.settings.model_fields}
-    return validated(row.settings, assignments, units)
-
-
-def _times(table: "Table", workload: "Workload", dimension: int) -> list[float | None]:
-    """Measure the seconds per round of every line's noise; None where that is not measured."""
-    from fedpriv.study.setting import seconds_per_round
-
-    return [seconds_per_round(each.mechanism, workload, dimension) if dimension else None for each in table.lines]
+    return validated(row.settings, assignments, {key: 1.0 for key in UNITS if key in row.settings.model_fields})
 
 
 def _text(table: "Table", seconds: list[float | None], dimension: int) -> list[tuple[str, ...]]:
@@ -210,23 +203,20 @@ def _text(table: "Table", seconds: list[float | None], dimension: int) -> list[t
     lines = [(*header, *(["ms"] if dimension else []), "memory", "sensitivity")]
     for line, took in zip(table.lines, seconds, strict=True):
         cost = line.cost
-        errors = (cost.error, cost.error_last, cost.error_in_mean)
         time = ["-" if took is None else f"{1000.0 * took:.3g}"] if dimension else []
         exact = "" if cost.sensitivity.exact else "≤ "
         lines.append(
             (
                 line.name + (" (auto)" if line.chosen else ""),
                 upper_figure(cost.std, 5),  # what is needed: less would not do
-                *(f"{value:.5g}" for value in errors),
+                *(f"{value:.5g}" for value in (cost.error, cost.error_last, cost.error_in_mean)),
                 *_published(line.published, line.ratio),
                 *time,
                 str(cost.memory),
                 f"{exact}{upper_figure(cost.sensitivity.value, 5)}",
             )
         )
-    least = _published(table.least, None)
-    lines.append(("least", *["-"] * 4, *least, *["-"] * (2 + bool(dimension))))
-    return lines
+    return [*lines, ("least", *["-"] * 4, *_published(table.least, None), *["-"] * (2 + bool(dimension)))]
 
 
 def _published(values: "Published", ratio: "Published | None") -> list[str]:
@@ -284,9 +274,11 @@ def ledger(
 def _as_data(entry: "LedgerEntry") -> dict[str, Any]:
     from fedpriv.claims.ledger import as_data
 
-    streams = {"releases": list(map(as_data, entry.streams))}
-    tests = {"evaluations": list(map(as_data, entry.tests))} if entry.tests else {}
-    return {"cell": entry.cell, **streams, **tests}
+    return {
+        "cell": entry.cell,
+        "releases": list(map(as_data, entry.streams)),
+        **({"evaluations": list(map(as_data, entry.tests))} if entry.tests else {}),
+    }
 
 
 def _ledger_lines(entry: "LedgerEntry") -> list[tuple[str, ...]]:
@@ -350,15 +342,17 @@ def selection(
 
     mu, at = target.in_mu, target.at
     law = Poisson(trials) if poisson else NegativeBinomial(trials, eta)
-    facts: dict[str, Any] = {
-        "runs": law.words,
-        "mu": mu,
-        "delta": at,
-        "epsilon_of_one_run": GaussianDP(mu).epsilon_of(at),
-        "epsilon_of_the_choice": Selection(mu, law).epsilon_of(at),
-        "epsilon_of_choice_and_run": Selection(mu, law, then=mu).epsilon_of(at),
-    }
-    show(facts, as_json)
+    show(
+        {
+            "runs": law.words,
+            "mu": mu,
+            "delta": at,
+            "epsilon_of_one_run": GaussianDP(mu).epsilon_of(at),
+            "epsilon_of_the_choice": Selection(mu, law).epsilon_of(at),
+            "epsilon_of_choice_and_run": Selection(mu, law, then=mu).epsilon_of(at),
+        },
+        as_json,
+    )
 
 
 @app.command()
@@ -467,5 +461,5 @@ def _show_cost(
     delta: float,
     as_json: bool,
 ) -> None:
-    about = {"mechanism": mechanism, **setting_facts(setting, claim.unit.name)}
-    show({**about, **cost_facts(cost), **claim.conversions(delta)}, as_json)
+    about = setting_facts(setting, claim.unit.name) | cost_facts(cost) | claim.conversions(delta)
+    show({"mechanism": mechanism, **about}, as_json)

@@ -130,17 +130,18 @@ class Progress(RunObserver):
     def finished(self, place: int, finished: Finished) -> None:
         unforeseen = finished.missed if finished.noise == "release" else {}  # a simulation's are in its scenario
         for silo, rounds in unforeseen.items():  # never silently, and not for --quiet either
-            late = ", ".join(map(str, rounds))
-            sys.stderr.write(f"fedpriv: silo {silo} did not answer in round {late}; it counted with nothing new\n")
+            sys.stderr.write(
+                f"fedpriv: silo {silo} did not answer in round {', '.join(map(str, rounds))}; it counted with "
+                "nothing new\n"
+            )
         self._done += 1
         self._bar.update(self._task, cells=f"{self._done}/{self._cells} cells")
         if not self._live:
-            elapsed = time.monotonic() - self._began
-            line = f"loss {finished.test_loss:.4f}"
-            if (accuracy := finished.metrics.get("test_accuracy")) is not None:
-                line += f", accuracy {100 * accuracy:.1f} %"
+            accuracy = finished.metrics.get("test_accuracy")
             self._say(
-                f"[{self._done}/{self._cells}, {elapsed:.0f} s] {_words(self._scenario.points[place])}: {line}"
+                f"[{self._done}/{self._cells}, {time.monotonic() - self._began:.0f} s] "
+                f"{_words(self._scenario.points[place])}: loss {finished.test_loss:.4f}"
+                + ("" if accuracy is None else f", accuracy {100 * accuracy:.1f} %")
             )
 
     def lost(self, worker: str, places: Sequence[int]) -> None:
@@ -161,9 +162,8 @@ class Progress(RunObserver):
         if self._folder is None:
             self._say("stopped before the first cell")
             return
-        left = self._cells - self._done
-        self._say(f"stopped, {left} of {len(self._scenario.points)} cells left; resume with")
-        self._say(f"    {_resume(rerun, self._folder)}")
+        left, cells = self._cells - self._done, len(self._scenario.points)
+        self._say(f"stopped, {left} of {cells} cells left; resume with\n    {_resume(rerun, self._folder)}")
 
     def _say(self, line: str) -> None:
         if not self._quiet:
@@ -202,10 +202,8 @@ class JsonLines(RunObserver):
 
     def stopped(self, rerun: str) -> None:
         """Say how to go on; `rerun` is the command that was given."""
-        if self._folder is None:
-            self._tell("stopped", {})
-        else:
-            self._tell("stopped", {"left": self._left, "resume": _resume(rerun, self._folder)})
+        folder = self._folder
+        self._tell("stopped", {"left": self._left, "resume": _resume(rerun, folder)} if folder else {})
 
     def _complete_if_nothing_is_left(self) -> None:
         if self._left == 0:

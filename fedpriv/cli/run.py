@@ -135,11 +135,11 @@ def run_scenario(path: Path, options: RunOptions, shown: Display) -> None:
     if shown.quiet and shown.as_json:
         raise InputError("--quiet and --json: give only one of them")
     display = JsonLines(sys.stdout) if shown.as_json else Progress(quiet=shown.quiet)
-    observers: list[RunObserver] = [display]
-    if shown.tensorboard is not None:
-        observers.append(TensorBoard(shown.tensorboard))
-    if shown.mlflow is not None:
-        observers.append(MLflow(shown.mlflow))
+    observers: list[RunObserver] = [
+        display,
+        *([] if shown.tensorboard is None else [TensorBoard(shown.tensorboard)]),
+        *([] if shown.mlflow is None else [MLflow(shown.mlflow)]),
+    ]
     import_files(options.imports)
     scenario = load_scenario(path, options.overrides)
     rerun = options.command(str(path))

@@ -120,22 +120,21 @@ def _print_point(compared: dict[str, Any]) -> None:
     if bound is not None:
         columns.append({"excess risk": bound["excess risk"]})
         header.append(_OWN)
-    names = dict.fromkeys(itertools.chain(*columns))
     typer.echo()
     lines = [
         [name, *(_text(name, column.get(name), asked=place > 0) for place, column in enumerate(columns))]
-        for name in names
+        for name in dict.fromkeys(itertools.chain(*columns))
     ]
     print_table([header, *lines])
     if "refusal" in used:
         say(f"\nthe scenario cannot be run: {used['refusal']}\n")
     for asked in theorems:
-        refusal = asked["refusal"]
-        say(f"\n{asked['theorem']}: {'can be run with these numbers' if refusal is None else refusal}\n")
+        say(f"\n{asked['theorem']}: {asked['refusal'] or 'can be run with these numbers'}\n")
         _print_conditions(asked)
     if bound is not None:
-        known = "of the mean excess risk" if bound["excess risk"] is not None else "nothing is known"
-        typer.echo(f"\n{_OWN}: {known}")
+        typer.echo(
+            f"\n{_OWN}: {'nothing is known' if bound['excess risk'] is None else 'of the mean excess risk'}"
+        )
         _print_conditions(bound)
 
 

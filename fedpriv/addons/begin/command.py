@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from fedpriv.addons.begin.advise import Advice, advise
+from fedpriv.addons.begin.advise import Advice, Facts, advice_of, advise
 from fedpriv.addons.begin.inspect import Persons, describe, left_out, persons_of, see
 from fedpriv.cli.explore import Column, print_plain, print_rich
 from fedpriv.core.errors import InputError, printable
@@ -34,10 +34,6 @@ from fedpriv.data.encode import Rows, rows_of
 from fedpriv.data.partition import roster
 from fedpriv.data.schema import TableSchema
 from fedpriv.data.tables import check_persons, schema_toml
-
-if TYPE_CHECKING:
-    from fedpriv.addons.begin.advise import Advice
-
 
 # Modules that need torch are imported where files are written: a first look at a table does not wait for them.
 
@@ -105,8 +101,7 @@ def inspect_table(path: Path, roles: Roles, out: Path | None) -> None:
             typer.echo(f"left out, {why}: {printable(', '.join(names))}")
     encoded = rows_of(table, schema)
     check_persons(encoded, schema, path)
-    unit = _unit(encoded, schema)
-    train = encoded.places.train
+    unit, train = _unit(encoded, schema), encoded.places.train
     sizes = _units(encoded, schema, train.rows, of_persons="unit" in unit)
     training = _units(encoded, schema, train.rows[train.counts], of_persons="unit" in unit)
     _warn(encoded, schema, training, "persons in training" if unit else "training records")
@@ -130,8 +125,7 @@ def inspect_table(path: Path, roles: Roles, out: Path | None) -> None:
 
 def _unit(encoded: Rows, schema: TableSchema) -> dict[str, Any]:
     """Say how many records a person has; the keys of [privacy] that protect persons, if they are needed."""
-    found = persons_of(encoded)
-    if found is None:
+    if (found := persons_of(encoded)) is None:
         return {}
     typer.echo(f"{printable(str(schema.person))}: {_whose(found)}")
     return {"unit": "user", "records": min(found.most, _MOST_RECORDS)} if found.several else {}
@@ -188,22 +182,18 @@ def _files(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dict[str
     cell = resolve_cell({**advice.tree, "data": data}, str(path))
     allow = allowance_of(cell, task_of_schema(cell, confirmed))
     head = "".join(f"# {line}\n" for line in WARNING.splitlines())
-    notes = {"privacy": _PERSONS.format(**unit), "federation": _BATCHES} if unit else {}
-    sections = advice.sections(notes)
-    table = schema_toml(schema, "data.table")
-    top = f"{head}name = {json.dumps(advice.tree['name'])}\n\n{table}\n"
+    sections = advice.sections({"privacy": _PERSONS.format(**unit), "federation": _BATCHES} if unit else {})
+    top = f"{head}name = {json.dumps(advice.tree['name'])}\n\n{schema_toml(schema, 'data.table')}\n"
     files = {"scenario.toml": top + "\n".join(sections.values())}
+    names = {"shard": "csv", "ledger": "sqlite", "socket": "sock"}
     for silo in range(len(sizes)):
-        names = {"shard": "csv", "ledger": "sqlite", "socket": "sock"}
-        keys = {"silo": silo, **{name: f"silo-{silo}.{suffix}" for name, suffix in names.items()}}
+        keys = {"silo": silo} | {name: f"silo-{silo}.{suffix}" for name, suffix in names.items()}
         files[f"silo-{silo}.toml"] = head + (_ALLOWED if unit else "") + policy_text(keys, allow, schema)
     return files
 
 
 def _advice(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dict[str, Any]) -> "Advice":
     """What `fedpriv advise` says of a table with this description and so many records a silo."""
-    from fedpriv.addons.begin.advise import Facts, advice_of
-
     keys = {"unit": unit["unit"], "records_of_person": unit["records"]} if unit else {}
     facts = Facts(tuple(sizes), schema.width, schema.class_count, _EPSILON, feature_norm=schema.norm, **keys)
     spread = {"name": str(path), "partition": "site" if schema.site is not None else "iid"}
@@ -221,7 +211,11 @@ def advise_on(
     if as_json:
         sys.stdout.write(json.dumps(_as_data(found)) + "\n")
     else:
-        _print(found)
+        rows = [[one.key, _short(one.value), one.why] for one in found.chosen]
+        print_rich("What to take", [Column("key"), Column("value"), Column("why", wrap=True)], rows)
+        costs = f"It costs {epsilon_words(found.epsilon, found.facts.delta)}."
+        for line in (costs, found.forecast.sentence, *found.others):
+            print_plain(line)
     if out is not None:
         write_text(out, found.text)
         if not as_json:
@@ -250,14 +244,6 @@ def _as_data(found: Advice) -> dict[str, Any]:
     }
 
 
-def _print(found: Advice) -> None:
-    rows = [[one.key, _short(one.value), one.why] for one in found.chosen]
-    print_rich("What to take", [Column("key"), Column("value"), Column("why", wrap=True)], rows)
-    print_plain(f"It costs {epsilon_words(found.epsilon, found.facts.delta)}.")
-    for line in (found.forecast.sentence, *found.others):
-        print_plain(line)
-
-
 def _short(value: Any) -> str:
     if not isinstance(value, list):
         return str(value)
@@ -276,13 +262,12 @@ _FILES = ("scenario.toml", "my_algorithm.py", "my_model.py", "notebook.ipynb", "
 
 def _advised(name: str) -> str:
     """The sections that `fedpriv advise` writes for the starter's federation, with the starter's own model."""
-    from fedpriv.addons.begin.advise import Facts, advice_of
-
     advice = advice_of(Facts((_EACH,) * 5, 784, 10, 4.0, trust="trusted"), {"name": "synthetic"}, name)
     algorithm = {key: value for key, value in advice.tree["algorithm"].items() if key != "output"}
-    tree = {**advice.tree, "model": {"name": "my-model"}, "algorithm": algorithm}
-    sections = dataclasses.replace(advice, tree=tree).sections(_NOTES)
-    return "\n".join(text for key, text in sections.items() if key != "run")
+    advice = dataclasses.replace(
+        advice, tree={**advice.tree, "model": {"name": "my-model"}, "algorithm": algorithm}
+    )
+    return "\n".join(text for key, text in advice.sections(_NOTES).items() if key != "run")
 
 
 def begin(folder: Path) -> list[Path]:
@@ -297,16 +282,14 @@ def begin(folder: Path) -> list[Path]:
         raise InputError(f"fedpriv init {folder}: expected a name of lower-case letters, digits and dashes")
     if folder.exists():
         raise InputError(f"fedpriv init {folder}: exists already; give another name")
-    source = resources.files(__package__) / "starter"
+    source, advised = resources.files(__package__) / "starter", _advised(name)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
         try:
             for file in _FILES:
                 text = (source / file).read_text(encoding="utf-8").replace("NAME", name)
-                if "# ADVISED\n" in text:
-                    text = text.replace("# ADVISED\n", _advised(name))
-                (draft / file).write_text(text, encoding="utf-8")
+                (draft / file).write_text(text.replace("# ADVISED\n", advised), encoding="utf-8")
             draft.chmod(0o755)
             draft.rename(folder)
         except OSError:

@@ -91,10 +91,9 @@ class Seen:
     def mistakes(self) -> str:
         """Count the cells of a column of numbers that are none, and return the first of them."""
         numbers, cells = self.records - self.missing - self.mistaken, self.mistaken
-        shown = ", ".join(self.odd)
         more = f" and {cells - _SHOWN_ODD} more" if cells > _SHOWN_ODD else ""
         which = "1 cell that is none" if cells == 1 else f"{cells} cells that are none"
-        return f"{numbers} numbers, and {which}: {shown}{more}"
+        return f"{numbers} numbers, and {which}: {', '.join(self.odd)}{more}"
 
 
 @dataclass(frozen=True)
@@ -127,9 +126,8 @@ def _seen(table: RawTable, name: str, cells: Cells) -> Seen:
     if distinct and not odd.size and not spelled_out:
         span = (float(np.nanmin(numbers)), float(np.nanmax(numbers)))
         return Seen(name, len(cells), missing, span, distinct, words)
-    known = numbers[~np.isnan(numbers)]
-    many = len(np.unique(known)) >= _MANY_NUMBERS and len(odd) <= (1.0 - _NEARLY_ALL) * (len(cells) - missing)
-    if not many:
+    many = len(np.unique(numbers[~np.isnan(numbers)])) >= _MANY_NUMBERS
+    if not many or len(odd) > (1.0 - _NEARLY_ALL) * (len(cells) - missing):
         return Seen(name, len(cells), missing, None, distinct, words)
     first = odd[:_SHOWN_ODD].tolist()
     places = zip(table.places(first), first, strict=True)

@@ -31,16 +31,8 @@ def advise(
     """
     from fedpriv.addons.begin.command import advise_on
 
-    facts = {
-        "features": features,
-        "epsilon": epsilon,
-        "delta": delta,
-        "classes": classes,
-        "trust": trust,
-        "feature_norm": feature_norm,
-        "rounds": rounds,
-    }
-    advise_on(silos, records, facts, data, out, as_json=as_json)
+    others = {"epsilon": epsilon, "delta": delta, "trust": trust, "feature_norm": feature_norm, "rounds": rounds}
+    advise_on(silos, records, {"features": features, "classes": classes, **others}, data, out, as_json=as_json)
 
 
 def init(folder: Annotated[Path, typer.Argument(metavar="NAME", help="The folder to make.")]) -> None:

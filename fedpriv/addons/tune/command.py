@@ -122,8 +122,9 @@ def tune_scenario(given: TuneRequest) -> None:
     if law is None:
         workers = None if asked.workers is None else Workers(asked.workers)
         options = RunOptions(out=folder / "trials", resume=asked.resume, workers=workers)
-        observers = [Progress(quiet=False)]
-        choices = tuned_openly(scenario, rows, held_out, fixed, asked.seeds or [], metric, options, observers)
+        choices = tuned_openly(
+            *(scenario, rows, held_out, fixed, asked.seeds or [], metric), options, [Progress(quiet=False)]
+        )
     else:
         if asked.resume or asked.workers is not None or asked.metric not in (None, ACCURACY):
             raise InputError(
@@ -165,8 +166,7 @@ def _write_and_show(
             for choice in choices
         ),
     )
-    source = scenario_file(asked.scenario)
-    given = source.read_text(encoding="utf-8")
+    given = scenario_file(asked.scenario).read_text(encoding="utf-8")
     overrides = not_chosen(asked.overrides or [], choices)
     text, chosen = tuned_text(given, choices, tuned, overrides, str(asked.scenario))
     held_out = held_out.in_runs([point.cell for point in chosen.points])
@@ -174,8 +174,7 @@ def _write_and_show(
         write_tuning(folder, text, choices, tuned, held_out, delta)
     columns = [Column(name, wrap=name == "setting") for name in HEADER]
     print_rich(f"{metric} while tuning", columns, lines(choices))
-    print_plain(f"{held_out.words[0].upper()}{held_out.words[1:]}.")
-    for line in costs(choices, delta):
+    for line in (f"{held_out.words[0].upper()}{held_out.words[1:]}.", *costs(choices, delta)):
         print_plain(line)
     for line in edges(choices):
         say(f"fedpriv: {line}\n", sys.stderr)

@@ -7,6 +7,7 @@ import json
 import math
 import statistics
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -149,9 +150,8 @@ def tuned_privately(
             check_promise(one, target)
             score = noisy_score(one, held_out.count, target, generator)
             best = (score, setting) if best is None or score > best[0] else best
-        cost = Selection(target, law)
         chosen = Choice(row, None, None) if best is None else Choice(row, best[1], best[0])
-        choices.append(replace(chosen, selection=cost))
+        choices.append(replace(chosen, selection=Selection(target, law)))
     return choices
 
 
@@ -178,14 +178,14 @@ def _check_kept(given: Cell, tried: Cell, held_out: HeldOut) -> None:
     scenario's promise is one for every trial; a record moves a score by 1/`held_out.count` at most.
     """
     kept: dict[str, tuple[object, object]] = {
-        "federation.sampling": (given.federation.sampling, tried.federation.sampling)
+        "federation.sampling": (given.federation.sampling, tried.federation.sampling),
+        "algorithm.trust": (given.algorithm.trust, tried.algorithm.trust),
+        **{
+            f"privacy.{name}": (getattr(given.privacy, name), getattr(tried.privacy, name))
+            for name in type(given.privacy).model_fields
+        },
+        "data.validation": (held_out.count, tried.data.validation),
     }
-    kept |= {"algorithm.trust": (given.algorithm.trust, tried.algorithm.trust)}
-    kept |= {
-        f"privacy.{name}": (getattr(given.privacy, name), getattr(tried.privacy, name))
-        for name in type(given.privacy).model_fields
-    }
-    kept["data.validation"] = (held_out.count, tried.data.validation)
     for key, (one, other) in kept.items():
         if one != other:
             raise InputError(
@@ -238,8 +238,8 @@ def _check_metric(cells: Sequence[Cell], metric: str) -> None:
 def _score(cell: Mapping[str, object], metric: str) -> float:
     value = cell.get(metric)
     if not isinstance(value, int | float) or not math.isfinite(value):
-        known = ", ".join(name for name in cell if name.startswith("test_"))
-        raise InputError(f"--metric {metric}: the runs have {known}")
+        known = [name for name in cell if name.startswith("test_")]
+        raise InputError(f"--metric {metric}: the runs have {', '.join(known)}")
     return float(value)
 
 
@@ -250,19 +250,16 @@ def tuned_text(
     text: str, choices: Sequence[Choice], tuned: Tuned, overrides: Sequence[str], source: str
 ) -> tuple[str, Scenario]:
     """Add a rule for every choice and [tuned] to the file `text`; return it with its scenario, or InputError."""
-    blocks = [text.rstrip("\n"), ""]
-    blocks += [
-        f"# Settings by `fedpriv tune`, {tuned.settings} for every row, on {tuned.held_out} held-out records."
+    blocks = [
+        text.rstrip("\n"),
+        "",
+        f"# Settings by `fedpriv tune`, {tuned.settings} for every row, on {tuned.held_out} held-out records.",
     ]
     for choice in choices:
         if choice.setting is not None:
             blocks += ["[[where]]", f"when = {_inline(choice.row.when)}", f"set = {_inline(choice.setting)}", ""]
-    blocks += ["[tuned]"]
-    blocks += [
-        f"{key} = {_value(value)}"
-        for key, value in tuned.model_dump(mode="json", exclude_none=True).items()
-        if key != "rows"
-    ]
+    own = tuned.model_dump(mode="json", exclude_none=True, exclude={"rows"})
+    blocks += ["[tuned]", *(f"{key} = {_value(value)}" for key, value in own.items())]
     for row in tuned.rows:
         mu = "" if row.mu is None else f"\nmu = {_value(row.mu)}"
         blocks += ["", "[[tuned.rows]]", f"when = {_inline(row.when)}{mu}"]
@@ -319,11 +316,8 @@ def lines(choices: Sequence[Choice]) -> list[tuple[str, ...]]:
 
 def edges(choices: Sequence[Choice]) -> list[str]:
     """Warn of every key whose chosen value has no neighbour on one side."""
-    warned: dict[tuple[str, Any], int] = {}
-    for choice in choices:
-        for place in _places(choice):
-            if place.edge:
-                warned[place.key, place.value] = warned.get((place.key, place.value), 0) + 1
+    at_edges = [place for choice in choices for place in _places(choice) if place.edge]
+    warned = Counter((place.key, place.value) for place in at_edges)
     return [
         f"{key} = {value}: at the edge of its grid in {count} row{'s' if count > 1 else ''}; widen the grid there"
         for (key, value), count in warned.items()
@@ -337,11 +331,11 @@ def costs(choices: Sequence[Choice], delta: float) -> list[str]:
             "The choice is not private: it compared runs on held-out records without noise, and no ε covers it. "
             "Claims of runs with these settings hold for settings that are given."
         ]
-    found = []
-    for choice in choices:
-        if (one := choice.selection) is not None:
-            alone, both = one.epsilon_of(delta), type(one)(one.mu, one.law, one.mu).epsilon_of(delta)
-            found.append((one.mu, one.law.words, alone, both))
+    found = [
+        (one.mu, one.law.words, one.epsilon_of(delta), Selection(one.mu, one.law, one.mu).epsilon_of(delta))
+        for one in (choice.selection for choice in choices)
+        if one is not None
+    ]
     return [
         f"The best of {words}, each {upper_figure(mu)}-GDP: the choice of one row costs ε = {upper_figure(alone)} "
         f"at delta = {delta_figure(delta)}, the choice and a run with it ε = {upper_figure(both)}."
@@ -352,13 +346,13 @@ def costs(choices: Sequence[Choice], delta: float) -> list[str]:
 def markdown(choices: Sequence[Choice], held_out: HeldOut, tuned: Tuned, delta: float) -> str:
     """Write the table, and on which settings and records it rests."""
     rows = [HEADER, tuple("---" for _ in HEADER), *lines(choices)]
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    notes = [
+    blocks = [
+        "\n".join(f"| {' | '.join(row)} |" for row in rows),
         f"{tuned.settings} settings for every row, by {tuned.metric}; {held_out.words}.",
         *costs(choices, delta),
         *edges(choices),
     ]
-    return f"{table}\n\n" + "\n\n".join(notes) + "\n"
+    return "\n\n".join(blocks) + "\n"
 
 
 def _as_data(choice: Choice, delta: float) -> dict[str, Any]:
