@@ -190,8 +190,9 @@ def run_cell(grid: Grid, cell: Cell, observer: RunObserver) -> Finished:
     strategy = simulated_strategy(plan, plan.objective.initial(), cell)
     asked, by_silos = evaluation_plan_of(cell, task.objective), None
     if asked is not None:
-        key, noise = evaluation_integers_key(cell), evaluation_noise(cell)
-        by_silos = SiloEvaluation(asked, evaluation_sums(asked, key, simulated=noise))
+        by_silos = SiloEvaluation(
+            asked, evaluation_sums(asked, evaluation_integers_key(cell), simulated=evaluation_noise(cell))
+        )
     return _run(strategy, grid, cell, task, observer, asked, by_silos)
 
 

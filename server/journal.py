@@ -126,8 +126,7 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
         body, check = entry[:-_CHECK_BYTES], entry[-_CHECK_BYTES:]
         if check != _check(t, body):
             raise RunError(f"{path}, round {t}: the entry is damaged, so the run cannot go on: start a new run")
-        values = torch.frombuffer(bytearray(body[:-CHAIN_BYTES]), dtype=self._dtype)
-        return Kept(values, body[-CHAIN_BYTES:])
+        return Kept(torch.frombuffer(bytearray(body[:-CHAIN_BYTES]), dtype=self._dtype), body[-CHAIN_BYTES:])
 
     def secret(self) -> bytes:
         """Read what the last round kept of the silos' sums, b"" before the first; RunError if it is lost."""
@@ -172,8 +171,9 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
             if last is not None:
                 write_vector(self._folder / "last.npy", last.numpy(), OWN)
             if missed:
-                by_silo = {str(silo): rounds for silo, rounds in missed.items()}
-                write_json(self._folder / "missed.json", by_silo, OWN)
+                write_json(
+                    self._folder / "missed.json", {str(silo): rounds for silo, rounds in missed.items()}, OWN
+                )
             if self._secret:  # first: an entry without what it was added to could not be gone on from
                 self._wipe_sums(but=t - 1)  # a server that died before its entry left them, or a draft of them
                 write_bytes(self._sums(t), _check(t, secret) + secret, OWN)

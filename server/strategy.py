@@ -208,20 +208,12 @@ def answers_of(
     return answers, reasons
 
 
-def missing(asked: Mapping[int, Message], answers: Mapping[int, object]) -> list[int]:
-    return sorted(set(asked) - set(answers))
-
-
 def all_answers(asked: Mapping[int, Message], replies: Iterable[Message], what: str) -> list[RecordDict]:
     """The answers of silo 0, 1, …; RunError unless every silo gave one."""
     answers, reasons = answers_of(asked, replies, what)
-    if without := missing(asked, answers):
-        raise RunError(f"{what}: no reply from silo {listed(without)}{reasons}")
+    if without := sorted(set(asked) - set(answers)):
+        raise RunError(f"{what}: no reply from silo {', '.join(map(str, without))}{reasons}")
     return [answers[silo] for silo in sorted(asked)]
-
-
-def listed(silos: Iterable[int]) -> str:
-    return ", ".join(map(str, silos))
 
 
 def release_in(
@@ -386,9 +378,9 @@ class ReleaseStrategy:
         if self._commits is not None:
             for silo, content in answers.items():
                 self._commits.note(silo, content)
-        unknown = missing(self._asked, releases)
+        unknown = sorted(set(self._asked) - set(releases))
         if unknown and not (self._without_missing and releases):
-            raise RunError(f"round {server_round}: no reply from silo {listed(unknown)}{reasons}")
+            raise RunError(f"round {server_round}: no reply from silo {', '.join(map(str, unknown))}{reasons}")
         for silo in sorted(set(range(len(self._nodes))) - set(releases)):
             self.missed.setdefault(silo, []).append(server_round)
             releases[silo] = substitute_message(self.plan, self._last[silo], server_round)
@@ -404,8 +396,9 @@ class ReleaseStrategy:
             self._last = torch.stack(messages)
         del messages
         if self._journal:
-            last = self._last if keeps else None
-            self._journal.record(server_round, released.kept, self.missed, last, released.secret)
+            self._journal.record(
+                server_round, released.kept, self.missed, self._last if keeps else None, released.secret
+            )
         self._move(server_round, released.vector)
 
     def query(self) -> ArrayRecord:

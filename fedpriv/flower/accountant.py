@@ -67,11 +67,9 @@ class ExactAccountant:
     def get_delta(self, epsilon: float) -> float:
         """Return δ of all releases at `epsilon`."""
         guarantee = _guarantee(self._config, self._counts)
-        if guarantee is None:
-            return 0.0
         if isinstance(guarantee, GaussianDP):
             return delta_of(guarantee.mu, epsilon)
-        return guarantee.delta_of(epsilon)
+        return 0.0 if guarantee is None else guarantee.delta_of(epsilon)
 
     def get_privacy_spent(self, delta: float | None = None) -> PrivacySpent:
         """Return ε and δ of all releases, at the configuration's δ if none is given."""
@@ -87,8 +85,11 @@ class ExactAccountant:
 
     def state_dict(self) -> dict[str, object]:
         """Return the state as plain data, for `load_state_dict`."""
-        events = [{**vars(event), "count": count} for event, count in self._counts.items()]
-        return {"backend": _METHOD, "config": _plain(self._config), "events": events}
+        return {
+            "backend": _METHOD,
+            "config": _plain(self._config),
+            "events": [{**vars(event), "count": count} for event, count in self._counts.items()],
+        }
 
     def load_state_dict(self, state: dict[str, object]) -> None:
         """Replace the state of this accountant.

@@ -213,8 +213,7 @@ class PrivateClient:
         if terms.seeded:
             noise = simulation_noise(cell.noise_seed, cell.run.dtype)
             return Silo.seeded(number, plan, records, noise, integers_key(cell.noise_seed), gaps=gaps)
-        digest = hashlib.sha256(terms.cell_json.encode()).digest()
-        return Silo.of(number, plan, records, key, digest, gaps=gaps)
+        return Silo.of(number, plan, records, key, hashlib.sha256(terms.cell_json.encode()).digest(), gaps=gaps)
 
 
 def named_loss(loss: Any) -> LossGiven:

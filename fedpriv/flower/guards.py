@@ -226,13 +226,16 @@ def cell_of_keywords(row: str, keywords: Mapping[str, Any], seed: int | None) ->
         "privacy": {},
         "algorithm": {"name": row},
     }
+    sections = {
+        **dict.fromkeys(PrivacySection.model_fields, "privacy"),
+        **dict.fromkeys(FederationSection.model_fields, "federation"),
+        **dict.fromkeys(row_keys, "algorithm"),
+    }
     for key, value in keywords.items():
-        sections = {"federation": FederationSection.model_fields, "privacy": PrivacySection.model_fields}
-        section_names = [name for name, fields in sections.items() if key in fields and key not in row_keys]
         if key == "model":
             tree["model"] = {"name": value} if isinstance(value, str) else value
         else:
-            tree[(*section_names, "algorithm")[0]][key] = value
+            tree[sections.get(key, "algorithm")][key] = value
     return _checked(resolve_cell(tree, row), row)
 
 
@@ -341,8 +344,8 @@ class SiloGuard:
             InputError: The app's model is not the guard's, or the scenario has no such round.
             RunError: The guard refuses, with its reason.
         """
-        values = self.steps(arrays.to_numpy_ndarrays(), server_round, list(arrays))
-        return ArrayRecord({name: Array(value) for name, value in zip(arrays, values, strict=True)})
+        values = map(Array, self.steps(arrays.to_numpy_ndarrays(), server_round, list(arrays)))
+        return ArrayRecord(dict(zip(arrays, values, strict=True)))
 
     def steps(
         self, arrays: Sequence[NDArray[Any]], server_round: int, names: Sequence[str] = ()
@@ -402,8 +405,7 @@ class SiloGuard:
         means = unwrap_answer(ask(self.socket, self.run, self.cell_json, number, point, tests=True))
         if means.shape != (1 + classes,):
             raise RunError(f"evaluation {number}: the guard sent {means.size} scores, expected {1 + classes}")
-        mean = torch.from_numpy(means.astype(np.float64))
-        scores = named_scores(mean, evaluation.loss_bound, classes=classes)
+        scores = named_scores(torch.from_numpy(means.astype(np.float64)), evaluation.loss_bound, classes=classes)
         return {_TEMPLATE_NAMES[name]: float(value) for name, value in scores.items()}
 
     @property

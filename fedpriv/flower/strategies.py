@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg, Result, Strategy
+from flwr.serverapp.strategy import FedAvg, Result
 from torch import Tensor
 
 from fedpriv.claims.claim import claim_of
@@ -122,8 +122,8 @@ class NamedReleases(ReleaseStrategy):
         return [reply.metadata.src_node_id for reply in replies]
 
 
-class PrivateStrategy(Strategy):
-    """A strategy that runs the rounds of one row of the table of algorithms.
+class PrivateStrategy(FedAvg):
+    """A strategy that runs the rounds of one row of the table of algorithms, and evaluates as FedAvg does.
 
     Guarantee: models and queries of a run of `start` are post-processing of releases that keep `claim`, if the
     server is as the trust setting says, the clients answer with `PrivateClient`, and no `seed` is given.  Metrics
@@ -177,7 +177,7 @@ class PrivateStrategy(Strategy):
         self._seeded, self._max_epsilon = seed is not None, max_epsilon
         self._releases: NamedReleases | None = None
         self._accounted_rounds: frozenset[int] = frozenset()
-        self._evaluation = FedAvg(
+        super().__init__(
             fraction_evaluate=fraction_evaluate,
             min_evaluate_nodes=min(min_evaluate_nodes, self.cell.federation.silos),
             min_available_nodes=self.cell.federation.silos,
@@ -301,16 +301,6 @@ class PrivateStrategy(Strategy):
         _log.info("fedpriv: %s after round %d", epsilon_words(epsilon, delta), server_round)
         return published, MetricRecord({"epsilon": epsilon, "delta": delta})
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Send the model to a share of the nodes, as FedAvg does."""
-        return self._evaluation.configure_evaluate(server_round, arrays, config, grid)
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Return the weighted mean of the nodes' metrics, as FedAvg does."""
-        return self._evaluation.aggregate_evaluate(server_round, replies)
-
     def summary(self) -> None:
         """Log the terms of the run."""
         algorithm, plan = self.cell.algorithm, self.plan
@@ -318,7 +308,7 @@ class PrivateStrategy(Strategy):
         _log.info("\t├──> %d silos, %d rounds", len(plan.weights), plan.schedule.rounds)
         if self._seeded:
             _log.warning("\t├──> noise of seed %d: a simulation, which protects nobody", self.cell.seed)
-        if self._evaluation.fraction_evaluate:
+        if self.fraction_evaluate:
             _log.warning("\t├──> clients evaluate: their metrics are releases of records that no claim counts")
         _log.info("\t└──> protects %s", plan.trust.protects)
 

@@ -244,8 +244,8 @@ def also_in(content: RecordDict, name: str) -> bytes:
 def with_also(content: RecordDict, name: str, value: bytes) -> RecordDict:
     """The message with bytes of this name beside its vector; everything else is shared with `content`."""
     records = values_in(content)
-    beside = {**values_in(records[CONFIG]), name: value}
-    return holding(RecordDict, {**records, CONFIG: holding(ConfigRecord, beside)})
+    config = holding(ConfigRecord, {**values_in(records[CONFIG]), name: value})
+    return holding(RecordDict, {**records, CONFIG: config})
 
 
 def refusal_content(refusal: Refusal) -> RecordDict:
@@ -314,8 +314,7 @@ def array_of(values: NDArray[Any]) -> Array:
     """A Flower Array."""
     values = np.ascontiguousarray(values)
     layout = _layout_of(values.dtype.str, values.shape)
-    data = b"".join((layout.header, values.data))  # one copy
-    return array_over(layout.name, values.shape, _STYPE, data)
+    return array_over(layout.name, values.shape, _STYPE, b"".join((layout.header, values.data)))  # one copy
 
 
 def values_of(given: bytes | Array) -> NDArray[Any]:

@@ -146,8 +146,7 @@ def metrics_served(place: str | None, figures: Callable[[], Iterable[Figure]]) -
     server.socket.close()
     server.socket = bound
     bound.listen(_WAITING)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield
     finally:

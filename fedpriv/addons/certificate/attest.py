@@ -198,8 +198,8 @@ def _read_facts(policy: Policy, scenario: Mapping[str, Any], digest: str) -> tup
             )
         with ledger.alone():
             rows, commit = ledger.overview(), Mark(policy.marked).read().done
-    scenario_text = json.dumps(scenario, sort_keys=True)
-    candidates = [index for index, row in enumerate(rows) if _public_text(row.cell) == scenario_text]
+    public_texts = [json.dumps(without_paths(json.loads(row.cell)), sort_keys=True) for row in rows]
+    candidates = [index for index, text in enumerate(public_texts) if text == json.dumps(scenario, sort_keys=True)]
     if not (matches := [index for index in candidates if sha256(rows[index].cell.encode()) == digest]):
         other = ", and record.scenario_sha256 is of another" if candidates else ""
         raise InputError(f"the ledger has no run of record.scenario, the one that is certified{other}")
@@ -210,7 +210,7 @@ def _read_facts(policy: Policy, scenario: Mapping[str, Any], digest: str) -> tup
         if total_price is None
         else LifetimeBudget(policy.allow.budget, policy.allow.slack).left([total_price])
     )
-    facts = {
+    return row.cell, {
         "run": row.run_id,
         "runs_of_this_scenario": len(matches),
         "under_way": row.underway,
@@ -221,11 +221,6 @@ def _read_facts(policy: Policy, scenario: Mapping[str, Any], digest: str) -> tup
         "left": _price_data(remaining or ApproximateGDP(0.0)),
         "ledger": {"commit": commit.number, "head": commit.head.hex()},
     }
-    return row.cell, facts
-
-
-def _public_text(cell: str) -> str:
-    return json.dumps(without_paths(json.loads(cell)), sort_keys=True)
 
 
 def _compose_charges(rows: list[Row], policy: Policy) -> Price:

@@ -19,8 +19,6 @@ from typing import Any, Literal
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from fedpriv.addons.certificate.attest import SAYS as SILO_SAYS
-from fedpriv.addons.certificate.attest import find_charge_difference
 from fedpriv.claims.claim import PrivacyClaim, figures_of
 from fedpriv.claims.entries import LedgerEntry, check_copies, entry_of
 from fedpriv.claims.recomputed import format_silos, objective_of, recompute, without_paths
@@ -244,8 +242,7 @@ def verified(
         document = {name: tree[name] for name in ("about", "format", "body", "silos")}
         check_signature(tree["coordinator"], SAYS, document, signers[COORDINATOR], f"the {COORDINATOR}")
         entry = recomputed(tree["body"])
-        from_scenario = _check_silos(tree, signers, entry)
-        result = Verified(tree["body"], tree["silos"], entry.claim, from_scenario)
+        result = Verified(tree["body"], tree["silos"], entry.claim, _check_silos(tree, signers, entry))
         if tree["about"] != result.about:
             raise InputError(f"about is {printable(repr(tree['about']), 60)}, and it is: {result.about}")
         if all_silos and result.unsigned:
@@ -354,6 +351,8 @@ def _check_silos(tree: Mapping[str, Any], signers: Mapping[str, Ed25519PublicKey
         if tree["silos"]:
             raise InputError(f"silo {tree['silos'][0]['silo']!r:.20} signed, and has no part in a simulation")
         return entry.resolved is not None
+    from fedpriv.addons.certificate.attest import SAYS as SILO_SAYS  # imports what a simulation does not need
+
     statements = dict[int, Mapping[str, Any]]()
     for statement in tree["silos"]:
         number = statement["silo"]
@@ -379,6 +378,8 @@ def _check_plan(
     Returns:
         True, or False if nothing was compared because the model is code outside fedpriv.
     """
+    from fedpriv.addons.certificate.attest import find_charge_difference
+
     cell, first = entry.resolved, next(iter(statements))
     first_shapes = statements[first]["shapes"]
     assert cell is not None

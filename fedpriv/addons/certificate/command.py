@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from markupsafe import escape
 
-from fedpriv.addons.certificate.attest import attested, signing_key
 from fedpriv.addons.certificate.certify import (
     COORDINATOR,
     PEOPLE,
@@ -48,7 +47,6 @@ from fedpriv.noise.trust import trust_named
 from fedpriv.scenario.published import Tuned
 from fedpriv.show.page import export
 from fedpriv.show.statement import NOT_PROTECTED, Statement, statements, stored_audit
-from fedpriv.silo.policy import read_policy
 from fedpriv.study.results import Results, read_claims
 
 NIST, SATRE, OPENDP = "NIST SP 800-226", "SATRE 3.3.09", "OpenDP registry, tier 3"
@@ -92,7 +90,6 @@ _OTHERS = (
 def _statement(of: Verified) -> Statement:
     """The run's privacy statement, for the certified cell alone: everything in it is recomputed."""
     body, run = of.body, of.body["run"]
-    tuned = body["tuned"] and Tuned.model_validate(body["tuned"])
     return statements(
         Results(
             name=run["name"],
@@ -105,7 +102,7 @@ def _statement(of: Verified) -> Statement:
             cells=[body["record"]],
             versions=run["versions"],
             rerun=None,
-            tuned=tuned,
+            tuned=body["tuned"] and Tuned.model_validate(body["tuned"]),
             date=run["date"],
         )
     )[0]
@@ -153,7 +150,6 @@ def _guarantee(of: Verified, statement: Statement) -> list[Answer]:
     delta = of.body["record"]["delta"]
     if of.claim is None:
         return [Answer("Which ε and δ?", NIST, "none: the run adds no noise, and nothing is guaranteed")]
-    level = statement.levels[0]
     return [
         Answer("Which unit is protected?", _BOTH, statement.unit),
         Answer("Which data sets are neighbours?", _BOTH, f"{statement.relation}; hidden is {statement.hidden}"),
@@ -161,8 +157,8 @@ def _guarantee(of: Verified, statement: Statement) -> list[Answer]:
         Answer(
             "What can an attacker do?",
             NIST,
-            f"who knows all else and guesses about one {of.claim.unit.noun} is right in at most {level.attacker} "
-            "of cases, where blind guessing is in 50 %",
+            f"who knows all else and guesses about one {of.claim.unit.noun} is right in at most "
+            f"{statement.levels[0].attacker} of cases, where blind guessing is in 50 %",
         ),
         Answer("What weakens it?", NIST, " ".join(weaknesses(of, statement))),
         Answer("Why this ε?", _BOTH, _person(of.body, "reason_for_epsilon")),
@@ -184,9 +180,8 @@ _READ_OFF = "if they were read off the records, they tell of them whatever the n
 def weaknesses(of: Verified, statement: Statement) -> list[str]:
     """What weakens the figures, a sentence or two each; on the page and on the card."""
     record = of.body["record"]
-    missing = [f"NOT ALL SILOS SIGNED: {of.about}."] if of.unsigned else []
     return [
-        *missing,
+        *([f"NOT ALL SILOS SIGNED: {of.about}."] if of.unsigned else []),
         "This is a simulation, whose noise anybody can recompute and remove."
         if of.simulated
         else "This is of a release: who drew the noise, and from which key, is said below.",
@@ -262,26 +257,25 @@ def _trust(of: Verified, statement: Statement) -> list[Answer]:
 
 
 def _budget(of: Verified) -> list[Answer]:
-    unknown = Answer("How often were these records used before?", _BOTH, "not known: no silo's ledger was asked")
     return [
         Answer(f"Silo {each['silo']}: how often before, and what is left?", _BOTH, _of_silo(each))
         for each in of.silos
-    ] or [unknown]
+    ] or [Answer("How often were these records used before?", _BOTH, "not known: no silo's ledger was asked")]
 
 
 def _of_silo(each: Mapping[str, Any]) -> str:
     facts, allow = each["training"], each["policy"]["allow"]
     but_for = f" and a probability of {lower_figure(allow['slack'], 3)}" if allow["slack"] else ""
-    words = [
-        f"{counted(facts['before']['runs'], 'run')} before this one; it was charged "
-        + _amount(facts["charged"], "as a run without noise"),
-        f"spent by all: {_amount(facts['spent'], 'more than any budget')}, of a lifetime budget of "
-        f"{lower_figure(allow['budget'])}{but_for}, left for one more run {lower_figure(facts['left']['mu'])}",
-        f"policy SHA-256 {each['policy']['sha256']}, fedpriv {each['fedpriv']}",
-    ]
-    if allow["noise_free"]:
-        words.append("THE POLICY ANSWERS RUNS WITHOUT NOISE: its budget bounds nothing")
-    return "; ".join(words)
+    return "; ".join(
+        [
+            f"{counted(facts['before']['runs'], 'run')} before this one; it was charged "
+            + _amount(facts["charged"], "as a run without noise"),
+            f"spent by all: {_amount(facts['spent'], 'more than any budget')}, of a lifetime budget of "
+            f"{lower_figure(allow['budget'])}{but_for}, left for one more run {lower_figure(facts['left']['mu'])}",
+            f"policy SHA-256 {each['policy']['sha256']}, fedpriv {each['fedpriv']}",
+            *(["THE POLICY ANSWERS RUNS WITHOUT NOISE: its budget bounds nothing"] if allow["noise_free"] else []),
+        ]
+    )
 
 
 def _limits(of: Verified, statement: Statement) -> list[Answer]:
@@ -355,9 +349,8 @@ def model_card(of: Verified) -> str:
         epsilon, delta = epsilon_figure(record["epsilon"]), delta_figure(record["delta"])
         head += [f"ε = {epsilon} at δ = {delta} for {record['unit']} ({record['relation']}).", ""]
     for heading, answers in sections(of):
-        head += [f"## {heading}", ""]
-        for each in answers:
-            head += [f"**{_plain(each.question)}** {_plain(each.text)}", ""]
+        facts = (f"**{_plain(each.question)}** {_plain(each.text)}\n" for each in answers)
+        head += [f"## {heading}\n", *facts]
     return "\n".join([*head, _NO_LAW, "certificate.json beside it recomputes: `fedpriv certify --verify`.", ""])
 
 
@@ -379,7 +372,7 @@ def verify(path: Path, keys: Path | None, model: Path | None) -> None:
         )
     found = verified(path, signers_of(keys), model)
     compared = "the model is the one that was certified" if model else "no --model was given to compare"
-    say("\n".join([*found.lines, compared]) + "\n")
+    say("\n".join([*found.lines, compared, ""]))
 
 
 def certify(
@@ -416,8 +409,9 @@ def certify(
 
 def sign(policy: Path, path: Path, out: Path | None) -> None:
     """Write what a silo signs of a certificate, after recomputing it from its own ledger and its scenario."""
-    tree = read_certificate(path)
-    body: Mapping[str, Any] = tree["body"]
+    from fedpriv.addons.certificate.attest import attested
+
+    body: Mapping[str, Any] = read_certificate(path)["body"]
     try:
         try:
             recomputed(body)
@@ -435,6 +429,9 @@ def sign(policy: Path, path: Path, out: Path | None) -> None:
 
 def key_line(policy_path: Path) -> str:
     """The public key of a silo, as a reader of certificates trusts it; made where there is none."""
+    from fedpriv.addons.certificate.attest import signing_key
+    from fedpriv.silo.policy import read_policy
+
     policy = read_policy(policy_path)
     return f"silo-{policy.silo} {public_line(signing_key(policy).public_key())}"
 

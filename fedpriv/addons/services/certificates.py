@@ -115,8 +115,9 @@ class Ends:
                 end = min(each.content.not_valid_after_utc.timestamp() for each in certificates_of(path))
             except (InputError, ValueError):
                 end = 0.0
-            about = {"file": path.name}
-            found.append(Figure("fedpriv_certificate_end_seconds", "When it ends, since 1970.", end, about))
+            found.append(
+                Figure("fedpriv_certificate_end_seconds", "When it ends, since 1970.", end, {"file": path.name})
+            )
         return found
 
 

@@ -122,9 +122,14 @@ def simulating_superlink(home: Path) -> Iterator[SuperLink]:
     only our processes have, and keeps its sockets and files in `home`.
     """
     script("flwr-simulation")  # without it Flower's executor would wait for ever
-    ray = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_TMPDIR": str(home)}
     with left_by_nobody(home):
-        yield start_superlink(home, ["--simulation"], None, **ray)
+        yield start_superlink(
+            home,
+            ["--simulation"],
+            RAY_AUTH_MODE="token",
+            RAY_AUTH_TOKEN=secrets.token_hex(32),
+            RAY_TMPDIR=str(home),
+        )
 
 
 @contextmanager
@@ -141,9 +146,8 @@ def federation_superlink(home: Path, silos: int) -> Iterator[SuperLink]:
         node.mkdir(mode=0o700)
         make_node_key(node / "node.key", keys / "nodes" / f"silo-{silo}.pub")
         (node / AUTHORITY).write_bytes((keys / AUTHORITY).read_bytes())
-    port = free_port()
     with left_by_nobody(home):
-        yield start_superlink(home, ["--keys", str(keys)], port)
+        yield start_superlink(home, ["--keys", str(keys)], free_port())
 
 
 def node_keys(home: Path, silo: int) -> Path:
@@ -241,8 +245,8 @@ class LocalSilo:
         """Name the process that has ended, with the end of its log; None while both run."""
         for name, process in self.processes.items():
             if process.poll() is not None:
-                ended = f"silo {self.number}'s {name} ended with exit code {process.returncode}"
-                return ended + log_tail(self.home, name, 5)
+                end = log_tail(self.home, name, 5)
+                return f"silo {self.number}'s {name} ended with exit code {process.returncode}{end}"
         return None
 
 
@@ -310,8 +314,8 @@ def follow(link: SuperLink, run: int, reader: FolderReader, lost: Lost, progress
                     progress.waits(f"the SuperLink to start the run, which is {status.state}", began)
             if (wait := reader.waiting()) is not None:
                 silos, since = wait
-                round_ = f"round {progress.rounds + 1} of {progress.planned}"
-                progress.waits(f"silo {', '.join(map(str, silos))} in {round_}", since)
+                whom = f"silo {', '.join(map(str, silos))} in round {progress.rounds + 1} of {progress.planned}"
+                progress.waits(whom, since)
         time.sleep(_POLL_SECONDS)
 
 
@@ -406,12 +410,14 @@ def run_ray(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Outcome]:
             refuse_vectorized_options(cell, "ray")
             out = link.home / f"cell-{index}"
             out.mkdir()
-            simulation = {
-                "num_supernodes": cell.federation.silos,
-                "client_resources_num_cpus": 1,
-                "init_args_num_cpus": os.cpu_count() or 1,
-            }
-            run = link.submit(run_config_of(cell, out), simulation)
+            run = link.submit(
+                run_config_of(cell, out),
+                {
+                    "num_supernodes": cell.federation.silos,
+                    "client_resources_num_cpus": 1,
+                    "init_args_num_cpus": os.cpu_count() or 1,
+                },
+            )
             progress = Progress(observer, index, cell.schedule.rounds)
             finished = follow(link, run, FolderReader(out), lambda: None, progress)
             deadline = time.monotonic() + _END_SECONDS

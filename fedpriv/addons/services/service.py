@@ -24,7 +24,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -163,8 +163,8 @@ def _answer(listener: socket.socket, health: Health) -> None:
                 connection.settimeout(2.0)
                 receive_json(connection, 1000, 2.0)
                 ails = health()
-                answer: Mapping[str, object] = {"healthy": ails is None} | ({"why": ails} if ails else {})
-                send_frame(connection, json.dumps(answer).encode())
+                why = {"why": ails} if ails else {}
+                send_frame(connection, json.dumps({"healthy": ails is None, **why}).encode())
         if listener.fileno() < 0:
             return
 
@@ -189,8 +189,12 @@ def script(name: str) -> str:
 
 def environment(home: Path) -> dict[str, str]:
     """The environment of a Flower process with a home of its own."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # where Flower's programs are
-    return {**os.environ, **_QUIET, "FLWR_HOME": str(home), "PATH": path}
+    return {
+        **os.environ,
+        **_QUIET,
+        "FLWR_HOME": str(home),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",  # has Flower's programs
+    }
 
 
 def start_logged(command: Sequence[str], home: Path, name: str, **variables: str) -> "subprocess.Popen[bytes]":
@@ -259,8 +263,8 @@ def make_node_key(private: Path, public: Path) -> None:
     key = ec.generate_private_key(ec.SECP384R1())
     ssh, plain = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     write_bytes(private, key.private_bytes(serialization.Encoding.PEM, ssh, plain), OWN)
-    form = (serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    public.write_bytes(key.public_key().public_bytes(*form) + b"\n")
+    line = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    public.write_bytes(line + b"\n")
 
 
 def node_public_key(path: Path) -> bytes:

@@ -164,8 +164,8 @@ def serve_superlink(
         runner.run(link.check(registered=bool(nodes), fleet=not simulation))
         runner.run(link.register(nodes))
         command = executor_command(f"127.0.0.1:{sockets[1].getsockname()[1]}", folder, SERVERAPP, SIMULATION)
-        environment = {**os.environ, BEATS: str(folder), REFUSED: str(folder / "refused.json")}
-        executor = subprocess.Popen(command, env=environment | ({REGISTERED: "1"} if nodes else {}))
+        told = {BEATS: str(folder), REFUSED: str(folder / "refused.json"), **({REGISTERED: "1"} if nodes else {})}
+        executor = subprocess.Popen(command, env={**os.environ, **told})
         stack.callback(end_processes, [executor])
         stack.enter_context(metrics_served(metrics, lambda: [*_figures(app.seen(), health), *ends.figures()]))
         runner.run(_serve(list(zip(servers, sockets, strict=False)), executor, look))

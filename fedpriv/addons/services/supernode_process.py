@@ -58,8 +58,10 @@ _AWAY = 40.0  # seconds without an answer of the SuperLink, which is asked every
 
 def command(superlink: str, silo: int, guard: Path, keys: Path, *options: str) -> list[str]:
     """The command that runs silo `silo`'s SuperNode; `keys` has ca.crt and node.key."""
-    words = ["--superlink", superlink, "--silo", str(silo), "--guard", str(guard), "--keys", str(keys)]
-    return [script("fedpriv"), "supernode", *words, *options]
+    return [
+        *(script("fedpriv"), "supernode", "--superlink", superlink, "--silo", str(silo)),
+        *("--guard", str(guard), "--keys", str(keys), *options),
+    ]
 
 
 def run_supernode(
@@ -133,9 +135,13 @@ class Watch:
 
     def figures(self, silo: int) -> list[Figure]:
         """For Prometheus."""
-        who = {"silo": str(silo), "version": version("fedpriv")}
         figures = [
-            Figure("fedpriv_supernode_info", "The SuperNode's silo and version.", 1, who),
+            Figure(
+                "fedpriv_supernode_info",
+                "The SuperNode's silo and version.",
+                value=1,
+                labels={"silo": str(silo), "version": version("fedpriv")},
+            ),
             Figure("fedpriv_supernode_healthy", "1 if its parts are at work.", self.ails() is None),
         ]
         if self._part == SUPERNODE:

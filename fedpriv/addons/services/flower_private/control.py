@@ -41,9 +41,12 @@ class Wire:
             httpx.HTTPError: there is no answer, or it is a refusal.
         """
         headers = {"content-type": MEDIA_TYPE, "accept": MEDIA_TYPE, **self._headers(route, request)}
-        content = request.SerializeToString(deterministic=True)
-        wait = self.client.timeout if timeout is None else timeout
-        answer = self.client.post(route.path, content=content, headers=headers, timeout=wait).raise_for_status()
+        answer = self.client.post(
+            route.path,
+            content=request.SerializeToString(deterministic=True),
+            headers=headers,
+            timeout=self.client.timeout if timeout is None else timeout,
+        ).raise_for_status()
         try:
             return route.answer.FromString(answer.content)
         except DecodeError as error:
@@ -132,8 +135,8 @@ class Control:
 
         LostRunError for a run that the SuperLink does not know, or that ended when it was started again.
         """
-        answer = self._ask(LIST_RUNS, LIST_RUNS.request(run_id=run_id), follows=run_id)
-        status = Status.of(answer.run_dict[run_id])
+        request = LIST_RUNS.request(run_id=run_id)
+        status = Status.of(self._ask(LIST_RUNS, request, follows=run_id).run_dict[run_id])
         if status.details == RESTARTED:
             raise LostRunError(RESTARTED)
         return status

@@ -76,8 +76,10 @@ class Task:
 
 def command_of(type_: str, address: str, certificate: Path, parent: int) -> list[str]:
     """The command line of a task's process, which has no token."""
-    options = ["--runtime-api-address", address, "--root-certificates", str(certificate)]
-    return [script(type_), *options, "--parent-pid", str(parent)]
+    return [
+        *(script(type_), "--runtime-api-address", address),
+        *("--root-certificates", str(certificate), "--parent-pid", str(parent)),
+    ]
 
 
 def start_task(command: Sequence[str], token: str) -> "subprocess.Popen[bytes]":
@@ -98,8 +100,9 @@ class Executor:
 
     def __init__(self, address: str, folder: Path, parent: int, types: Sequence[str]) -> None:
         self._address, self._certificate, self._parent, self._types = address, folder / AUTHORITY, parent, types
-        secret = (folder / SECRET).read_bytes()
-        signer = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_METHOD])
+        signer = SuperExecAuthHttpInterceptor(
+            master_secret=(folder / SECRET).read_bytes(), protected_methods=[_METHOD]
+        )
         self._asking = self._wire(lambda _, request: _signed(signer, request))
         self.tasks: list[Task] = []
 

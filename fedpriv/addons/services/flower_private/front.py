@@ -238,8 +238,9 @@ class Front:
         """Await the objects of a message that was announced, or wake its receivers if it is whole."""
         announcement = route.answer.FromString(bytes(answer.body))
         if missing := set(announcement.objects_to_push):
-            session = Session(node, missing, receivers, bytes(answer.body), reply, question)
-            self._sessions[announcement.session_id] = session
+            self._sessions[announcement.session_id] = Session(
+                node, missing, receivers, bytes(answer.body), reply, question
+            )
         else:
             self._wake(receivers)
 
@@ -286,9 +287,12 @@ class SuperLinkApp:
 
     async def post(self, route: Route, request: Any) -> httpx.Response:
         """Flower's answer to somebody without a key, a token or a secret."""
-        headers = {"content-type": MEDIA_TYPE, "accept": MEDIA_TYPE}
         async with self._client() as client:
-            return await client.post(route.path, content=request.SerializeToString(), headers=headers)
+            return await client.post(
+                route.path,
+                content=request.SerializeToString(),
+                headers={"content-type": MEDIA_TYPE, "accept": MEDIA_TYPE},
+            )
 
     async def register(self, nodes: Mapping[str, bytes]) -> None:
         """Let in the SuperNodes with these names and public keys (PEM).
@@ -326,9 +330,9 @@ class SuperLinkApp:
 
     async def runs(self) -> list[Any]:
         """The last hundred runs, the oldest first."""
-        answer = await self.post(LIST_RUNS, LIST_RUNS.request(limit=100))
-        runs = LIST_RUNS.answer.FromString(answer.raise_for_status().content).run_dict.values()
-        return sorted(runs, key=lambda run: str(run.pending_at))
+        answer = (await self.post(LIST_RUNS, LIST_RUNS.request(limit=100))).raise_for_status()
+        runs = LIST_RUNS.answer.FromString(answer.content).run_dict
+        return sorted(runs.values(), key=lambda run: str(run.pending_at))
 
     async def check(self, *, registered: bool, fleet: bool) -> None:
         """Try the doors that have to be there and to be shut before anybody else can.
@@ -356,8 +360,9 @@ class SuperLinkApp:
                 )
 
     def _client(self) -> httpx.AsyncClient:
-        transport = httpx.ASGITransport(self._inner, raise_app_exceptions=False)
-        return httpx.AsyncClient(transport=transport, base_url="http://superlink")
+        return httpx.AsyncClient(
+            transport=httpx.ASGITransport(self._inner, raise_app_exceptions=False), base_url="http://superlink"
+        )
 
 
 def superlink_app(options: Sequence[str]) -> SuperLinkApp:

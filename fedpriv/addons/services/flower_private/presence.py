@@ -89,8 +89,7 @@ class Presence:
         signed = headers[TIMESTAMP_HEADER]
         ahead = datetime.datetime.fromisoformat(signed).timestamp() - came
         if let_in:
-            told = printable(headers.get(VERSION, "an unknown version"), 40)
-            silo.update(seen=came, ahead=ahead, fedpriv=told)
+            silo.update(seen=came, ahead=ahead, fedpriv=printable(headers.get(VERSION, "an unknown version"), 40))
             if silo.pop("refused", None):
                 self._tell_server()
             return
@@ -202,8 +201,8 @@ class SiloSeen:
         if self.seen is None or self.clock_ahead is None:
             return f"silo {self.silo}: not connected since the SuperLink was started"
         clock = "as here" if abs(self.clock_ahead) < 1.0 else f"{difference(self.clock_ahead)} the coordinator's"
-        state = "connected" if self.connected else "away"
-        return f"silo {self.silo}: {state}, last seen {ago}, fedpriv {self.fedpriv}, clock {clock}"
+        state = f"{'connected' if self.connected else 'away'}, last seen {ago}"
+        return f"silo {self.silo}: {state}, fedpriv {self.fedpriv}, clock {clock}"
 
 
 @dataclass(frozen=True)
@@ -235,8 +234,8 @@ class RunSeen:
 
 def silos_of(control: Control) -> list[SiloSeen]:
     """Every silo whose key is registered; RunError if no SuperLink of fedpriv answers."""
-    told = control.seen()["silos"]
-    return sorted((_silo(name, entry) for name, entry in told.items()), key=lambda silo: silo.silo)
+    silos = (_silo(name, entry) for name, entry in control.seen()["silos"].items())
+    return sorted(silos, key=lambda silo: silo.silo)
 
 
 def _silo(name: str, entry: Mapping[str, Any]) -> SiloSeen:

@@ -117,8 +117,8 @@ class Fleet:
             except httpx.HTTPStatusError as error:
                 response = error.response
                 if response.status_code == httpx.codes.UNAUTHORIZED:
-                    clock = clock_trouble(response.headers.get("date"), time.time())
-                    leave_beat(SUPERNODE, reason := clock or _FORGOTTEN)
+                    reason = clock_trouble(response.headers.get("date"), time.time()) or _FORGOTTEN
+                    leave_beat(SUPERNODE, reason)
                     raise LostError(reason) from None
                 if response.status_code < 502 or time.monotonic() > until:
                     raise
