@@ -92,7 +92,9 @@ def refusal(budget: LifetimeBudget, before: Sequence[Price], asked: Price) -> st
     if budget.refusal(before, asked) is None:
         return None
     total = together([*before, asked])
-    return f"the run costs {words(asked)}, with all before {_bare(total)}; the budget is {_limit(budget)}"
+    slack = f" with slack {lower_figure(budget.slack, 3)}" if budget.slack else ""
+    limit = lower_figure(budget.mu) + slack  # rounds down: it has `ROUNDING` on top of what a policy says
+    return f"the run costs {words(asked)}, with all before {_bare(total)}; the budget is {limit}"
 
 
 def together(prices: Sequence[Price]) -> Price:
@@ -106,11 +108,6 @@ def together(prices: Sequence[Price]) -> Price:
 def words(asked: Price) -> str:
     """A price as a person reads it."""
     return f"mu = {_bare(asked)}"
-
-
-def _limit(budget: LifetimeBudget) -> str:
-    """A limit rounds down: it has `ROUNDING` on top of what a policy says."""
-    return lower_figure(budget.mu) + (f" with slack {lower_figure(budget.slack, 3)}" if budget.slack else "")
 
 
 def _bare(cost: Price) -> str:
@@ -161,8 +158,7 @@ class Admission:
             self._check_cell(cell)
             features, objective = self._objective(cell)
             planned, plan = self._planned(cell, objective)
-            memory = self._memory(cell, plan, features)
-            cost = self._cost(planned, plan)
+            memory, cost = self._memory(cell, plan, features), self._cost(planned, plan)
             return Admitted(cell, plan, cost, hashlib.sha256(canonical.encode()).digest(), memory)
 
     def price(self, admitted: Admitted, slack: float) -> Price:
@@ -247,8 +243,7 @@ class Admission:
             ("model", SHIPPED_MODELS, allow.models),
             ("algorithm", SHIPPED_ALGORITHMS, allow.algorithms),
         ):
-            named = tree.get(section)
-            name = named.get("name") if isinstance(named, dict) else None
+            name = _given(tree, section, "name")
             path = section == "model" and isinstance(name, str) and is_import_path(name)
             if isinstance(name, str) and not path and name not in (*shipped, *allowed):
                 return (
@@ -257,16 +252,13 @@ class Admission:
             is_added = section == "model" and isinstance(name, str) and name in ADDED["model"]
             if is_added and not (recalled or getattr(allow, str(name))):
                 return f"model.name = {name!r} is of an add-on, and allow.{name} allows no run of it"
-        evaluation = tree.get("evaluation")
-        curves = isinstance(evaluation, dict) and evaluation.get("curves") is not None
+        curves = _given(tree, "evaluation", "curves") is not None
         if curves and not recalled and (self.policy.evaluation is None or not is_loaded("evaluation", "curves")):
             return "evaluation.curves: the policy has no section [evaluation], or its add-on is not there"
-        noise = tree.get("algorithm")
-        asked = noise.get("mechanism") if isinstance(noise, dict) else None
+        asked = _given(tree, "algorithm", "mechanism")
         if isinstance(asked, str) and asked not in (*SHIPPED_MECHANISMS, AUTO):
             return f"algorithm.mechanism = {asked[:100]!r} {_NO_MECHANISM}"
-        federation = tree.get("federation")
-        order = federation.get("sampling") if isinstance(federation, dict) else None
+        order = _given(tree, "federation", "sampling")
         if isinstance(order, str) and order not in (*SHIPPED_SAMPLINGS, *ADDED_SAMPLINGS):
             return f"federation.sampling = {order[:100]!r} is none of fedpriv's, and no row of allow.extensions"
         return None
@@ -371,10 +363,8 @@ class Admission:
         asked, allowed = cell.algorithm.trust_setting, trust_named(allow.trust)
         stream = priced_stream(plan, number, asked, allowed)
         if stream.std == 0.0 and not allow.noise_free:
-            nobody = allowed.draws(SERVER)
-            raise self.refusal(
-                f"the scenario has {'nobody add noise' if nobody else 'this silo release its sums without noise'}"
-            )
+            what = "nobody add noise" if allowed.draws(SERVER) else "this silo release its sums without noise"
+            raise self.refusal(f"the scenario has {what}")
         if (clip := plan.largest_clip) > allow.clip * ROUNDING:
             raise self.refusal(f"the scenario clips at {clip:.4g}, allowed is {allow.clip:g}")
         smallest = min(min(plan.estimator.round(t).clips) for t in range(1, plan.schedule.rounds + 1))
@@ -417,6 +407,12 @@ class _Refusing:
         if isinstance(error, Exception) and not isinstance(error, FedprivError):
             _log.warning("silo %d: a scenario cannot be planned: %s", self.silo, printable(repr(error)))
             raise RunError(f"silo {self.silo} refuses: the scenario cannot be planned") from None
+
+
+def _given(tree: Mapping[str, Any], section: str, key: str) -> object:
+    """A key of a section as it was sent; None without it, and where the section is none."""
+    found = tree.get(section)
+    return found.get(key) if isinstance(found, dict) else None
 
 
 def _numbers_in(tree: Any, section: str = "", name: str = "") -> Iterable[tuple[str, str, float]]:

@@ -22,7 +22,7 @@ import secrets
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from fedpriv.core.errors import InputError
@@ -112,15 +112,13 @@ def _own_copy(copy: Path, draft: Path) -> Iterator[Mark]:
     """The copy as a file beside the ledger, and a mark for it; nothing of both is left over."""
     mark = Mark(draft.with_name(draft.name + ".mark"))
     left = [draft.with_name(draft.name + end) for end in ("", ".mark", ".mark.new", ".lock", "-journal")]
-    for path in left:
-        path.unlink(missing_ok=True)
-    try:
+    with ExitStack() as stack:
+        for path in left:
+            path.unlink(missing_ok=True)
+            stack.callback(path.unlink, missing_ok=True)
         os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, OWN))
         shutil.copyfile(copy, draft)
         yield mark
-    finally:
-        for path in left:
-            path.unlink(missing_ok=True)
 
 
 def _described(copy: Path) -> tuple[bool, str, Commit]:
@@ -134,9 +132,8 @@ def _described(copy: Path) -> tuple[bool, str, Commit]:
 
 def _is_bound(policy: Policy, ledger: SiloLedger) -> bool:
     """Whether a guard can tell the records that the ledger is for, with the key beside them or without one."""
-    if not ledger.is_keyed():
-        return True
-    return policy.shard_key.exists() and is_key_of(read_key(policy.shard_key), ledger.shard)
+    keyed = ledger.is_keyed()
+    return not keyed or (policy.shard_key.exists() and is_key_of(read_key(policy.shard_key), ledger.shard))
 
 
 def _fingerprint(policy_path: Path, policy: Policy) -> tuple[bytes, bytes]:
@@ -158,9 +155,11 @@ def _is_last(own: Mark, name: str, commit: Commit) -> bool:
 def _everything(policy: Policy) -> Charge:
     """All that the policy allows, charged for its own neighbours."""
     allow = policy.allow
-    asked = {"relation": allow.relation, "unit": allow.unit}
-    algorithm = {"name": "whatever was released since", "trust": allow.trust}
-    cell = {"name": RESTORED, "privacy": asked, "algorithm": algorithm}
+    cell = {
+        "name": RESTORED,
+        "privacy": {"relation": allow.relation, "unit": allow.unit},
+        "algorithm": {"name": "whatever was released since", "trust": allow.trust},
+    }
     return Charge(json.dumps(cell, sort_keys=True), allow.budget, allow.slack)
 
 

@@ -64,8 +64,7 @@ def prepare_silos(scenario: Scenario, folder: Path, runs: int) -> list[Path]:
             f"{scenario.name}: its cells differ in data, silos, rounds, batch, seed, trust or relation; a "
             "deployment has one federation: narrow them with --set"
         )
-    asked = [presumed(cell) for cell in cells]
-    asked += filter(None, map(first_step_of, cells))
+    asked = [*map(presumed, cells), *filter(None, map(first_step_of, cells))]
     allowances = [allowance_of(cell, task_of_cell(cell)) for cell in asked]
 
     def budget(each: Iterable[Mapping[str, Any]]) -> float:
@@ -84,10 +83,9 @@ def prepare_silos(scenario: Scenario, folder: Path, runs: int) -> list[Path]:
     if code := sorted({path for each in allowances for path in each.get("models", [])}):
         allow["models"] = code
     folders = [folder / f"silo-{silo}" / "guard" for silo in range(first.federation.silos)]
-    for guard in folders:
-        for name in ("shard.npz", "shard.csv"):
-            if (guard / name).exists():
-                raise InputError(f"{guard / name} exists, and a ledger may belong to it; give another --out")
+    for file in (guard / name for guard in folders for name in ("shard.npz", "shard.csv")):
+        if file.exists():
+            raise InputError(f"{file} exists, and a ledger may belong to it; give another --out")
     dataset = load(first.data.name, table=first.data.table)
     order, tests, schema = records_of_silos(first), held_out_of_silos(first), first.data.table_schema
     evaluated = [evaluation_of(presumed(cell), runs) for cell in cells]
@@ -202,16 +200,15 @@ def _arrays(part: str, images: NDArray[Any], labels: NDArray[Any]) -> dict[str, 
     kind, counts = "images" if images.dtype == np.uint8 else "features", counted(labels)
     known = labels.copy()
     known[~counts] = 0
-    arrays: dict[str, Any] = {f"{part}{kind}": images, f"{part}labels": known}
-    return arrays if counts.all() else {**arrays, f"{part}counts": counts}
+    told = {} if counts.all() else {f"{part}counts": counts}
+    return {f"{part}{kind}": images, f"{part}labels": known, **told}
 
 
 def write_table_shard(path: Path, cell: Cell, dataset: Dataset, silo: int, records: NDArray[np.int64]) -> None:
     """The training records of these numbers as rows of a CSV file, in this order, then the site's other rows."""
     assert dataset.rows is not None
-    train, test = dataset.rows
-    by_site = dataset.sites is not None and cell.data.partition == "site"
-    own = test[dataset.sites.test == silo] if dataset.sites is not None and by_site else test[:0]
+    (train, test), sites = dataset.rows, dataset.sites if cell.data.partition == "site" else None
+    own = test[:0] if sites is None else test[sites.test == silo]
     others = np.setdiff1d(own, train[records])
     with private():
         write_rows(raw_table(table_path(cell.data.name)), [*train[records].tolist(), *others.tolist()], path)
@@ -242,5 +239,5 @@ def toml_lines(keys: Mapping[str, object]) -> str:
 
 
 def _federation(cell: Cell) -> tuple[object, ...]:
-    asked = cell.evaluation and cell.evaluation.records
-    return cell.data, cell.federation, cell.seed, cell.algorithm.trust, cell.privacy.relation, asked
+    of_tests = cell.evaluation and cell.evaluation.records
+    return cell.data, cell.federation, cell.seed, cell.algorithm.trust, cell.privacy.relation, of_tests

@@ -125,10 +125,9 @@ class Room:
 
         `forget` lets go all that is kept for this one.
         """
-        own = {name: (taken, forget)}
         others = {other: noted for other, noted in self._taken.items() if other != name}
         if taken + sum(size for size, _ in others.values()) > self.size or len(others) >= _RUNS:
             for _, each in others.values():
                 each()
             others = {}
-        self._taken = others | own
+        self._taken = {**others, name: (taken, forget)}

@@ -402,11 +402,11 @@ class Policy(BaseModel):
         if (asked := self.evaluation) is None:
             return None
         allow = {"budget": asked.budget, "runs": asked.runs, "slack": 0.0}
-        free = {"clip": LARGEST_CLIP, "least_clip": SMALLEST_CLIP}  # the program's own, none of a scenario
+        allow |= {"clip": LARGEST_CLIP, "least_clip": SMALLEST_CLIP}  # the program's own, none of a scenario
         ledger, mark = (
             path and path.with_name(f"{path.stem}-tests{path.suffix}") for path in (self.ledger, self.mark)
         )
-        given = {"ledger": ledger, "mark": mark, "allow": self.allow.model_copy(update=allow | free)}
+        given = {"ledger": ledger, "mark": mark, "allow": self.allow.model_copy(update=allow)}
         return self.model_copy(update=given)
 
     @property
@@ -515,8 +515,9 @@ def _section(model: type[BaseModel]) -> str:
         if name in ("allow", "evaluation"):
             continue
         lines += textwrap.wrap(field.description or "", _WIDTH, initial_indent="# ", subsequent_indent="# ")
-        if name in _EXAMPLES:
-            lines.append(f"{name} = {json.dumps(_EXAMPLES[name])}  # choose")
-        else:
-            lines.append(f"# {name} = {'(none)' if field.default is None else json.dumps(field.default)}")
+        lines.append(
+            f"{name} = {json.dumps(_EXAMPLES[name])}  # choose"
+            if name in _EXAMPLES
+            else f"# {name} = {'(none)' if field.default is None else json.dumps(field.default)}"
+        )
     return "\n".join(lines) + "\n"

@@ -242,9 +242,8 @@ def wipe_journal(ledger: Path) -> bool:
         with journal.open("r+b") as file:
             if file.read(len(_HOT)) == _HOT:
                 return False
-            size = os.fstat(file.fileno()).st_size
             file.seek(0)
-            file.write(bytes(size))
+            file.write(bytes(os.fstat(file.fileno()).st_size))
             file.flush()
             os.fsync(file.fileno())
     return True

@@ -102,14 +102,8 @@ class Events:
     def refused(self, run: str, reason: str) -> None:
         count = self._count["refused"] = self._count["refused"] + 1
         if count <= _IN_FULL or count % _THEN_EVERY == 0:
-            named = printable(run, 40)
-            _log.warning(
-                "refusal %d, run %s: %s",
-                count,
-                named,
-                printable(reason, _LONGEST),
-                extra=facts(named, event="refused"),
-            )
+            named, said = printable(run, 40), printable(reason, _LONGEST)
+            _log.warning("refusal %d, run %s: %s", count, named, said, extra=facts(named, event="refused"))
 
     def failed(self) -> None:
         self._count["failed"] += 1

@@ -286,16 +286,13 @@ def unpack(packed: bytes, silo: Silo) -> State:
     start, size = _HEADER.size + chained, silo.objective.dimension
     types = packed[start : start + past + sums + hidden]
     offset = _aligned(start + len(types))
-    vectors: list[Tensor] = []
-    numbered = list(_TYPES.values())
+    vectors, numbered = list[Tensor](), list(_TYPES.values())
     for code in types:
         values = np.frombuffer(packed, numbered[code], size, offset)
         vectors.append(torch.from_numpy(values))
         offset += _aligned(values.nbytes)
-    ends = past, past + sums
-    chain = packed[_HEADER.size : start]
-    before, between, after = vectors[: ends[0]], vectors[ends[0] : ends[1]], vectors[ends[1] :]
-    return State(answered, tuple(before), tuple(between), tuple(after), chain)
+    before, between, after = vectors[:past], vectors[past : past + sums], vectors[past + sums :]
+    return State(answered, tuple(before), tuple(between), tuple(after), packed[_HEADER.size : start])
 
 
 def _aligned(size: int) -> int:

@@ -174,6 +174,6 @@ def test_integers_that_tell_refute_the_claim(small_cell: MakeCell, monkeypatch: 
     """From attacks to a bound: 32 of 32 right are more than a claim of 1 allows."""
     present = [number % 2 == 0 for number in range(attacks.TRIALS)]
     scores = [np.where(np.arange(len(attacks.TESTS)) == 5, 1.0 if there else -1.0, 0.0) for there in present]
-    bound, test = attacks.integers_bound(present, scores, 0.002)
+    bound, test = attacks.integers_bound(list(zip(present, scores, strict=True)), 0.002)
     assert bound > 1.0
     assert test == attacks.TESTS[5]

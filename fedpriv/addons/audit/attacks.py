@@ -80,9 +80,8 @@ def integers_attack(cell: Cell, seed: int) -> tuple[bool, Scores]:
             noisy = masked_sums(plan, silos, zeros(plan)).astype(np.float64)
         else:
             noisy = _integers(plan, plan.exact, replies(silos[0], zeros(plan)))
-    others = []
-    if plan.trust.releases(SERVER):
-        others = [_sums(cell, plan, shard, number) for number, shard in enumerate(idle, start=1)]
+    known = idle if plan.trust.releases(SERVER) else []
+    others = [_sums(cell, plan, shard, number) for number, shard in enumerate(known, start=1)]
     without, there = (
         _fits(cell, plan, plan.exact, noisy, [_sums(cell, plan, records[world], 0), *others])
         for world in (False, True)
@@ -90,12 +89,11 @@ def integers_attack(cell: Cell, seed: int) -> tuple[bool, Scores]:
     return present, there - without
 
 
-def integers_bound(present: Sequence[bool], scores: Sequence[Scores], failure: float) -> tuple[float, str]:
+def integers_bound(trials: Sequence[tuple[bool, Scores]], failure: float) -> tuple[float, str]:
     """The largest lower bound on μ that the trials give, and by which test."""
-    coins, found = np.array(present), (0.0, "none")
-    for place, test in enumerate(TESTS):
-        found = max(found, (bound_at(0.0, np.array(scores)[:, place], coins, failure / len(TESTS)), test))
-    return found
+    coins, scores = (np.array(column) for column in zip(*trials, strict=True))
+    bounds = (bound_at(0.0, of_test, coins, failure / len(TESTS)) for of_test in scores.T)
+    return max([(0.0, "none"), *zip(bounds, TESTS, strict=True)])
 
 
 def _record(cell: Cell, plan: Plan, *, there: bool) -> Shard:
@@ -155,19 +153,15 @@ def _of_the_seed(cell: Cell, plan: Plan, sums: Sequence[Ints]) -> Scores:
 
 
 def _total(vectors: Sequence[Ints]) -> Ints:
-    total: Ints = np.sum(vectors, axis=0)
-    return total
+    return np.asarray(np.sum(vectors, axis=0))
 
 
 def _radii(fresh: NDArray[np.float64]) -> list[float]:
     """Σ cos 2πk of what would be the fresh vectors (T, d), for each width."""
     half = fresh.shape[1] // 2
     squares = fresh[:, :half] ** 2 + fresh[:, half:] ** 2
-    fits = []
-    for width in WIDTHS:
-        far = squares[squares > 2.0 * (width * np.log(2.0) - np.log(_SMALL))]
-        fits.append(float(np.cos(2.0 * np.pi * (2.0**width * np.exp(-far / 2.0) - 0.5)).sum()))
-    return fits
+    far = {width: squares[squares > 2.0 * (width * np.log(2.0) - np.log(_SMALL))] for width in WIDTHS}
+    return [float(np.cos(2.0 * np.pi * (2.0**w * np.exp(-few / 2.0) - 0.5)).sum()) for w, few in far.items()]
 
 
 KINDS = ("overflowing logits", "large weights", "denormal weights", "cancelling points")
@@ -203,10 +197,9 @@ def hostile_bound(trials: Mapping[str, list[tuple[bool, Scores]]], failure: floa
     """The largest lower bound on μ that the trials of all kinds give, and by which test."""
     found, share = (0.0, "none"), failure / (len(trials) * len(_HOSTILE_TESTS))
     for kind, outcomes in trials.items():
-        coins = np.array([bright for bright, _ in outcomes])
-        for place, test in enumerate(_HOSTILE_TESTS):
-            scores = np.array([seen[place] for _, seen in outcomes])
-            found = max(found, (bound_at(0.5, scores, coins, share), f"{test} a query with {kind}"))
+        coins, scores = (np.array(column) for column in zip(*outcomes, strict=True))
+        for of_test, test in zip(scores.T, _HOSTILE_TESTS, strict=True):
+            found = max(found, (bound_at(0.5, of_test, coins, share), f"{test} a query with {kind}"))
     return found
 
 

@@ -110,15 +110,13 @@ def audit(
     """
     _check(cell, claimed_mu, trials, confidence, seed)
     started = time.perf_counter()
-    if cell.schedule.secret:
-        with one_thread(), torch.inference_mode():
-            return _secret(cell, claimed_mu, trials, confidence, seed, progress, started)
-    if cell.model.name == STATISTICS:
-        with one_thread(), torch.inference_mode():
-            return _counted(cell, claimed_mu, trials, confidence, seed, progress, started)
-    runs = -(-trials // CANARIES)
-    parts = parts_of(cell, claimed_mu, runs, seed)
     with one_thread(), torch.inference_mode():
+        if cell.schedule.secret:
+            return _secret(cell, claimed_mu, trials, confidence, seed, progress, started)
+        if cell.model.name == STATISTICS:
+            return _counted(cell, claimed_mu, trials, confidence, seed, progress, started)
+        runs = -(-trials // CANARIES)
+        parts = parts_of(cell, claimed_mu, runs, seed)
         found = tried(parts, 1.0 - confidence, families, progress)
     bound = _bound_of(_worst(found), cell.privacy.delta)
     return _outcome(cell, parts["rounds"].small, bound, found, confidence, runs * CANARIES, started)
@@ -136,8 +134,8 @@ class _Bound(NamedTuple):
 
 
 def _bound_of(worst: Found, delta: float) -> _Bound:
-    epsilon = epsilon_of(worst.mu, delta) if worst.mu else 0.0
-    return _Bound(worst.claimed, worst.mu, epsilon, epsilon_of(worst.claimed, delta), worst.test)
+    shown, claimed = epsilon_of(worst.mu, delta) if worst.mu else 0.0, epsilon_of(worst.claimed, delta)
+    return _Bound(worst.claimed, worst.mu, shown, claimed, worst.test)
 
 
 def _outcome(
@@ -218,10 +216,7 @@ def _secret(
     plan, alone = (plan_of(each, objective_for(each, 1), released=True) for each in (small, few))
     runs, companies = -(-trials // secret.CANARIES), trials // secret.COMPANIES
     steps = Steps(progress, runs + companies / secret.COMPANIES_A_STEP)
-    gathered = []
-    for number in range(runs):
-        gathered.append(secret.canaries(small, seed_of(seed, number)))
-        steps()
+    gathered = [secret.canaries(small, seed_of(seed, number)) for number in steps.after(range(runs))]
     seen = secret.Seen(*(np.concatenate(columns) for columns in zip(*gathered, strict=True)))
     beside = secret.company(few, companies, seed, steps)
     tests, failure = evaluations_of(cell, mu, -(-trials // CANARIES), seed), 1.0 - confidence

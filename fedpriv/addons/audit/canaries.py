@@ -76,18 +76,10 @@ class PublicGuard(Guard):
 class GuardedSilo:
     """One silo's `PublicGuard`, its ledger and its policy; `shard` is what it protects."""
 
-    def __init__(self, folder: Path, number: int, cell: Cell, plan: Plan, shard: Shard) -> None:
+    def __init__(self, policy: Policy, cell: Cell, shard: Shard) -> None:
         self._cell = json.dumps(cell.canonical(), sort_keys=True)
-        self._shard = shard
-        self._policy = Policy(
-            silo=number,
-            shard=folder / f"{number}.npz",
-            classes=CLASSES,
-            ledger=folder / f"{number}.sqlite",
-            socket=folder / f"{number}.sock",
-            allow=_allowed(cell, plan),
-        )
-        begin_ledger(self._policy, shard)
+        self._policy, self._shard = policy, shard
+        begin_ledger(policy, shard)
         self._ledger, self._guard = self._opened()
 
     def restart(self) -> None:
@@ -132,7 +124,19 @@ class GuardedSilo:
 
 def guarded(folder: Path, cell: Cell, plan: Plan, shards: Sequence[Shard]) -> list[GuardedSilo]:
     """The guards of silos 0, 1, … with these shards."""
-    return [GuardedSilo(folder, number, cell, plan, shard) for number, shard in enumerate(shards)]
+    allow = _allowed(cell, plan)
+    policies = [
+        Policy(
+            silo=number,
+            shard=folder / f"{number}.npz",
+            classes=CLASSES,
+            ledger=folder / f"{number}.sqlite",
+            socket=folder / f"{number}.sock",
+            allow=allow,
+        )
+        for number in range(len(shards))
+    ]
+    return [GuardedSilo(policy, cell, shard) for policy, shard in zip(policies, shards, strict=True)]
 
 
 def _allowed(cell: Cell, plan: Plan) -> Allowed:
@@ -140,26 +144,19 @@ def _allowed(cell: Cell, plan: Plan) -> Allowed:
     rounds = plan.schedule.rounds
     target = cell.target
     assert target is not None  # a cell without noise claims nothing
-    largest = max(plan.estimator.round(t).largest for t in range(1, rounds + 1))
+    known, secret = {"budget": target * _RUNS}, {"budget": 1e6, "slack": 0.1, "slack_per_run": 1e-5}
     return Allowed.model_validate(
         {
             "trust": cell.algorithm.trust,
             "relation": cell.privacy.relation,
             "unit": cell.privacy.unit,
-            **_slack(cell, target),
-            "clip": largest,
+            **(secret if cell.schedule.secret else known),  # paid for as if they were known, and more
+            "clip": max(plan.estimator.round(t).largest for t in range(1, rounds + 1)),
             "rounds": rounds,
             "query": sys.float_info.max,  # of what is asked, nothing is refused for its size
             "silos": len(plan.weights) if len(plan.weights) > 1 else None,
         }
     )
-
-
-def _slack(cell: Cell, target: float) -> dict[str, float]:
-    """Slack that pays for a few runs; secret rounds are paid for as if they were known, and more."""
-    if not cell.schedule.secret:
-        return {"budget": target * _RUNS}
-    return {"budget": 1e6, "slack": 0.1, "slack_per_run": 1e-5}
 
 
 FAR = 1e4
@@ -294,5 +291,4 @@ def units_of(shard: Shard, cell: Cell) -> Records:
 
 def nothing(rows: int, features: int) -> Shard:
     """Records of zeros, which move nothing but the bias."""
-    images: NDArray[Any] = np.zeros((rows, features), np.float32)
-    return Shard(images, np.zeros(rows, np.int64))
+    return Shard(np.zeros((rows, features), np.float32), np.zeros(rows, np.int64))

@@ -7,7 +7,6 @@ plan by its title, and so another charge with noise of its own.
 """
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.addons.audit.canaries import PublicGuard
+from fedpriv.addons.audit.canaries import GuardedSilo
 from fedpriv.addons.audit.families import Found, Steps, sees
 from fedpriv.addons.audit.statistics import bound_at, mu_lower_bound, weight_of
 from fedpriv.addons.audit.transcripts import seen_of, temporary_folder
@@ -28,8 +27,6 @@ from fedpriv.noise.trust import RECORD
 from fedpriv.plan.plan import Plan, plan_of
 from fedpriv.plan.task import ModelInputs, task_of_schema
 from fedpriv.scenario.schema import Cell
-from fedpriv.silo.fingerprint import begin_ledger
-from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import Allowed, Policy
 from fedpriv.silo.shard import Shard
 
@@ -102,52 +99,36 @@ def _kinds(axis: Axis) -> NDArray[np.float64]:
     return np.array([edges[0], edges[-1], edges[0] - 1.0, edges[-1] + 1.0, np.nan, *inside])
 
 
-class _Counting:
-    """A silo's guard over raw records, asked for one plan after another; `restart` is another process of it."""
+class _Counting(GuardedSilo):
+    """A silo's guard over raw records, asked for one plan after another."""
 
     def __init__(self, folder: Path, number: int, cell: Cell, raw: NDArray[np.float64], *, there: bool) -> None:
         schema, cells = _schema(cell), np.zeros((_ROWS, len(raw)))
         labels = np.full(_ROWS, -1) if schema.class_count else np.full(_ROWS, np.nan)
         if there:
             cells[0], labels[0] = raw, 0
-        self._shard = Shard(np.zeros((_ROWS, schema.width)), labels, cells=cells)
         allow = {
             "trust": cell.algorithm.trust, "relation": cell.privacy.relation, "clip": 1.0, "rounds": 1,
             "budget": 1e6, "statistics": list(schema.raw),
             "silos": cell.federation.silos if cell.federation.silos > 1 else None,
         }  # fmt: skip
-        self._policy = Policy(
+        policy = Policy(
             silo=number, shard=folder / f"{number}.csv", table=schema, ledger=folder / f"{number}.sqlite",
             socket=folder / f"{number}.sock", allow=Allowed.model_validate(allow),
         )  # fmt: skip
-        begin_ledger(self._policy, self._shard)
-        self._tree, self._run, self._text = cell.canonical(), "", ""
-        self._open()
+        super().__init__(policy, cell, Shard(np.zeros((_ROWS, schema.width)), labels, cells=cells))
+        self._tree, self._run = cell.canonical(), ""
 
     def ask(self, number: int) -> None:
         """From now on it is plan `number` that is asked for."""
         self._run = f"run-{number}"
-        self._text = json.dumps({**self._tree, "title": self._run}, sort_keys=True)
-
-    def _open(self) -> None:
-        self._ledger = SiloLedger(self._policy.ledger)
-        self._guard = PublicGuard(self._policy, self._ledger, self._shard)
-
-    def restart(self) -> None:
-        self._ledger.close()
-        self._open()
-
-    def keep(self) -> Callable[[], None]:
-        raise NotImplementedError  # nothing is put back here
-
-    def close(self) -> None:
-        self._ledger.close()
+        self._cell = json.dumps({**self._tree, "title": self._run}, sort_keys=True)
 
     def answer(self, run: str, t: int, query: Tensor, keys: bytes = b"") -> Tensor:
-        return self._guard.answer(self._run, self._text, t, query, keys)
+        return super().answer(self._run, t, query, keys)
 
     def public_key(self, run: str) -> bytes:
-        return self._guard.public_key(self._run, self._text)
+        return super().public_key(self._run)
 
 
 def found_of(cell: Cell, mu: float, trials: int, failure: float, seed: int, steps: Steps) -> Found:

@@ -8,8 +8,8 @@ The power of an audit says how much of the noise would have to be gone for it to
 were.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from scipy import special
@@ -36,6 +36,7 @@ from fedpriv.plan.evaluation import evaluation_cell, first_step_of
 from fedpriv.plan.plan import Plan, plan_of
 from fedpriv.scenario.schema import Cell
 
+_Each = TypeVar("_Each")
 Progress = Callable[[float], None]
 """Hears which share of the work is done."""
 
@@ -49,6 +50,12 @@ class Steps:
     def __call__(self, steps: float = 1.0) -> None:
         self._done += steps
         self._progress(min(1.0, self._done / self._total))
+
+    def after(self, each: Iterable[_Each], steps: float = 1.0) -> Iterator[_Each]:
+        """Go through `each`, and count so many steps when one is done."""
+        for one in each:
+            yield one
+            self(steps)
 
 
 POWER = 0.95
@@ -125,11 +132,8 @@ class AuditedPart(NamedTuple):
 
     def gathered(self, plan: Plan, runs: int, queries: Sequence[Tensor] | None, steps: Steps) -> Trials:
         """Trials of so many runs, each with its own coins and noise; other parts' runs have the same coins."""
-        layout, gathered = self.layout(plan), []
-        for number in range(runs):
-            gathered.append(run_trials(self.small, layout, seed_of(self.seed, number), queries))
-            steps()
-        return _joined(gathered)
+        layout, seeds = self.layout(plan), (seed_of(self.seed, number) for number in range(runs))
+        return _joined([run_trials(self.small, layout, seed, queries) for seed in steps.after(seeds)])
 
 
 def seed_of(seed: int, number: int) -> int:
@@ -230,11 +234,9 @@ def _rollback(asked: AuditedPart, failure: float, steps: Steps) -> tuple[float, 
     """
     t = max(heaviest_round(asked.plan()), min(2, asked.small.schedule.rounds))
     layout = CanaryLayout.of(rows_read(asked.small), t, IN_HEAVIEST, IN_HEAVIEST)
-    gathered = []
-    for number in range(_rollbacks(asked.runs)):
-        gathered.append(rolled_back(asked.small, layout, seed_of(asked.seed, number), t))
-        steps(2.0)
-    return rollback_bound(_joined(gathered), failure)
+    seeds = (seed_of(asked.seed, number) for number in range(_rollbacks(asked.runs)))
+    trials = _joined([rolled_back(asked.small, layout, seed, t) for seed in steps.after(seeds, 2.0)])
+    return rollback_bound(trials, failure)
 
 
 def _rollbacks(runs: int) -> int:
@@ -247,25 +249,21 @@ def _joined(runs: Sequence[Trials]) -> Trials:
 
 def _integers(asked: AuditedPart, failure: float, steps: Steps) -> tuple[float, str]:
     small = attacks.integers_cell(asked.cell, asked.mu)
-    present, scores = [], []
-    for number in range(attacks.TRIALS):
-        coin, score = attacks.integers_attack(small, seed_of(asked.seed, number))
-        present.append(coin)
-        scores.append(score)
-        steps(0.5)
-    return attacks.integers_bound(present, scores, failure)
+    seeds = (seed_of(asked.seed, number) for number in range(attacks.TRIALS))
+    return attacks.integers_bound(
+        [attacks.integers_attack(small, seed) for seed in steps.after(seeds, 0.5)], failure
+    )
 
 
 def _hostile(asked: AuditedPart, failure: float, steps: Steps) -> tuple[float, str]:
     small = attacks.hostile_cell(asked.cell, asked.mu)
     if small is None:
         return 0.0, "none"
-    outcomes = {}
-    for kind in attacks.KINDS:
-        outcomes[kind] = [
-            attacks.hostile_attack(small, kind, seed_of(asked.seed, number)) for number in range(attacks.TRIALS)
-        ]
-        steps(attacks.TRIALS / 16)
+    seeds = [seed_of(asked.seed, number) for number in range(attacks.TRIALS)]
+    outcomes = {
+        kind: [attacks.hostile_attack(small, kind, seed) for seed in seeds]
+        for kind in steps.after(attacks.KINDS, attacks.TRIALS / 16)
+    }
     return attacks.hostile_bound(outcomes, failure)
 
 

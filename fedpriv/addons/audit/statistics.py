@@ -88,8 +88,7 @@ def _bounds(errors: Errors, failure: float) -> Scores:
     highest_misses = upper_rates(errors.misses, errors.present, failure / 4)
     by_rates = -special.ndtri(highest_alarms) - special.ndtri(highest_misses)
     wrong = upper_rates(errors.alarms + errors.misses, errors.without + errors.present, failure / 2)
-    bounds: Scores = np.maximum(by_rates, -2.0 * special.ndtri(wrong))
-    return bounds
+    return np.asarray(np.maximum(by_rates, -2.0 * special.ndtri(wrong)))
 
 
 def upper_rates(events: NDArray[np.int64], trials: int, failure: float) -> Scores:
@@ -139,8 +138,8 @@ def rollback_bound(trials: Trials, failure: float) -> tuple[float, str]:
     found, count = (0.0, "none"), trials.twice.shape[1]
     for place in range(count):
         bound = mu_lower_bound(_finite(trials.twice[:, place]), trials.present, failure / count) / math.sqrt(2.0)
-        late = "" if place == 0 else f", {place} later"
-        found = max(found, (bound, f"release of the round before a rollback minus that after it{late}"))
+        test = "release of the round before a rollback minus that after it"
+        found = max(found, (bound, test if place == 0 else f"{test}, {place} later"))
     return found
 
 
@@ -178,8 +177,7 @@ def _sides(plan: Plan) -> int:
 
 def _finite(scores: Scores) -> Scores:
     """Scores that can be ordered; what is no number counts as very large."""
-    numbers: Scores = np.nan_to_num(scores, nan=math.inf).clip(-1e300, 1e300)
-    return numbers
+    return np.asarray(np.nan_to_num(scores, nan=math.inf).clip(-1e300, 1e300))
 
 
 def _half_way(plan: Plan, canary_round: int) -> float:
@@ -193,8 +191,10 @@ def _half_way(plan: Plan, canary_round: int) -> float:
 def _scores(plan: Plan, canary_round: int, trials: Trials) -> Mapping[str, tuple[Scores, int]]:
     """Scores (n,), and of how many runs; the same names for every round of a canary."""
     seen, rounds = trials.seen, trials.seen.shape[1]
-    scores = {"whole transcript": seen @ matched_filter(plan, canary_round)}
-    scores["sum of releases"] = seen[:, canary_round - 1 :].sum(1)
+    scores = {
+        "whole transcript": seen @ matched_filter(plan, canary_round),
+        "sum of releases": seen[:, canary_round - 1 :].sum(1),
+    }
     scores |= {f"release {t}": seen[:, t - 1] for t in range(1, rounds + 1)}
     scores |= {
         f"release {late} minus {early}": seen[:, late - 1] - seen[:, early - 1]
@@ -224,8 +224,7 @@ def noise_factor(plan: Plan) -> Scores:
 def matched_filter(plan: Plan, canary_round: int) -> Scores:
     """Σ⁺ δ (T,): the best linear test against the noise covariance Σ = B Bᵀ of the signal δ."""
     factor = noise_factor(plan)
-    weights: Scores = np.linalg.pinv(factor @ factor.T) @ _signal(plan, canary_round)
-    return weights
+    return np.asarray(np.linalg.pinv(factor @ factor.T) @ _signal(plan, canary_round))
 
 
 def _signal(plan: Plan, canary_round: int) -> Scores:
@@ -282,8 +281,7 @@ class ClaimedCurve:
         given = np.asarray(alarms, np.float64)[..., None]
         power = 1.0 - self._deltas - self._factors * given
         mirrored = (1.0 - self._deltas - given) / self._factors
-        least: NDArray[np.float64] = np.maximum(0.0, np.maximum(power, mirrored).max(-1))
-        return least
+        return np.asarray(np.maximum(0.0, np.maximum(power, mirrored).max(-1)))
 
 
 def shown(

@@ -20,7 +20,7 @@ import dataclasses
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -272,11 +272,10 @@ def folder_of_silos(
             silos = [Pool(cell, plan, shard) for shard in shards]
         else:
             silos = guarded(Path(name), cell, plan, [in_units(shard, cell.privacy.protected) for shard in shards])
-        try:
-            yield Path(name), silos
-        finally:
+        with ExitStack() as stack:
             for silo in silos:
-                silo.close()
+                stack.callback(silo.close)
+            yield Path(name), silos
 
 
 def _two_runs(
@@ -347,5 +346,4 @@ def broadcasts(plan: Plan, folder: Path, silos: Sequence[Restartable], queries: 
 def _along(vectors: Sequence[Tensor]) -> NDArray[np.float64]:
     """Every canary's coordinate (n, rounds): its direction is its feature, class 0 against class 1."""
     classes = torch.stack([vector.double() for vector in vectors]).view(len(vectors), 2, -1)[..., :-1]
-    along: NDArray[np.float64] = ((classes[:, 1] - classes[:, 0]) / 2**0.5).T.numpy().copy()
-    return along
+    return np.asarray(((classes[:, 1] - classes[:, 0]) / 2**0.5).T.numpy().copy())

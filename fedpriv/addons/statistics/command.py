@@ -8,6 +8,7 @@ Tables of statistics as rows, as plain data, as CSV and as a page of bars and cu
 import csv
 import dataclasses
 import io
+import itertools
 import json
 import math
 import sys
@@ -112,7 +113,9 @@ def page_of(asked: Statistics, tables: Sequence[TableResult], record: Mapping[st
         Markup(
             '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{}</title><style>{}</style></head>'
         ).format(title, Markup(css)),
-        Markup('<body><main><h1>{}</h1><p class="verdict">{}</p>').format(title, said),
+        Markup('<body><main><h1>{}</h1><p class="verdict">{}</p>').format(
+            asked.plan.title or asked.plan.name, said
+        ),
         Markup(
             "<p>Bars are counts as they were released; the line on a bar is an interval of 95 %, the noise in it. "
         )
@@ -146,19 +149,17 @@ def _as_table(table: TableResult) -> Markup:
 
 def _bars(table: TableResult) -> Markup:
     scale = (_WIDTH - _LEFT - 20) / max([1.0, *(max(each.high, each.value) for each in table.estimates)])
-    drawn = []
-    for place, each in enumerate(table.estimates):
-        y, middle = place * _BAR + 4, place * _BAR + 4 + _BAR / 2 - 3
-        drawn.append(
-            Markup(
-                '<text x="{}" y="{}" text-anchor="end">{}</text><rect x="{}" y="{}" width="{:.1f}" height="{}" '
-                'fill="var(--good)" opacity=".55"/><path d="M{:.1f} {}H{:.1f}" stroke="var(--ink)" '
-                'stroke-width="2"/>'
-            ).format(
-                _LEFT - 8, middle + 5, ", ".join(each.of), _LEFT, y, scale * max(0.0, each.value), _BAR - 6,
-                _LEFT + scale * each.low, middle, _LEFT + scale * each.high,
-            )
-        )  # fmt: skip
+    bar = Markup(
+        '<text x="{}" y="{}" text-anchor="end">{}</text><rect x="{}" y="{}" width="{:.1f}" height="{}" '
+        'fill="var(--good)" opacity=".55"/><path d="M{:.1f} {}H{:.1f}" stroke="var(--ink)" stroke-width="2"/>'
+    )
+    drawn = [
+        bar.format(
+            _LEFT - 8, y + _BAR / 2 + 2, ", ".join(each.of), _LEFT, y, scale * max(0.0, each.value), _BAR - 6,
+            _LEFT + scale * each.low, y + _BAR / 2 - 3, _LEFT + scale * each.high,
+        )
+        for y, each in zip(itertools.count(4, _BAR), table.estimates, strict=False)
+    ]  # fmt: skip
     return _figure(table.name, len(table.estimates) * _BAR + 10, drawn)
 
 
@@ -313,11 +314,16 @@ def _print_dry(asked: Statistics, *, released: bool, as_json: bool) -> None:
         tree = {"mu": mu, "epsilon": epsilon, "delta": privacy.delta, "places": asked.records, "tables": each}
         sys.stdout.write(json.dumps(tree) + "\n")
         return
-    lines = [["table", "kind", "cells", *(f"± {trust}" for trust in TRUSTS)]]
-    for place, (table, cells) in enumerate(tables):
-        halves = [upper_figure(Z * errors[trust][place], 3) for trust in TRUSTS]
-        lines.append([table.title, table.kind, str(cells.size), *halves])
-    print_table(lines)
+    lines = [
+        [
+            table.title,
+            table.kind,
+            str(cells.size),
+            *(upper_figure(Z * errors[trust][place], 3) for trust in TRUSTS),
+        ]
+        for place, (table, cells) in enumerate(tables)
+    ]
+    print_table([["table", "kind", "cells", *(f"± {trust}" for trust in TRUSTS)], *lines])
     sys.stdout.write(
         f"\n± is half of an interval of 95 % about one released number, in {unit}s; the plan asks for trust = "
         f'"{asked.plan.trust}"\n'

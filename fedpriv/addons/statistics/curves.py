@@ -305,19 +305,16 @@ class CurveScores(SummedScores):
     @cached_property
     def scale(self) -> float:
         """a: one count of a table, of all that are alike."""
-        longest, _ = self._extent
-        return math.sqrt(0.5 * self.settings.weight / len(self.groupings)) / longest
+        return math.sqrt(0.5 * self.settings.weight / len(self.groupings)) / self._extent[0]
 
     @property
     def diameter(self) -> float:
         """The largest distance of two increments, or of one and zeros."""
-        _, furthest = self._extent
-        return math.sqrt(2.0 + len(self.groupings) * (self.scale * furthest) ** 2)
+        return math.sqrt(2.0 + len(self.groupings) * (self.scale * self._extent[1]) ** 2)
 
     @property
     def _extent(self) -> tuple[float, float]:
-        block = Block(size=self.settings.size, kind="prefix")
-        return extent_of((block, block))
+        return extent_of((Block(size=self.settings.size, kind="prefix"),) * 2)
 
     def contributions(self, model: Tensor, records: Records) -> Tensor:
         scores = super().contributions(model, records)
@@ -340,13 +337,9 @@ class CurveScores(SummedScores):
 
     def tables(self, mean: Tensor, records: int) -> list[Floats]:
         """C n and its noise, (groups, 2, bins) of each table, of a mean (`dimension`,) over so many places."""
-        found, start = [], 2
-        for each in self.groupings:
-            shape = (len(each.labels), 2, self.settings.size)
-            stop = start + math.prod(shape)
-            found.append(mean[start:stop].double().numpy().reshape(shape) * (records / self.scale))
-            start = stop
-        return found
+        shapes = [(len(each.labels), 2, self.settings.size) for each in self.groupings]
+        parts = np.split(mean[2:].double().numpy(), np.cumsum(list(map(math.prod, shapes))))[:-1]
+        return [part.reshape(shape) * (records / self.scale) for part, shape in zip(parts, shapes, strict=True)]
 
     def figures(self, mean: Tensor, std: float, places: int, *, groups: bool = True) -> dict[str, float]:
         tables, noise = self.tables(mean, places), float(std) * places / self.scale

@@ -167,18 +167,10 @@ class Cells(_Public):
         if self.form == "moments":
             return (Block(size=3, kind="plain"),)
         if self.form == "prefix":
-            own: tuple[Block, ...] = (
-                Block(size=self.axes[-1].ordered, kind="prefix"),
-                Block(size=1, kind="plain"),
-            )
-        else:
-            seen, censored = self.bins, self.bins + 1  # the last: beyond all bins
-            own = (
-                Block(size=seen, kind="suffix"),
-                Block(size=censored, kind="suffix"),
-                Block(size=1, kind="plain"),
-            )
-        return own * self.group_count
+            sums = [Block(size=self.axes[-1].ordered, kind="prefix")]
+        else:  # events, and censored records with those beyond all bins
+            sums = [Block(size=size, kind="suffix") for size in (self.bins, self.bins + 1)]
+        return (*sums, Block(size=1, kind="plain")) * self.group_count
 
     @property
     def size(self) -> int:
@@ -234,14 +226,12 @@ def _extent(block: Block) -> tuple[float, float]:
     """(largest norm of a column, largest distance of two columns) of a block's C, squared."""
     if block.kind == "plain":
         return 1.0, 2.0 * (block.size > 1)
-    values = square_root(block.size)
-    longest = float(values @ values)
-    furthest = 0.0
+    values, furthest = square_root(block.size), 0.0
     for lag in range(1, block.size):  # the first column has the most rows behind it
         moved = values.copy()
         moved[lag:] -= values[:-lag]
         furthest = max(furthest, float(moved @ moved))
-    return longest, furthest
+    return float(values @ values), furthest
 
 
 def extent_of(blocks: Sequence[Block]) -> tuple[float, float]:
@@ -414,8 +404,7 @@ class Indicators(Deterministic):
         """Of every table: rows that a cell's column reaches [low, high), its direction, and a_j f."""
         found = []
         for table, scale in zip(self.settings.tables, self.settings.scales, strict=True):
-            low, high, sign = [], [], []
-            start = 0
+            low, high, sign, start = [], [], [], 0
             for block in table.blocks:
                 places = range(start, start + block.size)
                 plain = block.kind == "plain"

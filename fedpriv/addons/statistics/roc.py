@@ -114,8 +114,7 @@ class TwoClasses:
         """None where no bin has enough records."""
         total = error = count = 0.0
         for rows in self._merged():
-            gap, noise, held = self._gap(rows)
-            share = self._observed(rows)
+            (gap, noise, held), share = self._gap(rows), self._observed(rows)
             spread = noise + share * (1.0 - share) * held
             squared = gap**2 - spread
             total, count = total + squared / held, count + held
@@ -129,8 +128,7 @@ class TwoClasses:
         """Bins of the logit, neighbours together where there are few records, with their observed shares."""
         found = []
         for rows in self._merged():
-            gap, noise, held = self._gap(rows)
-            share = self._observed(rows)
+            (gap, noise, held), share = self._gap(rows), self._observed(rows)
             coins = (share * held + 2.0) / (held + 4.0)
             error = math.sqrt(noise / held**2 + coins * (1.0 - coins) / held)
             found.append(Observed(min(max(share - gap / held, 0.0), 1.0), _within(share, error)))

@@ -7,11 +7,11 @@ of DP-SGD.  What is computed here is known before the run (cells, standard error
 what was released.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import pairwise
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -104,13 +104,13 @@ class Statistics:
 
     def results(self, model: NDArray[np.floating[Any]], *, released: bool = False) -> "list[TableResult]":
         """What the released mean of increments says, table by table: a function of it and of public numbers."""
-        found, start, settings = [], 0, self.settings
-        stds = self.errors(released=released)
-        for asked, table, scale, std in zip(self.plan.table, settings.tables, settings.scales, stds, strict=True):
-            values = np.asarray(model[start : start + table.size], np.float64) * (self.records / scale)
-            start += table.size
-            found.append(result_of(asked, table, self.schema, values, std))
-        return found
+        settings, stds = self.settings, self.errors(released=released)
+        parts = np.split(np.asarray(model), np.cumsum([table.size for table in settings.tables]))[:-1]
+        values = [
+            part.astype(np.float64) * (self.records / a) for part, a in zip(parts, settings.scales, strict=True)
+        ]
+        each = zip(self.plan.table, settings.tables, values, stds, strict=True)
+        return [result_of(asked, table, self.schema, own, std) for asked, table, own, std in each]
 
 
 def _sizes(plan: StatisticsPlan, schema: TableSchema) -> tuple[int, ...]:
@@ -167,7 +167,7 @@ def _labels(name: str, table: Cells, place: int, schema: TableSchema) -> list[st
     words, edges = words_of(name, schema), table.axes[place].edges
     if edges is None:
         return [*(words or ()), MISSING]
-    bins = [f"{low:g} – {high:g}" for low, high in pairwise(edges)]
+    bins = [f"{low:g} – {high:g}" for low, high in itertools.pairwise(edges)]
     return [f"below {edges[0]:g}", *bins, f"above {edges[-1]:g}", MISSING]
 
 
@@ -223,10 +223,8 @@ def result_of(asked: Asked, table: Cells, schema: TableSchema, released: Floats,
     if table.form == "moments":
         return replace(found, estimates=tuple(_means(table, released, std)))
     parts = released.reshape(len(groups), -1)
-    if table.form == "prefix":
-        each = [_quantiles(asked, table, group, part, std) for group, part in zip(groups, parts, strict=True)]
-    else:
-        each = [_survival(table, group, part, std) for group, part in zip(groups, parts, strict=True)]
+    of_group = partial(_quantiles, asked) if table.form == "prefix" else _survival
+    each = [of_group(table, group, part, std) for group, part in zip(groups, parts, strict=True)]
     estimates = tuple(estimate for some, _ in each for estimate in some)
     return replace(found, estimates=estimates, curves=tuple(curve for _, curve in each if len(curve.at) > 1))
 
@@ -247,11 +245,13 @@ def _means(table: Cells, released: Floats, std: float) -> list[Estimate]:
     of_variance = np.array([-2.0 * mean, 0.5, (2.0 * mean**2 - square / 2.0) / PRESENT]) * std / count
     variance = min(1.0, max((square + 1.0) / 2.0 - mean**2, 1.0 / count))
     error, sampled = float(np.linalg.norm(of_mean)), math.sqrt(float(of_mean @ of_mean) + variance / count)
-    at, deviation = low + unit * (1.0 + mean), unit * math.sqrt(variance)
-    found.append(_estimate("mean", at, unit * error))
-    found.append(replace(_estimate("mean", at, unit * sampled), covers="the population"))
-    spread = unit * float(np.linalg.norm(of_variance)) / (2.0 * math.sqrt(variance))
-    return [*found, _estimate("deviation", deviation, spread)]
+    at, spread = low + unit * (1.0 + mean), unit * float(np.linalg.norm(of_variance)) / (2.0 * math.sqrt(variance))
+    return [
+        *found,
+        _estimate("mean", at, unit * error),
+        replace(_estimate("mean", at, unit * sampled), covers="the population"),
+        _estimate("deviation", unit * math.sqrt(variance), spread),
+    ]
 
 
 def _estimate(name: str, value: float, error: float) -> Estimate:
@@ -259,10 +259,7 @@ def _estimate(name: str, value: float, error: float) -> Estimate:
 
 
 def _crossed(names: list[list[str]]) -> list[tuple[str, ...]]:
-    found: list[tuple[str, ...]] = [()]
-    for labels in names:
-        found = [(*before, label) for before in found for label in labels]
-    return found
+    return list(itertools.product(*names))
 
 
 def _quantiles(

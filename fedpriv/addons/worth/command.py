@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedpriv.addons.worth.break_even import error_words
+from fedpriv.addons.worth.break_even import error_words, scale_of
 from fedpriv.addons.worth.joining import GRID, Question, joining
 from fedpriv.addons.worth.joining_command import print_joining, shares_note
 from fedpriv.addons.worth.references import ONE_CLASS, References, key_of, spread
@@ -84,10 +84,7 @@ def _of_run(given: Path, overrides: Sequence[str], wanted: Wanted) -> None:
         _fill(cells, wanted)
     else:
         rows = rows_of(given, results, _say, any_model=wanted.any_learner, own=wanted.personal)
-        if wanted.as_json:
-            _print_json({"rows": [_row_data(row) for row in rows]})
-        else:
-            _print_run(rows, wanted)
+        _print_json({"rows": [_row_data(row) for row in rows]}) if wanted.as_json else _print_run(rows, wanted)
     check_claims(given, results)
 
 
@@ -141,13 +138,12 @@ def _row_data(row: Row) -> dict[str, object]:
 
 def _print_run(rows: Sequence[Row], wanted: Wanted) -> None:
     known = rows[0].references[0]
-    scale, digits = _scale(known), _digits(known)
+    scale, digits = scale_of(known.metric)
     print_table(_reference_lines(rows[0].references, wanted))
     sys.stdout.write("\n")
     axes = list(rows[0].point) or ["run"]
     head = [*axes, "released", "recalibrated", "gain over alone", "s.e.", "worst silo", "best silo", "seeds"]
-    head += ["personal"] if wanted.personal else []
-    table = [head]
+    table = [[*head, *(["personal"] if wanted.personal else [])]]
     for row in rows:
         released, own = (row.mean_of(name) for name in ("released", "recalibrated"))
         error, silos = row.standard_error, row.by_silo.values()
@@ -196,9 +192,7 @@ def _budgets(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         if any(share < 1.0 for share in row.shares.values()):
             told.setdefault(shares_note(row.shares), []).append(_point(row))
-    if len(told) == 1:
-        return [f"{note}\n" for note in told]
-    return [f"At {'; '.join(there)}: {note}\n" for note, there in told.items()]
+    return [f"At {'; '.join(at)}: {note}\n" if len(told) > 1 else f"{note}\n" for note, at in told.items()]
 
 
 def _point(row: Row) -> str:
@@ -217,14 +211,6 @@ def _notes(known: References) -> list[str]:
     return notes
 
 
-def _scale(known: References) -> float:
-    return 100.0 if known.metric == "accuracy" else 1.0
-
-
-def _digits(known: References) -> int:
-    return 1 if known.metric == "accuracy" else 4
-
-
 def _alone_line(seeds: Sequence[References]) -> list[str]:
     scores = [[silo.score for silo in known.silos] for known in seeds]
     return _line("each silo alone, nothing released", scores, seeds[0])
@@ -232,7 +218,7 @@ def _alone_line(seeds: Sequence[References]) -> list[str]:
 
 def _line(name: str, scores: Sequence[Sequence[float]], known: References) -> list[str]:
     """Scores of each seed's silos: means and spreads of a seed, averaged over seeds."""
-    scale, digits, silos = _scale(known), _digits(known), len(scores[0])
+    (scale, digits), silos = scale_of(known.metric), len(scores[0])
     mean = scale * float(np.mean([np.mean(of_seed) for of_seed in scores]))
     over = scale * float(np.mean([spread(of_seed) for of_seed in scores]))
     return [name, f"{mean:.{digits}f}", f"{over:.{digits}f}" if silos > 1 else "one silo", str(silos)]

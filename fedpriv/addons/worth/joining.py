@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedpriv.addons.worth.break_even import BreakEven, break_even
+from fedpriv.addons.worth.break_even import BreakEven, break_even, verdict
 from fedpriv.addons.worth.local_models import Floats, score_of
 from fedpriv.addons.worth.references import key_of, read_kept, write_kept
 from fedpriv.addons.worth.worth import (
@@ -121,12 +121,21 @@ class Joining:
         values = [getattr(split, name)[trust] for split in self.shown()]
         return np.stack([each.mean(axis=2) if each.ndim == 3 else each for each in values], axis=1)
 
+    def mean_of(self, name: str) -> float:
+        """The mean over splits of a figure of `Split`."""
+        return float(np.mean([np.mean(getattr(split, name)) for split in self.shown()]))
+
     @property
     def ratio(self) -> float:
-        return float(np.mean([split.ratio for split in self.shown()]))
+        return self.mean_of("ratio")
 
     def break_even(self, trust: str) -> BreakEven:
         return break_even(np.array(self.question.epsilons), self.along(trust), self.ratio, monotone=self.monotone)
+
+    def verdict(self, found: BreakEven) -> str:
+        """The words for a break-even of one of its trust settings."""
+        grid = np.array(self.question.epsilons)
+        return verdict(found, grid, self.mean_of("noiseless"), self.mean_of("pooled"))
 
 
 @one_thread()
@@ -193,9 +202,9 @@ def _scenario(question: Question, trust: str, split: int | None, spared: float |
         f"{_EPSILON}={list(question.epsilons)}",
         f"seeds={seeds}",
         "run.evaluations=1",
+        *([] if split is None else [f"data.split={split}"]),
+        *([] if spared is None else [f"data.spared={spared}"]),
     ]
-    keys += [] if split is None else [f"data.split={split}"]
-    keys += [] if spared is None else [f"data.spared={spared}"]
     grid = load_scenario(question.scenario, [*question.overrides, *keys])
     if any(f"privacy.{other}" in grid.axes for other in TARGETS if other != "epsilon"):
         raise InputError(f"{question.scenario}: sweeps another target of privacy than epsilon; leave it out")
@@ -210,7 +219,8 @@ def _split(question: Question, trusts: Sequence[str], number: int | None, choice
     heads = {seed: resolve_cell({**first.canonical(), "seed": seed}, first.name) for seed in seeds}
     benches: dict[int, Bench] = {}
     for seed in seeds:
-        if benches and _deal_alike(heads[seed], heads[seeds[0]]):  # seeds draw noise alone
+        dealt = zip(spread(heads[seed]), spread(heads[seeds[0]]), strict=True)
+        if benches and all(torch.equal(mine, its) for mine, its in dealt):  # seeds draw noise alone
             benches[seed] = benches[seeds[0]]
         else:
             benches[seed] = bench_of(heads[seed], references(heads[seed], say=say))
@@ -225,7 +235,8 @@ def _split(question: Question, trusts: Sequence[str], number: int | None, choice
         }
         for trust, grid in grids.items()
     }
-    key = _key(first, question, cells)
+    names = [_name(cell) for at in cells.values() for cell in at.values()]
+    key = hashlib.sha256(json.dumps([key_of(first), names, question.own, _SPARED]).encode()).hexdigest()
     if (tree := read_kept("worth", key, records)) is not None:
         try:
             return _restored(tree, trusts, (len(question.epsilons), len(seeds)), question.own)
@@ -238,28 +249,30 @@ def _split(question: Question, trusts: Sequence[str], number: int | None, choice
     last = taken[trusts[0]][question.epsilons[-1]]
     quiet = {seed: _noiseless(cells[trusts[0]][last[seed]]) for seed in seeds}
     silent = _models(list(quiet.values()))
-    own: dict[str, NDArray[np.float64]] = {}
-    judged = ""
-    if question.own:
-        own, judged = _personal(trusts, taken, cells, benches, question.epsilons, seeds, say)
-    found: dict[str, dict[str, Any]] = {name: {} for name in ("released", "recalibrated", "gains")}
-    for trust in trusts:
-        at = [
+    own, judged = _personal(question, trusts, taken, cells, benches, say) if question.own else ({}, "")
+    found = {
+        trust: [
             [benches[seed].gains(models[_name(cells[trust][taken[trust][epsilon][seed]])]) for seed in seeds]
             for epsilon in question.epsilons
         ]
-        found["released"][trust] = np.array([[np.mean(each.released) for each in row] for row in at])
-        found["recalibrated"][trust] = np.array([[np.mean(each.recalibrated) for each in row] for row in at])
-        found["gains"][trust] = np.array([[each.gains for each in row] for row in at])
+        for trust in trusts
+    }
+
+    def means(name: str) -> dict[str, NDArray[np.float64]]:
+        return {
+            trust: np.array([[np.mean(getattr(each, name)) for each in row] for row in rows])
+            for trust, rows in found.items()
+        }
+
     united = benches[seeds[0]].gains(pooled(heads[seeds[0]]))
     known = benches[seeds[0]].known
     scores = np.array([silo.score for silo in known.silos])
     split = Split(
         float(np.mean([benches[seed].known.mean for seed in seeds])),
         float(np.mean([silo.balanced for silo in known.silos])),
-        found["released"],
-        found["recalibrated"],
-        found["gains"],
+        means("released"),
+        means("recalibrated"),
+        {trust: np.array([[each.gains for each in row] for row in rows]) for trust, rows in found.items()},
         own,
         judged,
         np.array([benches[seed].gains(silent[_name(quiet[seed])]).gain for seed in seeds]),
@@ -308,55 +321,45 @@ def _chosen(
         scores: dict[tuple[float, str], list[float]] = {}
         for (epsilon, seed, setting), cell in spared.items():
             scores.setdefault((epsilon, setting), []).append(_on_spared(benches[seed], cell, models[_name(cell)]))
+        seeds = sorted({seed for _, seed, _ in cells[trust]})
         taken[trust] = {}
         for epsilon in question.epsilons:
             allowed = {key: float(np.mean(each)) for key, each in scores.items() if key[0] <= epsilon}
             best, setting = max(allowed, key=lambda key: allowed[key])
-            seeds = {seed for _, seed, _ in cells[trust]}
-            taken[trust][epsilon] = {seed: (best, seed, setting) for seed in sorted(seeds)}
+            taken[trust][epsilon] = {seed: (best, seed, setting) for seed in seeds}
     return taken
-
-
-def _deal_alike(one: Cell, other: Cell) -> bool:
-    """Whether two seeds give every silo the same records: sites of which all are read."""
-    return all(torch.equal(mine, its) for mine, its in zip(spread(one), spread(other), strict=True))
 
 
 def _on_spared(bench: Bench, cell: Cell, model: Floats) -> float:
     """The mean over silos of the score on training records that the candidate did not read."""
-    scores = []
-    for held, seen in zip(bench.silos, seen_of(cell, bench.silos), strict=True):
-        if seen is not None and not seen.all():
-            rows = np.flatnonzero(~seen)
-            scores.append(score_of(bench.objective, model, Records(*(column[rows] for column in held.train))))
-    return float(np.mean(scores))
+    spared = [
+        Records(*(column[np.flatnonzero(~seen)] for column in held.train))
+        for held, seen in zip(bench.silos, seen_of(cell, bench.silos), strict=True)
+        if seen is not None and not seen.all()
+    ]
+    return float(np.mean([score_of(bench.objective, model, records) for records in spared]))
 
 
 def _personal(
+    question: Question,
     trusts: Sequence[str],
     taken: Taken,
     cells: Mapping[str, Mapping[CellKey, Cell]],
     benches: Mapping[int, Bench],
-    epsilons: Sequence[float],
-    seeds: Sequence[int],
     say: Say,
 ) -> tuple[dict[str, NDArray[np.float64]], str]:
     """Gains of personal models of releases that did not read a fifth of the records, by which λ is chosen."""
     can = cells[trusts[0]][next(iter(cells[trusts[0]]))].data.partition in ("iid", "site")
     found, judged = {}, ""
     for trust in trusts:
-        rows = []
-        for epsilon in epsilons:
-            row = []
-            for seed in seeds:
+        found[trust] = np.empty((len(question.epsilons), len(benches)))
+        for row, epsilon in enumerate(question.epsilons):
+            for column, (seed, bench) in enumerate(benches.items()):
                 cell = cells[trust][taken[trust][epsilon][seed]]
                 cell = resolve_cell(with_data(cell, spared=_SPARED), cell.name) if can else cell
                 say(f"personal, {trust}, epsilon = {upper_figure(epsilon, 3)}")
-                bench = benches[seed]
                 scores, _, judged = bench.personal(_models([cell])[_name(cell)], cell)
-                row.append(float(np.mean(scores)) - bench.known.mean)
-            rows.append(row)
-        found[trust] = np.array(rows)
+                found[trust][row, column] = float(np.mean(scores)) - bench.known.mean
     return found, judged
 
 
@@ -376,17 +379,11 @@ def _name(cell: Cell) -> str:
 def _models(cells: Sequence[Cell]) -> dict[str, Floats]:
     """The published model of every cell, by its canonical text; equal cells are run once."""
     once = list({_name(cell): cell for cell in cells}.values())
-    engine = engine_named("vectorized")
     try:
-        outcomes = list(engine(once, RunObserver()))
+        outcomes = list(engine_named("vectorized")(once, RunObserver()))
     except FedprivError as error:
         raise InputError(f"worth: a run of the grid could not be finished: {error}") from None
     return {_name(once[each.index]): each.finished.model.astype(np.float64) for each in outcomes}
-
-
-def _key(first: Cell, question: Question, cells: Mapping[str, Mapping[CellKey, Cell]]) -> str:
-    asked = [key_of(first), [_name(cell) for at in cells.values() for cell in at.values()], question.own, _SPARED]
-    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
 
 
 _BY_TRUST = ("released", "recalibrated", "gains", "personal")

@@ -13,7 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from fedpriv.addons.worth.break_even import better_by_chance, epsilon_words, error_words, estimate, verdict
+from fedpriv.addons.worth.break_even import (
+    better_by_chance,
+    epsilon_words,
+    error_words,
+    estimate,
+    scale_of,
+)
 from fedpriv.addons.worth.joining import Joining
 from fedpriv.cli.options import print_table, say
 from fedpriv.core.figures import counted, delta_figure, upper_figure
@@ -25,7 +31,7 @@ from fedpriv.show.plots import save_chart
 
 def gain_chart(found: Joining) -> Chart:
     """The gain over each silo alone against ε: a line a trust setting with its standard error, and zero."""
-    grid, scale = found.question.epsilons, 100.0 if found.metric == "accuracy" else 1.0
+    grid, (scale, _) = found.question.epsilons, scale_of(found.metric)
     ends = [Mark(epsilon, 0.0, "gain 0") for epsilon in (grid[0], grid[-1])]
     series = [Series("each silo alone", replace(shade(5), dash=1), ends, dots=False)]
     for place, trust in enumerate(found.trusts):
@@ -37,11 +43,10 @@ def gain_chart(found: Joining) -> Chart:
             tip = f"ε = {upper_figure(epsilon, 3)}: {scale * told.mean:+.1f}{spread}"
             marks.append(Mark(epsilon, scale * told.mean, tip, error))
         series.append(Series(trust_named(trust).title, nth_look(place), marks))
-    several = len(found.splits) > 1
-    splits = f"mean over {len(found.splits)} splits ± s.e." if several else "one split, no standard error"
-    delta, seeds = delta_figure(found.delta), found.question.seeds
-    note = f"{splits}, {counted(seeds, 'noise seed')} each"
-    note += f"; ε is against the server, δ\u00a0=\u00a0{delta}."
+    drawn = len(found.splits)
+    splits = f"mean over {drawn} splits ± s.e." if drawn > 1 else "one split, no standard error"
+    note = f"{splits}, {counted(found.question.seeds, 'noise seed')} each"
+    note += f"; ε is against the server, δ\u00a0=\u00a0{delta_figure(found.delta)}."
     y = "gain over each silo alone (points)" if scale > 1.0 else "gain over each silo alone"
     caption = f"Is it worth joining? {found.name}, {found.silos} silos"
     return Chart("worth", caption, "ε", y, [Panel("", series)], note, log_x=True, ticks=grid)
@@ -59,14 +64,9 @@ def print_joining(found: Joining, *, as_json: bool, plot: Path | None) -> None:
         sys.stderr.write(f"wrote {plot}\n")
 
 
-def _scale(found: Joining) -> float:
-    return 100.0 if found.metric == "accuracy" else 1.0
-
-
 def _figures(values: np.ndarray[Any, Any], found: Joining) -> list[str]:
     """Mean, standard error and noise of gains (splits, seeds)."""
-    scale, told = _scale(found), estimate(values, found.ratio)
-    digits = 1 if found.metric == "accuracy" else 4
+    (scale, digits), told = scale_of(found.metric), estimate(values, found.ratio)
     return [
         f"{scale * told.mean:+.{digits}f}",
         error_words(told.error and scale * told.error, digits),
@@ -75,43 +75,33 @@ def _figures(values: np.ndarray[Any, Any], found: Joining) -> list[str]:
 
 
 def _table(found: Joining) -> list[list[str]]:
-    shown, scale = found.shown(), _scale(found)
-    digits = 1 if found.metric == "accuracy" else 4
+    alone, (scale, digits) = found.mean_of("alone"), scale_of(found.metric)
 
     def text(value: float) -> str:
         return f"{scale * value:.{digits}f}"
 
     head = ["trust", "ε", found.metric, "recalibrated", "gain over alone", "s.e.", "s.d. over noise", "better off"]
     head += ["by chance"] + (["personal, gain", "s.e."] if found.question.own else [])
-    if found.splits:
-        head.append("published split")
-    blank = [""] * (len(head) - 3)
-    rows = [
-        head,
-        ["each silo alone, nothing released", "", text(float(np.mean([s.alone for s in shown]))), *blank],
-    ]
-    for name, values in (
-        ("pooled, no noise", [split.pooled for split in shown]),
-        ("pooled, own intercept", [split.own_intercept for split in shown]),
-    ):
-        gains = np.array(values)[:, None]
-        mean = text(float(np.mean([split.alone for split in shown]) + gains.mean()))
+    head += ["published split"] if found.splits else []
+    rows = [head, ["each silo alone, nothing released", "", text(alone), *[""] * (len(head) - 3)]]
+    for name, figure in (("pooled, no noise", "pooled"), ("pooled, own intercept", "own_intercept")):
+        gains = np.array([[getattr(split, figure)] for split in found.shown()])
+        mean = text(float(alone + gains.mean()))
         rows.append([name, "", mean, "", *_figures(gains, found)[:2], *[""] * (len(head) - 6)])
-    quiet = np.array([split.noiseless for split in shown])
+    quiet = np.array([split.noiseless for split in found.shown()])
     rows.append(["no noise, same rounds", "", "", "", *_figures(quiet, found), *[""] * (len(head) - 7)])
     for trust in found.trusts:
         gains = found.along(trust)
         released, own = (found.along(trust, name).mean(axis=(1, 2)) for name in ("released", "recalibrated"))
         for place, epsilon in enumerate(found.question.epsilons):
-            better, chance = _better(found, trust, place)
             row = [
                 trust,
                 upper_figure(epsilon, 3),
                 text(released[place]),
                 text(own[place]),
                 *_figures(gains[place], found),
+                *(f"{share:.0%}" for share in _better(found, trust, place)),
             ]
-            row += [f"{better:.0%}", f"{chance:.0%}"]
             if found.question.own:
                 row += _figures(found.along(trust, "personal")[place], found)[:2]
             if found.splits:
@@ -122,12 +112,9 @@ def _table(found: Joining) -> list[list[str]]:
 
 def _better(found: Joining, trust: str, place: int) -> tuple[float, float]:
     """(the share of silos that gain, the share that pure noise would show)."""
-    shares, chances = [], []
-    for split in found.shown():
-        shares.append(float((split.gains[trust][place] > 0.0).mean()))
-        differing = np.full(len(split.tests), _DIFFERING)
-        chances.append(better_by_chance(split.tests, differing) if found.metric == "accuracy" else 0.5)
-    return float(np.mean(shares)), float(np.mean(chances))
+    shares = [float((split.gains[trust][place] > 0.0).mean()) for split in found.shown()]
+    chances = [better_by_chance(split.tests, np.full(len(split.tests), _DIFFERING)) for split in found.shown()]
+    return float(np.mean(shares)), float(np.mean(chances)) if found.metric == "accuracy" else 0.5
 
 
 _DIFFERING = 0.1
@@ -135,54 +122,43 @@ _DIFFERING = 0.1
 
 
 def _sentences(found: Joining) -> list[str]:
-    grid, shown = np.array(found.question.epsilons), found.shown()
-    noiseless = float(np.mean([split.noiseless.mean() for split in shown]))
-    united = float(np.mean([split.pooled for split in shown]))
     said = []
     alone = "" if len(found.splits) > 1 else " (one split: no interval)"
     for trust in found.trusts:
         at = found.break_even(trust)
-        words = verdict(at, grid, noiseless, united)
-        where = trust_named(trust).title
+        words, where = found.verdict(at), trust_named(trust).title
         if words.startswith("never"):
             said.append(f"Joining pays at no epsilon of the grid, {where}: {words}{alone}.")
         else:
-            here = f" at these {found.records:,} records a silo"
             pays = "may pay" if at.high == math.inf else "pays"  # an end beyond the grid: perhaps nowhere
             from_ = f"ε ≈ {words}".replace("≈ below", "below").replace("≈ above", "above")
+            here = f" at these {found.records:,} records a silo"
             said.append(f"Joining {pays} from {from_}{here}, {where}{alone}.")
     return said
 
 
 def _notes(found: Joining) -> list[str]:
-    notes = []
     splits, seeds = len(found.splits), found.question.seeds
-    if splits:
-        notes.append(
-            f"{counted(splits, 'split')} of the records and {counted(seeds, 'noise seed')} in each; s.e. with "
-            f"Nadeau & Bengio's correction for what splits share (test over training records: {found.ratio:.2f}), "
-            "noise apart. The interval is the 5th to 95th percentile over splits drawn again. The published "
-            "split is apart."
-        )
-    else:
-        notes.append(
-            f"The published split alone, {counted(seeds, 'noise seed')}: no standard error. --splits n draws "
-            "others."
-        )
+    notes = [
+        f"{counted(splits, 'split')} of the records and {counted(seeds, 'noise seed')} in each; s.e. with "
+        f"Nadeau & Bengio's correction for what splits share (test over training records: {found.ratio:.2f}), "
+        "noise apart. The interval is the 5th to 95th percentile over splits drawn again. The published split is "
+        "apart."
+        if splits
+        else f"The published split alone, {counted(seeds, 'noise seed')}: no standard error. --splits n draws "
+        "others."
+    ]
     if splits == 1:
         notes.append("One split tells no standard error and no interval: --splits n draws more.")
     if splits > 1 and seeds == 1:
         notes.append("One noise seed: how far noise alone moves a gain is not told apart from the splits.")
-    if found.monotone:
-        notes.append(
-            "Settings were chosen in each split, on a fifth of its training records, among those of this ε and of "
-            "smaller ones: the fitted line never falls. That choice is not accounted for."
-        )
-    else:
-        notes.append(
-            "The settings are the scenario's, not chosen in each split: the line may fall, and if they were "
-            "chosen on the published split they have seen test records of the others."
-        )
+    notes.append(
+        "Settings were chosen in each split, on a fifth of its training records, among those of this ε and of "
+        "smaller ones: the fitted line never falls. That choice is not accounted for."
+        if found.monotone
+        else "The settings are the scenario's, not chosen in each split: the line may fall, and if they were "
+        "chosen on the published split they have seen test records of the others."
+    )
     if found.question.own:
         how = (
             "a fifth of the records that the release did not read"
@@ -195,8 +171,7 @@ def _notes(found: Joining) -> list[str]:
     if found.shares:
         notes.append(shares_note(found.shares))
     if any(trust_named(trust).masked for trust in found.trusts):
-        silos = found.silos
-        more = (silos / (silos - 1)) ** 0.5 if silos > 1 else 1.0
+        more = (found.silos / (found.silos - 1)) ** 0.5 if found.silos > 1 else 1.0
         notes.append(
             f"With masks ε is against the server; a silo knows its own share, and against it μ is {more:.3g} "
             "times as large."
@@ -218,10 +193,7 @@ def shares_note(shares: Mapping[str, float]) -> str:
 
 
 def _tree(found: Joining) -> dict[str, Any]:
-    grid, shown = np.array(found.question.epsilons), found.shown()
-    noiseless = float(np.mean([split.noiseless.mean() for split in shown]))
-    united = float(np.mean([split.pooled for split in shown]))
-    trusts = {}
+    grid, trusts = np.array(found.question.epsilons), {}
     for trust in found.trusts:
         at = found.break_even(trust)
         trusts[trust] = {
@@ -230,7 +202,7 @@ def _tree(found: Joining) -> dict[str, Any]:
             "line": at.line.tolist(),
             "break_even": epsilon_words(at.epsilon, grid),
             "interval": [None if end is None else epsilon_words(end, grid) for end in (at.low, at.high)],
-            "words": verdict(at, grid, noiseless, united),
+            "words": found.verdict(at),
         }
         if found.question.own:
             trusts[trust]["personal"] = [
@@ -242,10 +214,7 @@ def _tree(found: Joining) -> dict[str, Any]:
         "epsilons": list(found.question.epsilons),
         "splits": len(found.splits),
         "seeds": found.question.seeds,
-        "alone": float(np.mean([split.alone for split in shown])),
-        "pooled": united,
-        "own_intercept": float(np.mean([split.own_intercept for split in shown])),
-        "noiseless": noiseless,
+        **{name: found.mean_of(name) for name in ("alone", "pooled", "own_intercept", "noiseless")},
         "monotone": found.monotone,
         "trusts": trusts,
         "silos": found.silos,

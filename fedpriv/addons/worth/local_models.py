@@ -108,7 +108,6 @@ def fit(
     """
     if pull is not None and math.isinf(pull.weight):
         return pull.towards.copy()
-    pulled = pull is not None and pull.weight > 0.0
     many = len(records.labels) > _MANY
     kind = torch.float32 if many and tolerance >= ROUGH else torch.float64
     records = Records(*(column.to(kind) if column.is_floating_point() else column for column in records))
@@ -123,16 +122,17 @@ def fit(
         point = torch.from_numpy(x).to(kind)
         loss = float(objective.losses(point, records).double().mean()) + 0.5 * float(penalty @ (x * x))
         gradient = objective.gradient(point, Batch(records, weights)).double().numpy() + penalty * x
-        if pulled and pull is not None:
+        if pull is not None and pull.weight > 0.0:
             away = x - pull.towards
             loss += 0.5 * pull.weight * float(away @ away)
             gradient += pull.weight * away
         return loss, moved(gradient, None if basis is None else basis.T)
 
     ends = tolerance * float(np.abs(value(np.zeros_like(start))[1]).max())
-    limits = {"gtol": ends, "ftol": 0.0, "maxiter": 1000}
     begin = moved(start, None if basis is None else np.asarray(np.linalg.inv(basis), np.float64))
-    found = minimize(value, begin, jac=True, method="L-BFGS-B", options=limits)
+    found = minimize(
+        value, begin, jac=True, method="L-BFGS-B", options={"gtol": ends, "ftol": 0.0, "maxiter": 1000}
+    )
     return moved(np.asarray(found.x, np.float64), basis)
 
 
@@ -163,11 +163,18 @@ def penalties(objective: Objective, records: Records, kappa: float) -> Floats:
     return np.where(intercepts(objective, records) & (not _one_class(records)), 0.0, kappa)
 
 
+def fitted(
+    objective: Objective, records: Records, kappa: float, tolerance: float = _EXACT, pull: Pull | None = None
+) -> Floats:
+    """`fit` from zero, with κ for every weight that has a penalty."""
+    start = np.zeros(objective.dimension)
+    return fit(objective, records, penalties(objective, records, kappa), start, tolerance, pull)
+
+
 def alone(objective: Objective, held: Held, seed: int) -> tuple[Floats, float]:
     """(alone_i, its κ): κ by folds, then a fit to all training records."""
     kappa = chosen_penalty(objective, held, seed)
-    start = np.zeros(objective.dimension)
-    return fit(objective, held.train, penalties(objective, held.train, kappa), start, _EXACT), kappa
+    return fitted(objective, held.train, kappa), kappa
 
 
 def chosen_penalty(objective: Objective, held: Held, seed: int) -> float:
@@ -236,8 +243,11 @@ def recalibrated(objective: Objective, held: Held, released: Floats) -> Floats:
         return loss, np.concatenate([[gradient @ direction], gradient[mask]]) + _OWN_INTERCEPT * own
 
     start = np.concatenate([[size], released[mask]])
-    limits = {"gtol": 1e-7, "ftol": 1e-12, "maxiter": 200}
-    return model(minimize(value, start, jac=True, method="L-BFGS-B", options=limits).x)
+    return model(
+        minimize(
+            value, start, jac=True, method="L-BFGS-B", options={"gtol": 1e-7, "ftol": 1e-12, "maxiter": 200}
+        ).x
+    )
 
 
 _WORST = 1e100
@@ -277,8 +287,9 @@ def personal(
     errors = worse.std(axis=1, ddof=1 if losses.shape[1] > 1 else 0) / math.sqrt(losses.shape[1])
     within = np.flatnonzero(worse.mean(axis=1) <= errors)
     weight = PULLS[int(within[0]) if len(within) else best]
-    point = _pulled(objective, held.train, kappa, Pull(weight, released))
-    return Personal(point, weight, "spared" if spared else "folds")
+    return Personal(
+        fitted(objective, held.train, kappa, pull=Pull(weight, released)), weight, "spared" if spared else "folds"
+    )
 
 
 def _tested(held: Held, seed: int) -> list[NDArray[np.bool_]]:
@@ -290,13 +301,8 @@ def _held_out(objective: Objective, held: Held, released: Floats, kappa: float, 
     """The losses on records `out` of models fitted to the others, (λ, records)."""
     rows = torch.from_numpy(out)
     inside, outside = (Records(*(column[chosen] for column in held.train)) for chosen in (~rows, rows))
-    points = [_pulled(objective, inside, kappa, Pull(weight, released), ROUGH) for weight in PULLS]
+    points = [fitted(objective, inside, kappa, ROUGH, Pull(weight, released)) for weight in PULLS]
     return np.stack([objective.losses(torch.from_numpy(point), outside).numpy() for point in points])
-
-
-def _pulled(objective: Objective, records: Records, kappa: float, pull: Pull, tolerance: float = _EXACT) -> Floats:
-    start = np.zeros(objective.dimension)
-    return fit(objective, records, penalties(objective, records, kappa), start, tolerance, pull)
 
 
 def any_learner(objective: Objective, held: Held, seed: int, own: Floats) -> tuple[float, str]:
@@ -366,8 +372,8 @@ def balanced_score(objective: Objective, point: Floats, records: Records) -> flo
     """The mean of the accuracies in every class that there is; the score itself for a regression."""
     if records.labels.is_floating_point() or isinstance(objective, LinearHazards):
         return score_of(objective, point, records)
-    kinds = torch.unique(records.labels)
-    parts = [Records(*(column[records.labels == kind] for column in records)) for kind in kinds]
+    kinds = [records.labels == kind for kind in torch.unique(records.labels)]
+    parts = [Records(*(column[chosen] for column in records)) for chosen in kinds]
     return float(np.mean([score_of(objective, point, part) for part in parts]))
 
 

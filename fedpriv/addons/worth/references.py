@@ -14,7 +14,7 @@ import os
 import stat
 import statistics
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -195,10 +195,6 @@ def _counted(value: object) -> int:
     return value
 
 
-def keep_references(key: str, records: str, known: References) -> None:
-    write_kept("alone", key, records, asdict(known))
-
-
 def alone_of(scenarios: Iterable[Mapping[str, Any]]) -> dict[int, References]:
     """What the cache has of resolved scenarios, by their place in the order given; nothing is computed.
 
@@ -254,12 +250,9 @@ def _alone_text(
             by_point.setdefault(str(cell["point"]), []).append(found.mean)
         elif found.metric == "-loss" and metric.key == "test_loss":
             by_point.setdefault(str(cell["point"]), []).append(-found.mean)
-    texts = dict.fromkeys(
-        f"{metric.factor * mean:.{metric.digits}f}"
-        for mean in sorted(statistics.fmean(values) for values in by_point.values())
-    )
-    ends = list(texts)
-    return ends[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}" if ends else ""
+    means = sorted(statistics.fmean(values) for values in by_point.values())
+    ends = (f"{metric.factor * mean:.{metric.digits}f}" for mean in means[:1] + means[-1:])
+    return " to ".join(dict.fromkeys(ends))
 
 
 def local_models_row(results: Results) -> tuple[str, Callable[[Metric, Mapping[str, Any]], str]]:

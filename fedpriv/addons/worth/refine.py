@@ -97,8 +97,10 @@ def home_of(policy: Policy, cell: Cell, held_out: Path | None) -> Home:
     train = Records(*(torch.cat([getattr(part, name) for part, _ in parts]) for name in Records._fields))
     units = np.arange(len(train.labels))
     if all(each.persons is not None for each in shards):
-        persons = np.concatenate([_persons(each, rows) for each, (_, rows) in zip(shards, parts, strict=True)])
-        units = np.unique(persons, return_inverse=True)[1].ravel()
+        own = [
+            np.asarray(each.persons)[rows].astype(np.str_) for each, (_, rows) in zip(shards, parts, strict=True)
+        ]
+        units = np.unique(np.concatenate(own), return_inverse=True)[1].ravel()
     read = np.concatenate([np.full(len(part.labels), place == 0) for place, (part, _) in enumerate(parts)])
     if len(train.labels) < _LEAST or not len(test.labels):
         sizes = f"{len(train.labels)} training and {len(test.labels)} test records"
@@ -121,11 +123,6 @@ def _records(shard: Shard, cell: Cell) -> tuple[Records, NDArray[np.int64]]:
     return Records(rows.features[there], rows.labels[there]), np.flatnonzero(there.numpy())
 
 
-def _persons(shard: Shard, rows: NDArray[np.int64]) -> NDArray[np.str_]:
-    assert shard.persons is not None
-    return np.asarray(shard.persons)[rows].astype(np.str_)
-
-
 def read_released(path: Path, home: Home) -> Floats:
     """A published model; InputError for a file that is none, or of another scenario."""
     try:
@@ -146,9 +143,9 @@ def refined(home: Home, released: Floats) -> Refined:
     objective, held = home.objective, home.held
     own, kappa = alone(objective, held, home.seed)
     model = personal(objective, held, released, home.seed, kappa, home.read)
-    fitted = recalibrated(objective, held, released)
     first, second, third, fourth = (
-        score_of(objective, point, held.test) for point in (own, released, fitted, model.point)
+        score_of(objective, point, held.test)
+        for point in (own, released, recalibrated(objective, held, released), model.point)
     )
     return Refined(first, second, third, fourth, constant_score(objective, held), model)
 
@@ -200,7 +197,12 @@ def print_refined(
         raise InputError("--alone: writes no model and needs no other records; leave out --out and --held-out")
     home = home_of(read_policy(policy), load_scenario(scenario_file(scenario)).points[0].cell, held_out)
     if model is None:
-        _print_curve(home)
+        rows = [[f"{size:,}", _text(home, score), _text(home, even)] for size, score, even in learning_curve(home)]
+        print_table([["training records", f"alone, {_metric(home)}", "classes alike"], *rows])
+        sys.stdout.write(
+            "A curve that still rises is where records of others can help.  Compare with what simulations of "
+            "similar federations gained: docs/worth.md.\n"
+        )
         return
     found = refined(home, read_released(model, home))
     shown = {
@@ -224,15 +226,6 @@ def print_refined(
     )
     if out is not None:
         sys.stdout.write(f"wrote {write_model(out, 'personal', found.model.point)}\n")
-
-
-def _print_curve(home: Home) -> None:
-    rows = [[f"{size:,}", _text(home, score), _text(home, even)] for size, score, even in learning_curve(home)]
-    print_table([["training records", f"alone, {_metric(home)}", "classes alike"], *rows])
-    sys.stdout.write(
-        "A curve that still rises is where records of others can help.  Compare with what simulations of similar "
-        "federations gained: docs/worth.md.\n"
-    )
 
 
 def _metric(home: Home) -> str:

@@ -20,7 +20,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,8 @@ from fedpriv.addons.worth.local_models import (
     any_learner,
     balanced_score,
     constant_score,
-    fit,
+    fitted,
     linear_hazards,
-    penalties,
     personal,
     recalibrated,
     score_of,
@@ -52,9 +51,9 @@ from fedpriv.addons.worth.references import (
     ONE_CLASS,
     Alone,
     References,
-    keep_references,
     key_of,
     known_references,
+    write_kept,
 )
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import public_generator
@@ -122,9 +121,8 @@ def held_of(cell: Cell, most: int = MOST_SILOS) -> tuple[int, list[Held]]:
 
 
 def _names(cell: Cell, silos: int) -> Sequence[str]:
-    schema = cell.data.table_schema
-    by_site = schema is not None and cell.data.partition == "site"
-    return schema.sites if schema is not None and by_site else [f"silo {silo}" for silo in range(silos)]
+    schema = cell.data.table_schema if cell.data.partition == "site" else None
+    return [f"silo {silo}" for silo in range(silos)] if schema is None else schema.sites
 
 
 def shares_of(cell: Cell) -> Mapping[str, float]:
@@ -208,17 +206,17 @@ def references(cell: Cell, *, any_model: bool = False, say: Callable[[str], None
         labels = held.train.labels
         classes = not labels.is_floating_point() and not isinstance(objective, LinearHazards)
         share = float(torch.bincount(labels).max()) / len(labels) if classes else 0.0
-        sizes = len(labels), len(held.test.labels)
         score, constant = score_of(objective, point, held.test), constant_score(objective, held)
         balanced = balanced_score(objective, point, held.test) if share > ONE_CLASS else score
-        row = Alone(held.silo, held.name, *sizes, score, constant, kappa, share, balanced)
+        row = Alone(
+            held.silo, held.name, len(labels), len(held.test.labels), score, constant, kappa, share, balanced
+        )
         if any_model:
             best, learner = any_learner(objective, held, cell.seed, point)
             row = replace(row, any_learner=best, learner=learner)
         rows.append(row)
-    metric = "accuracy" if classes else "-loss"
-    found = References(metric, of, tuple(rows))
-    keep_references(key, records, found)
+    found = References("accuracy" if classes else "-loss", of, tuple(rows))
+    write_kept("alone", key, records, asdict(found))
     return found
 
 
@@ -322,15 +320,12 @@ def seen_of(cell: Cell, silos: Sequence[Held]) -> list[NDArray[np.bool_] | None]
     if cell.data.spared is None:
         return [None for _ in silos]
     task, shares = task_of_cell(cell), spread(cell)
-    found: list[NDArray[np.bool_] | None] = []
     whole = task_of_cell(_whole(cell))
-    for held in silos:
-        mine, all_rows = (
-            counting(Records(*(column[shares[held.silo]] for column in each.train)))[1].flatten().numpy()
-            for each in (task, whole)
-        )
-        found.append(mine[all_rows])
-    return found
+
+    def there(held: Held, task: Task) -> NDArray[np.bool_]:
+        return counting(Records(*(column[shares[held.silo]] for column in task.train)))[1].flatten().numpy()
+
+    return [there(held, task)[there(held, whole)] for held in silos]
 
 
 @one_thread()
@@ -347,8 +342,7 @@ def pooled(cell: Cell) -> Floats:
     units = np.concatenate([held.units + start for held, start in zip(silos, starts, strict=True)])
     whole = Held(-1, "pooled", Records(*columns), units, silos[0].test)
     if len(whole.train.labels) > _MANY:
-        start = np.zeros(objective.dimension)
-        return fit(objective, whole.train, penalties(objective, whole.train, PENALTIES[-1]), start, ROUGH)
+        return fitted(objective, whole.train, PENALTIES[-1], ROUGH)
     return alone(objective, whole, cell.seed)[0]
 
 
@@ -413,22 +407,25 @@ def rows_of(
         raise InputError(f"{folder}: no cell is finished yet, so no model is there to be compared")
     cells = [resolve_cell(dict(record["scenario"]), str(folder / "results.json")) for record in results.cells]
     keys = [key_of(cell) or f"cell {place}" for place, cell in enumerate(cells)]
-    found: list[tuple[References, Gains] | None] = [None for _ in cells]
+    found = dict[int, tuple[References, Gains]]()
     for key in dict.fromkeys(keys):  # one seed's records at a time
-        bench: Bench | None = None
-        for place in (place for place, its in enumerate(keys) if its == key):
-            cell, record = cells[place], results.cells[place]
-            if bench is None:
-                bench = bench_of(cell, references(cell, any_model=any_model, say=say))
-            released = np.load(folder / record["model"], allow_pickle=False).astype(np.float64)
+        places = [place for place, its in enumerate(keys) if its == key]
+        first = cells[places[0]]
+        bench = bench_of(first, references(first, any_model=any_model, say=say))
+        for place in places:
+            released = np.load(folder / results.cells[place]["model"], allow_pickle=False).astype(np.float64)
             say(f"model {place + 1} of {len(cells)}")
-            found[place] = bench.known, _gains_on(bench, cell, released, own=own)
-    by_point: dict[str, list[tuple[Mapping[str, Any], int, References, Gains, Cell]]] = {}
-    for record, one, cell in zip(results.cells, found, cells, strict=True):
-        assert one is not None
-        by_point.setdefault(json.dumps(record["point"]), []).append((record["point"], record["seed"], *one, cell))
-    rows = []
-    for column in by_point.values():
-        points, seeds, known_of, gains_at, cells_at = zip(*column, strict=True)
-        rows.append(Row(points[0], seeds, known_of, gains_at, shares_of(cells_at[0])))
-    return rows
+            found[place] = bench.known, _gains_on(bench, cells[place], released, own=own)
+    by_point: dict[str, list[int]] = {}
+    for place, record in enumerate(results.cells):
+        by_point.setdefault(json.dumps(record["point"]), []).append(place)
+    return [
+        Row(
+            results.cells[places[0]]["point"],
+            tuple(results.cells[place]["seed"] for place in places),
+            tuple(found[place][0] for place in places),
+            tuple(found[place][1] for place in places),
+            shares_of(cells[places[0]]),
+        )
+        for places in by_point.values()
+    ]
