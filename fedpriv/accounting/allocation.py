@@ -263,7 +263,10 @@ def _curve(mechanism: AllocatedGaussian, fineness: _Fineness, tails: tuple[float
     known, (remove, add) = gaussian(mechanism.known_mu), directions(mechanism, fineness, tails)
     if mechanism.relation == "zero-out":
         return lowest([known, highest([remove, add])])
-    loose, secret = lowest([known, chained(remove, add), *_fading(mechanism, fineness)]), mechanism.rest
+    loose, secret = lowest([known, chained(remove, add)]), mechanism.rest
+    if (overlaps := mechanism.overlaps) is not None:
+        faded = fading.replacing(overlaps, mechanism.noise_multiplier, fineness.grain)
+        loose = loose if faded is None else lowest([known, chained(remove, add), faded])
     if secret.bins == 1 or secret.noise_multiplier < LEAST_MULTIPLIER:
         return loose
     pair = Symmetric(secret.noise_multiplier, secret.bins, fineness.size_replaced)
@@ -274,14 +277,6 @@ def _curve(mechanism: AllocatedGaussian, fineness: _Fineness, tails: tuple[float
     if mechanism.epochs > 1:
         law = _composed(law, mechanism.epochs, fineness)
     return lowest([loose, beside(law, mechanism.common_mu).deltas])
-
-
-def _fading(mechanism: AllocatedGaussian, fineness: _Fineness) -> list[Curve]:
-    """The curve under replace-one by which overlaps fade, where it is known."""
-    if (overlaps := mechanism.overlaps) is None:
-        return []
-    found = fading.replacing(overlaps, mechanism.noise_multiplier, fineness.grain)
-    return [] if found is None else [found]
 
 
 def directions(
@@ -317,7 +312,7 @@ def _ends(mechanism: AllocatedGaussian, tails: Sequence[float]) -> list[float]:
     """Different ends of the grid, none within 10 % of another."""
     z, bins = mechanism.noise_multiplier, mechanism.bins
     tried = sorted({end_of_grid(z, bins, tail, narrow) for tail in tails for narrow in (False, True)})
-    ends: list[float] = []
+    ends = list[float]()
     for end in tried:
         if not ends or end > 1.1 * ends[-1]:
             ends.append(end)

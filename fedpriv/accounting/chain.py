@@ -182,15 +182,11 @@ def dominating(products: Floats, clips: Floats) -> Chain:
     for decay in _decays(upper):
         with np.errstate(over="ignore", invalid="ignore"):  # of a decay far too fast: infinite
             diagonal = _diagonal(logs - lag * np.log(decay), decay)
-            chain = _chain_of(diagonal, decay, clips)
+            links = diagonal[1:] * decay * clips[:-1] * clips[1:]
+            chain = Chain(tuple((diagonal * clips**2).tolist()), tuple(links.tolist()))
             overlaps = chain.total
         found.append((overlaps if math.isfinite(overlaps) else math.inf, chain))
     return min(found, key=lambda each: each[0])[1]
-
-
-def _chain_of(diagonal: Floats, decay: float, clips: Floats) -> Chain:
-    links = diagonal[1:] * decay * clips[:-1] * clips[1:]
-    return Chain(tuple((diagonal * clips**2).tolist()), tuple(links.tolist()))
 
 
 def _diagonal(lifted: Floats, decay: float) -> Floats:

@@ -66,20 +66,12 @@ def epsilon_at(curve: Curve, delta: float) -> float:
 
 def lowest(curves: Sequence[Curve]) -> Curve:
     """The smallest of several upper bounds of the same thing."""
-
-    def curve(epsilons: Floats) -> Floats:
-        return as_floats(np.min([each(epsilons) for each in curves], axis=0))
-
-    return curve
+    return lambda epsilons: as_floats(np.min([each(epsilons) for each in curves], axis=0))
 
 
 def highest(curves: Sequence[Curve]) -> Curve:
     """The largest of several curves: what holds for all directions, or for all units."""
-
-    def curve(epsilons: Floats) -> Floats:
-        return as_floats(np.max([each(epsilons) for each in curves], axis=0))
-
-    return curve
+    return lambda epsilons: as_floats(np.max([each(epsilons) for each in curves], axis=0))
 
 
 def chained(first: Curve, second: Curve) -> Curve:

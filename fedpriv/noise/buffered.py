@@ -181,10 +181,9 @@ class BufferedToeplitz(Toeplitz):
 
     def rows(self, count: int) -> Floats:
         """The coefficients of B: every row of B z adds the same weights of the last fresh vectors."""
-        row = np.zeros(count)
+        row: Floats = np.eye(1, count)[0]
         for mode in self._modes:
             row[1:] += mode.gain * powers(mode.pole, count - 1)
-        row[0] = 1.0
         return row
 
     def integer(self, workload: Workload) -> Factored:
@@ -208,12 +207,9 @@ class BufferedToeplitz(Toeplitz):
         if t > len(self.column_scale):
             raise InputError(f"round {t}: column_scale is planned for {len(self.column_scale)} rounds")
         share = 1.0 / self.column_scale[t - 1]
-        last = 1 if self.decay > 0.0 else 0
+        last, increment, after = int(self.decay > 0.0), fresh * share, list["Tensor"]()
         if t == 1:
-            noise = fresh * share
-            return noise, ((noise,) * last) + (fresh,) * len(self.phi)
-        increment = fresh * share
-        after = []
+            return increment, ((increment,) * last) + (fresh,) * len(self.phi)
         for weight, pole, kept in zip(self._inverse_residues, self.phi, state[last:], strict=True):
             increment.add_(kept, alpha=weight * share)
             after.append(_advanced(kept, pole, fresh))
@@ -349,8 +345,7 @@ class IntegerBuffered(IntegerStrategy):
         )
 
     def reach(self, loads: Sequence[Load]) -> Reach:
-        largest = inside = 0
-        buffers = [0] * len(self.theta)
+        largest, inside, buffers = 0, 0, [0] * len(self.theta)
         for (load,) in loads:
             read = sum(scaled_bound(b, omega, self.digits) for b, omega in zip(buffers, self.omega, strict=True))
             largest = max(largest, load + read)

@@ -96,9 +96,7 @@ class IndependentGaussian(Mechanism):
         return np.ones(workload.rounds)
 
     def noise_series(self, workload: Workload) -> Floats:
-        series = np.zeros(workload.rounds)
-        series[0] = 1.0
-        return series
+        return np.asarray(np.eye(1, workload.rounds)[0])
 
     def memory_vectors(self, workload: Workload) -> int:
         return 0
@@ -358,10 +356,8 @@ class LeafGaussian(Mechanism):
         if isinstance(workload.order, Separated):
             worst = heaviest_pattern(squared_norms, workload.order)
         else:
-            rounds_per_epoch = min(workload.order.rounds_per_epoch, workload.rounds)
-            worst = float(
-                np.max(np.bincount(np.arange(workload.rounds) % rounds_per_epoch, squared_norms, rounds_per_epoch))
-            )
+            epoch = min(workload.order.rounds_per_epoch, workload.rounds)
+            worst = float(np.max(np.bincount(np.arange(workload.rounds) % epoch, squared_norms, epoch)))
         return Sensitivity(math.sqrt(worst), True, "increments are independent: squares add up")
 
     @property
@@ -387,10 +383,8 @@ class LeafGaussian(Mechanism):
 
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         """The state holds the noise of the last sum."""
-        if not state or (self.period is not None and (t - 1) % self.period == 0):
-            noise = fresh * self.first
-        else:
-            noise = fresh.add(state[0], alpha=self.decay)
+        anew = not state or (self.period is not None and (t - 1) % self.period == 0)
+        noise = fresh * self.first if anew else fresh.add(state[0], alpha=self.decay)
         return noise, (noise,)
 
     def integer(self, workload: Workload) -> Factored:

@@ -260,8 +260,7 @@ class AlignedDifferences(DifferenceTrees):
             for p in range(1, rounds_per_epoch + 1)
         ]
         epochs = -(-workload.rounds // rounds_per_epoch)
-        filtered, left, both = self.std_early**2, 0.0, 0.0
-        rows = []
+        filtered, left, both, rows = self.std_early**2, 0.0, 0.0, list[Floats]()
         for epoch in range(epochs):
             if epoch:
                 left = decay ** (2 * rounds_per_epoch) * left + filtered + 2.0 * decay**rounds_per_epoch * both
@@ -283,7 +282,8 @@ class AlignedDifferences(DifferenceTrees):
 
         The bottom of the epoch's stack is what all earlier epochs left, decayed to the end of the last one.
         """
-        stack, ring, within = self._unpacked(state, t - 1)
+        stacked, ringed, _ = self._sizes(t - 1)
+        stack, ring, within = state[:stacked], state[stacked : stacked + ringed], state[stacked + ringed :]
         vectors, residual = list(fresh), None
         if self.rounds_per_epoch > 1:
             residual, stack = BinaryTree(self.decay).noise(stack, t, self.std_residual * vectors.pop(0))
@@ -313,16 +313,11 @@ class AlignedDifferences(DifferenceTrees):
 
     def _sizes(self, t: int) -> tuple[int, int, int]:
         """Vectors of each part of the state after round t."""
-        stack = t.bit_count() if self.rounds_per_epoch > 1 else 0
         return (
-            stack,
+            t.bit_count() if self.rounds_per_epoch > 1 else 0,
             min(t, self.rounds_per_epoch),
             int(t >= self.rounds_per_epoch) + (t % self.rounds_per_epoch).bit_count(),
         )
-
-    def _unpacked(self, state: MechanismState, t: int) -> tuple[MechanismState, MechanismState, MechanismState]:
-        stack, ring, _ = self._sizes(t)
-        return state[:stack], state[stack : stack + ring], state[stack + ring :]
 
 
 @dataclass(frozen=True)
@@ -334,9 +329,11 @@ class FactoredDifferences(Factored):
     trees: AlignedDifferences = dataclasses.field(kw_only=True)
 
     def part_clips(self, t: int) -> tuple[float, ...]:
-        residual = (self.trees.residual,) if self.trees.rounds_per_epoch > 1 else ()
-        changed = (self.trees.difference,) if t > self.trees.rounds_per_epoch else ()
-        return (*residual, float(self.workload.clips[t - 1]), *changed)
+        return (
+            *((self.trees.residual,) if self.trees.rounds_per_epoch > 1 else ()),
+            float(self.workload.clips[t - 1]),
+            *((self.trees.difference,) if t > self.trees.rounds_per_epoch else ()),
+        )
 
     def certified(self, lattice: Lattice) -> float:
         difference, residual = (float(lattice.norm(clip)) for clip in (self.trees.difference, self.trees.residual))
@@ -366,9 +363,8 @@ class IntegerAligned(IntegerStrategy):
         return 1 + int(self.rounds_per_epoch > 1) + int(t > self.rounds_per_epoch)
 
     def scales(self, t: int) -> tuple[float, ...]:
-        residual = (self.std_residual,) if self.rounds_per_epoch > 1 else ()
         return (
-            *residual,
+            *((self.std_residual,) if self.rounds_per_epoch > 1 else ()),
             *((self.std_early,) if t <= self.rounds_per_epoch else (self.std_late, self.std_difference)),
         )
 
@@ -378,10 +374,7 @@ class IntegerAligned(IntegerStrategy):
         ((_, _, within),) = self._epoch_tree.groups(rounds, 1)
         found = [Group(early, self.std_early, within)]
         if rounds > early:
-            found += [
-                Group(rounds - early, self.std_late, within),
-                Group(rounds - early, self.std_difference, within),
-            ]
+            found += [Group(rounds - early, std, within) for std in (self.std_late, self.std_difference)]
         if self.rounds_per_epoch > 1:
             ((_, _, whole),) = self._residual_tree.groups(rounds, participations)
             found.append(Group(rounds, self.std_residual, whole))

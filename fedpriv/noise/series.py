@@ -224,8 +224,7 @@ def of_roots(over: Roots, under: Roots, count: int) -> Floats:
 
     C is `of_roots(theta, phi, T)`, its inverse `of_roots(phi, theta, T)`.
     """
-    series = np.zeros(count)
-    series[0] = 1.0
+    series: Floats = np.eye(1, count)[0]
     for root, weight in zip(over, residues(over, under), strict=True):
         series[1:] += weight * powers(root, count - 1)
     return series

@@ -201,8 +201,7 @@ class BandedSquareRoot(_Banded):
     @cached_property
     def _weights(self) -> list[float]:
         """Of the last rows of C^-1 z in the next one."""
-        weights: list[float] = (-self.strategy(self.bands)[1:]).tolist()
-        return weights
+        return list((-self.strategy(self.bands)[1:]).tolist())
 
 
 @dataclass(frozen=True)
@@ -244,8 +243,7 @@ class IntegerBanded(IntegerStrategy):
         return (Group(rounds, 1.0, Fraction(min(len(self.coefficients), rounds))),)
 
     def reach(self, loads: Sequence[Load]) -> Reach:
-        largest = 0
-        past: list[int] = []
+        largest, past = 0, list[int]()
         for (load,) in loads:
             largest = max(largest, load + sum(map(scaled_bound, past, self.coefficients)))
             past = [load, *past][: len(self.coefficients)]
@@ -315,8 +313,7 @@ class BandedInverseSquareRoot(_Banded):
     def _inverse(self) -> list[float]:
         """The coefficients of C^-1."""
         lags = np.arange(1, self.bands, dtype=np.float64)
-        coefficients: list[float] = [1.0, *np.cumprod(self.decay * (lags - 1.5) / lags).tolist()]
-        return coefficients
+        return [1.0, *np.cumprod(self.decay * (lags - 1.5) / lags).tolist()]
 
 
 _MOST_PERIOD = 1024  # as many vectors are kept

@@ -62,8 +62,7 @@ def column_squared_norms(rounds: int, decay: float, longest: int | None = None) 
     doubling: in a block of 2^(k+1) rounds the left half is a released node of its own, the right half is not.
     O(T).
     """
-    pieces = []
-    inside = np.zeros(1)
+    pieces, inside = list[Floats](), np.zeros(1)
     decays = powers(decay**2, 1 << (levels(rounds) - 1))
     for level in range(levels(rounds)):
         length = 1 << level
@@ -119,11 +118,12 @@ def record_squared_norms(clips: Floats, rounds_per_epoch: int, decay: float) -> 
         np.bincount(np.arange(rounds) % rounds_per_epoch, once, rounds_per_epoch), np.float64
     )
     equal = bool(np.all(clips == clips[0]))
-    for level in range(rounds_per_epoch.bit_length(), levels(rounds)):
-        if equal:
-            squared_norms += clips[0] ** 2 * _equal_level(rounds, 1 << level, rounds_per_epoch, decay)
-        else:
-            squared_norms += _level(clips, 1 << level, rounds_per_epoch, decay)
+    for length in (1 << level for level in range(rounds_per_epoch.bit_length(), levels(rounds))):
+        squared_norms += (
+            clips[0] ** 2 * _equal_level(rounds, length, rounds_per_epoch, decay)
+            if equal
+            else _level(clips, length, rounds_per_epoch, decay)
+        )
     return squared_norms
 
 
@@ -361,8 +361,7 @@ class IntegerTree(IntegerStrategy):
         return (Group(rounds, 1.0, Fraction(0 if self.decay in (0, ONE) else levels * participations)),)
 
     def reach(self, loads: Sequence[Load]) -> Reach:
-        stack: list[int] = []
-        largest = 0
+        stack, largest = list[int](), 0
         for t, (load,) in enumerate(loads, start=1):
             if restarts(t, self.period):
                 stack = []

@@ -89,10 +89,8 @@ class DrawnOrder(KnownRounds, Separated):
 
     @property
     def words(self) -> str:
-        times = (
-            "once" if self.most == 1 else f"at most {self.most} times, {self.min_separation} or more rounds apart"
-        )
-        return f"takes part {times}"
+        apart = f"takes part at most {self.most} times, {self.min_separation} or more rounds apart"
+        return "takes part once" if self.most == 1 else apart
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import inspect
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -100,16 +101,13 @@ def sampled(name: str, order: Participation, keys: ParticipationKeys) -> Partici
             f'federation.sampling = "{name}": {found.rounds} rounds and {found.rounds_per_epoch} an epoch, and '
             f"the scenario has {order.rounds} and {order.rounds_per_epoch}"
         )
-    try:
-        same = participation_from(json.loads(json.dumps(found.as_data()))) == found
-    except TypeError:
-        same = False
-    if not same:
-        raise InputError(
-            f'federation.sampling = "{name}": what it writes (as_data) is not what it is read as (from_data); its '
-            "fields are numbers, text, and tuples of them"
-        )
-    return found
+    with suppress(TypeError):
+        if participation_from(json.loads(json.dumps(found.as_data()))) == found:
+            return found
+    raise InputError(
+        f'federation.sampling = "{name}": what it writes (as_data) is not what it is read as (from_data); its '
+        "fields are numbers, text, and tuples of them"
+    )
 
 
 def _added(name: Any, otherwise: Any) -> Any:
@@ -129,7 +127,6 @@ def participation_from(data: Mapping[str, Any]) -> Participation:
     """The participation that `Participation.as_data` wrote; InputError if there is none of that name."""
     settings = dict(data)
     name = settings.pop("name")
-    kind = PARTICIPATIONS.get(name) or sampling_named(name)
-    if kind is None:
+    if (kind := PARTICIPATIONS.get(name) or sampling_named(name)) is None:
         raise InputError(f"ledger: sampling {name!r} is none of {', '.join(PARTICIPATIONS)}{_ADD_IT}")
     return kind.from_data(settings)

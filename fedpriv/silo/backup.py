@@ -64,8 +64,7 @@ def restore(policy_path: Path, folder: Path) -> Iterator[str]:
     InputError, with nothing changed, if no ledger is gone, or for a copy that is damaged.  Where the key beside
     the records is gone, or another one, the ledger goes on with these records, and the whole budget is charged.
     """
-    gone = [own for own in _ledgers(policy_path) if not own.ledger.exists()]
-    if not gone:
+    if not (gone := [own for own in _ledgers(policy_path) if not own.ledger.exists()]):
         (policy, *_) = _ledgers(policy_path)
         raise InputError(
             f"{policy.ledger}: is there; a backup knows less than a ledger.  If this one cannot be used, move it "

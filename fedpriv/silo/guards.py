@@ -192,8 +192,7 @@ def end_run(path: Path, run_id: str) -> None:
 def _ended(policy: Policy, run_id: str) -> bool:
     ledger = SiloLedger(policy.ledger, policy.marked)
     with ledger.alone(), ledger.transaction():
-        found = ledger.run(run_id) is not None
-        if found:
+        if found := ledger.run(run_id) is not None:
             ledger.finish(run_id)
     ledger.close()
     return found

@@ -256,8 +256,7 @@ def _integers(asked: AuditedPart, failure: float, steps: Steps) -> tuple[float, 
 
 
 def _hostile(asked: AuditedPart, failure: float, steps: Steps) -> tuple[float, str]:
-    small = attacks.hostile_cell(asked.cell, asked.mu)
-    if small is None:
+    if (small := attacks.hostile_cell(asked.cell, asked.mu)) is None:
         return 0.0, "none"
     seeds = [seed_of(asked.seed, number) for number in range(attacks.TRIALS)]
     outcomes = {

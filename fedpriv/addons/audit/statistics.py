@@ -212,10 +212,8 @@ def noise_factor(plan: Plan) -> Scores:
     """B (T, T): what a mechanism with one fresh vector a round adds to release t is row t times those vectors."""
     if plan.mechanism.draws(1) is not None:
         raise InputError("the audit knows mechanisms with one fresh vector a round; this one draws several")
-    rounds, state, rows = plan.schedule.rounds, plan.mechanism.start(), []
-    for t in range(1, rounds + 1):
-        impulse = torch.zeros(rounds, dtype=torch.float64)
-        impulse[t - 1] = 1.0
+    state, rows = plan.mechanism.start(), []
+    for t, impulse in enumerate(torch.eye(plan.schedule.rounds, dtype=torch.float64), start=1):
         row, state = plan.mechanism.noise(state, t, impulse)
         rows.append(row.numpy().copy())
     return np.array(rows)

@@ -242,9 +242,8 @@ def _journal(folder: Path) -> set[Path]:
 
 def _shards(cell: Cell, plan: Plan, layout: CanaryLayout, seed: int) -> tuple[NDArray[np.bool_], list[Shard]]:
     """Fair coins of a run, of which longer runs have more, and its silos' records: canaries are silo 0's."""
-    count = len(layout.round)
-    present = public_generator(seed, "audit coins").random(count) < 0.5
-    idle = [nothing(layout.rows, count)] * (len(plan.weights) - 1)
+    present = public_generator(seed, "audit coins").random(len(layout.round)) < 0.5
+    idle = [nothing(layout.rows, len(layout.round))] * (len(plan.weights) - 1)
     return present, [layout.shard(present, cell.privacy.relation), *idle]
 
 

@@ -180,8 +180,10 @@ def _curve(table: TableResult, curve: Curve) -> Markup:
         Markup('<polyline points="{}" fill="none" stroke="var(--good)" stroke-width="2"/>').format(line),
     ]
     for share in (0.0, 0.5, 1.0):
-        drawn.append(Markup('<text x="4" y="{}">{:g}</text>').format(height(share) + 4, share))
-        drawn.append(Markup('<path class="grid" d="M40 {0}H{1}"/>').format(height(share), _WIDTH))
+        drawn += [
+            Markup('<text x="4" y="{}">{:g}</text>').format(height(share) + 4, share),
+            Markup('<path class="grid" d="M40 {0}H{1}"/>').format(height(share), _WIDTH),
+        ]
     for x, at in ((across[0], first), (across[-1], last)):
         drawn.append(Markup('<text x="{:.0f}" y="{}" text-anchor="middle">{:g}</text>').format(x, _HIGH - 8, at))
     return _figure(" ".join((table.name, *curve.group)), _HIGH, drawn)

@@ -65,8 +65,10 @@ def worth(given: Path, overrides: Sequence[str], wanted: Wanted) -> None:
         return
     lines = _reference_lines([known], wanted)
     if united is not None:
-        lines.append(_line("pooled, no noise", [united.released], known))
-        lines.append(_line("pooled, recalibrated", [united.recalibrated], known))
+        lines += [
+            _line("pooled, no noise", [united.released], known),
+            _line("pooled, recalibrated", [united.recalibrated], known),
+        ]
     print_table(lines)
     say("".join(_notes(known)))
 

@@ -88,8 +88,7 @@ def key_of(cell: Cell) -> str | None:
 
     It reads no record of a named data set, and hashes the file of one's own.
     """
-    source = _source(cell.data.name)
-    if source is None:
+    if (source := _source(cell.data.name)) is None:
         return None
     tree = cell.canonical()
     data = {key: value for key, value in tree["data"].items() if key not in ("splits", "spared")}

@@ -83,8 +83,7 @@ def home_of(policy: Policy, cell: Cell, held_out: Path | None) -> Home:
         check_writers([held_out])
         check_readers(held_out)
         shards.append(policy.model_copy(update={"shard": held_out}).load_shard())
-    tests = shards[0].test
-    if tests is None:
+    if (tests := shards[0].test) is None:
         raise InputError(
             f"{policy.shard}: has no test records to judge a model on; give `test_labels` and `test_images` or "
             "`test_features` in the .npz file, or table.split"

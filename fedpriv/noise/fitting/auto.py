@@ -273,10 +273,8 @@ def compared(mechanism: Mechanism, response: Response, workload: Workload) -> Co
 
 def least(response: Response, workload: Workload) -> Published:
     """Lower bound for every mechanism with these clips; no one mechanism attains that of the queries."""
-    queries = lower_bounds(response.queries, workload).tolist()
-    if response.output is None:
-        return Published(_rms(queries), None)
-    return Published(_rms(queries), float(lower_bounds(response.output[None], workload)[0]))
+    queries, output = lower_bounds(response.queries, workload).tolist(), response.output
+    return Published(_rms(queries), None if output is None else float(lower_bounds(output[None], workload)[0]))
 
 
 def _rms(values: list[float]) -> float:

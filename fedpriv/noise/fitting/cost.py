@@ -146,8 +146,7 @@ def spread(mechanism: Mechanism, rows: Floats, workload: Workload) -> Floats:
     """
     if np.all(np.count_nonzero(rows, axis=1) == 1):  # each looks at one release
         return np.asarray(np.sum(rows**2 * mechanism.variance(workload), axis=1), np.float64)
-    series = mechanism.noise_series(workload)
-    if series is not None:
+    if (series := mechanism.noise_series(workload)) is not None:
         from scipy.signal import fftconvolve  # slow to import: only fits pay for it
 
         backwards = fftconvolve(rows[:, ::-1], series[None], axes=1)[:, : workload.rounds]

@@ -143,8 +143,8 @@ _U64 = np.uint64
 _LITTLE = np.dtype("<u8")
 
 
-class _Desk:
-    """Working memory for a chunk of values, kept by a thread: fresh pages would cost more than the work."""
+class _Desk(threading.local):
+    """Working memory for a chunk of values, a thread's own: fresh pages would cost more than the work."""
 
     def __init__(self) -> None:
         self.counters = np.empty((2 * _CHUNK, 2), _LITTLE)
@@ -212,15 +212,7 @@ class _Desk:
         return len(left)
 
 
-_kept = threading.local()
-
-
-def _desk() -> _Desk:
-    """This thread's."""
-    if not hasattr(_kept, "desk"):
-        _kept.desk = _Desk()
-    desk: _Desk = _kept.desk
-    return desk
+_DESK = _Desk()
 
 
 class KeyedIntegers:
@@ -245,7 +237,7 @@ class KeyedIntegers:
         """D(σ)^size, 16 ≤ σ < 2^48; InputError for another σ."""
         if not (0 <= node < _MOST_NODES and 0 <= size <= _MOST_VALUES):
             raise ValueError(f"node {node}, {size} values: outside of what one stream can number")
-        table, out, desk = table_of(sigma), np.empty(size, np.int64), _desk()
+        table, out, desk = table_of(sigma), np.empty(size, np.int64), _DESK
         desk.counters[: 2 * size, 0] = self._stream
         starts, rest, attempt = range(0, size, _CHUNK), np.empty(0, np.int64), 0
         chunks = (np.add(desk.row[: size - start], start, out=desk.places[: size - start]) for start in starts)
@@ -299,8 +291,7 @@ class KeyedIntegers:
         """The four words of one attempt: blocks (owner, t | node, attempt, place, half)."""
         first = _block(node, attempt) + 2 * place
         counters = np.array([[self._stream, first], [self._stream, first + 1]], _LITTLE)
-        words: list[int] = np.frombuffer(self._encrypt.update(counters.tobytes()), _LITTLE).tolist()
-        return words
+        return list(map(int, np.frombuffer(self._encrypt.update(counters.tobytes()), _LITTLE)))
 
 
 def _block(node: int, attempt: int) -> int:
@@ -344,8 +335,7 @@ def round_noise(key: bytes, owner: int, t: int, chain: bytes, sums: Ints) -> Key
     hashed.update(
         np.ascontiguousarray(sums, "<i8").data
     )  # the bytes where they lie: a copy costs more than the hash
-    digest = hashed.digest()
-    message = b"fedpriv exact noise" + owner.to_bytes(8, "big") + t.to_bytes(8, "big") + chain + digest
+    message = b"fedpriv exact noise" + owner.to_bytes(8, "big") + t.to_bytes(8, "big") + chain + hashed.digest()
     return KeyedIntegers(hmac.digest(key, message, "sha256"), owner, t)
 
 

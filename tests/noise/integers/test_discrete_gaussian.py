@@ -226,7 +226,7 @@ def test_compiled_loops_draw_the_same_values(sigma: float, size: int, monkeypatc
 @pytest.mark.parametrize("band", [BAND, 2.0**-5])
 def test_loops_and_passes_of_numpy_say_the_same_of_every_attempt(sigma: float, band: float) -> None:
     """Plain Python, not compiled: values, refusals, what is left to integers."""
-    table, desk = table_of(sigma), discrete_gaussian._desk()
+    table, desk = table_of(sigma), discrete_gaussian._DESK
     generator = np.random.default_rng(5)
     places = generator.permutation(1500)
     words = generator.integers(0, 2**64, (1500, 4), np.uint64)
@@ -252,7 +252,7 @@ def test_loops_and_passes_of_numpy_say_the_same_of_every_attempt(sigma: float, b
 def test_counters_are_numbered_alike() -> None:
     places = np.array([7, 0, 2**38, 5])
     wanted = [2**40 + 2 * place + half for place in places.tolist() for half in (0, 1)]
-    for number in (numbered, discrete_gaussian._desk().numbered):
+    for number in (numbered, discrete_gaussian._DESK.numbered):
         counters = np.zeros((8, 2), np.uint64)
         number(counters, places, 2**40)
         assert counters[:, 1].tolist() == wanted
