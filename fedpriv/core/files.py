@@ -26,8 +26,7 @@ OWN = 0o600
 
 def write_json(path: Path, value: Any, mode: int = _READABLE) -> None:
     """Write plain data as JSON; ValueError for numbers that are not finite."""
-    text = json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-    write_bytes(path, text.encode(), mode)
+    write_bytes(path, f"{json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False)}\n".encode(), mode)
 
 
 def write_vector(path: Path, vector: NDArray[Any], mode: int = _READABLE) -> None:
@@ -119,10 +118,8 @@ def scenario_file(given: Path) -> Path:
     """
     if given.exists():
         return given
-    plain = given.parent in (Path(), Path("scenarios")) and given.suffix in ("", ".toml")
-    known = shipped()
-    name = given.name.removesuffix(".toml")
-    if plain and name in known:
+    known, name = shipped(), given.name.removesuffix(".toml")
+    if name in known and given.parent in (Path(), Path("scenarios")) and given.suffix in ("", ".toml"):
         return known[name]
     raise InputError(
         f"{given}: no such file, and no scenario of that name is shipped; `fedpriv list scenarios` names them"

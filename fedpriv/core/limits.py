@@ -33,17 +33,15 @@ def mebibytes(size: int) -> str:
 
 def limits() -> dict[str, int]:
     """The limits of this process by name, in bytes; those that are not set are not there."""
-    found = {name: resource.getrlimit(number)[0] for name, number in _SYSTEMS.items()}
-    found = {name: limit for name, limit in found.items() if limit != resource.RLIM_INFINITY}
-    group = limit_of()
-    return found if group is None else found | {"memory": group}
+    all_limits = {name: resource.getrlimit(number)[0] for name, number in _SYSTEMS.items()}
+    group = resource.RLIM_INFINITY if (limit := limit_of()) is None else limit
+    return {name: size for name, size in {**all_limits, "memory": group}.items() if size != resource.RLIM_INFINITY}
 
 
 def refuse_too_little(policy: Path) -> None:
     """InputError where no guard can start, before a library is loaded that would fail in words of its own."""
-    compiles = find_spec("numba") is not None
     for name, limit in limits().items():
-        needed = GUARD[name] + (COMPILED[name] if compiles else 0)
+        needed = GUARD[name] + (COMPILED[name] if find_spec("numba") else 0)
         if limit < needed:
             raise InputError(
                 f"{policy}: a guard takes {mebibytes(needed)} of {name}, then its records and allow.memory, "

@@ -39,8 +39,8 @@ class _Line(logging.Formatter):
         about = {key: getattr(record, key) for key in _FACTS if hasattr(record, key)}
         message = super().format(record)
         if self._as_json:
-            level = record.levelname.lower()
-            return json.dumps({"time": moment, "level": level, **about, "message": message})
+            own = {"time": moment, "level": record.levelname.lower()}
+            return json.dumps({**own, **about, "message": message})
         words = "".join(f" {key}={_quoted(value)}" for key, value in about.items())
         lines = "\n  | ".join(printable(line, _LONGEST) for line in message.splitlines())
         return f"{moment} {record.levelname}{words} {lines}"

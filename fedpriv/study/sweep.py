@@ -219,8 +219,8 @@ def run_sweep(
             scenario, fits_of(path) if resume else {}, Observers((), observers).fitted
         )
         check_free(path, resume=resume)  # before anything is released
-        alone = engine_named(options.engine, path, options.connection)
-        scenario, first_steps = scaled_scenario(scenario, partial(_alone, alone), released=row.releases)
+        alone = partial(_alone, engine_named(options.engine, path, options.connection))
+        scenario, first_steps = scaled_scenario(scenario, alone, released=row.releases)
         if options.connection.superlink is None:
             check_memory([point.cell for point in scenario.points], options.engine, options.processes)
         folder = RunFolder(

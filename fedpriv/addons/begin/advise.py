@@ -281,11 +281,13 @@ def _tree(facts: Facts, settings: _Settings, data: Mapping[str, Any], name: str)
     privacy = {"relation": facts.relation, "epsilon": float(facts.epsilon), "delta": float(facts.delta)}
     if facts.unit != RECORD.name:
         privacy |= {"unit": facts.unit, "records": facts.records_of_person}
-    model = "softmax-regression" if facts.classes else "linear-regression"
     return {
         "name": name,
         "data": dict(data),
-        "model": {"name": model, "feature_norm": _up(facts.norm)},
+        "model": {
+            "name": "softmax-regression" if facts.classes else "linear-regression",
+            "feature_norm": _up(facts.norm),
+        },
         "federation": {
             "silos": len(facts.sizes),
             "rounds": settings.rounds,

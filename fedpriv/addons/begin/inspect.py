@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedpriv.core.errors import InputError, printable
+from fedpriv.core.errors import InputError, printable, refuse
 from fedpriv.data.cells import Cells, RawTable, as_number
 from fedpriv.data.encode import Rows
 from fedpriv.data.partition import roster
@@ -158,14 +158,16 @@ def describe(
             f"{table.source}, column {target!r}: {aim.mistakes()}; mend it: a target holds one or the other"
         )
     real = regression if regression is not None else aim.is_numbers and aim.distinct > 2 and not aim.codes
-    if real and not aim.is_numbers:
-        raise InputError(f"{table.source}, column {target!r}: holds words, so it is no real target")
-    if aim.distinct < 2 or (real and not aim.usable):
-        raise InputError(f"{table.source}, column {target!r}: holds one value only, which nothing has to predict")
-    if not real and not aim.words:
-        raise InputError(
-            f"{table.source}, column {target!r}: {aim.distinct} different values are too many for classes"
-        )
+    where = f"{table.source}, column {target!r}:"
+    refuse(
+        {
+            f"{where} holds words, so it is no real target": real and not aim.is_numbers,
+            f"{where} holds one value only, which nothing has to predict": (
+                aim.distinct < 2 or (real and not aim.usable)
+            ),
+            f"{where} {aim.distinct} different values are too many for classes": not real and not aim.words,
+        }
+    )
     roles = {target, site, person, split}
     features = {name: _column(column) for name, column in seen.items() if name not in roles and column.usable}
     if not features:

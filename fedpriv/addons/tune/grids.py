@@ -52,15 +52,19 @@ def _refused(key: str) -> str | None:
         return f"no key of a scenario{meant} A grid is over {_ALLOWED}"
     if key == "algorithm.name":
         return "every algorithm is a row of its own; sweep it, and give every row its grid"
-    promise = section == "privacy" or key.split(".")[:2] == ["algorithm", "trust"]
-    if promise or (section == "federation" and name in _PROMISED):
+    if (
+        section == "privacy"
+        or key.split(".")[:2] == ["algorithm", "trust"]
+        or (section == "federation" and name in _PROMISED)
+    ):
         return (
             "says what is protected, against whom or at which price, which is given and not chosen: the weakest "
             f"would always win. A grid is over {_ALLOWED}; sweep {key} for a row of each"
         )
-    if name and (section in ("algorithm", "model") or (section == "federation" and name in _ROUNDS)):
-        return None
-    return f"another value is another problem, or another measure of it. A grid is over {_ALLOWED}"
+    may = name and (section in ("algorithm", "model") or (section == "federation" and name in _ROUNDS))
+    return (
+        None if may else f"another value is another problem, or another measure of it. A grid is over {_ALLOWED}"
+    )
 
 
 Setting = Mapping[str, Any]
@@ -105,8 +109,7 @@ def grid_around(cell: Cell) -> dict[str, list[Any]]:
             f"algorithm.name = {cell.algorithm.name!r}: the scenario gives it no number to vary; give --grid "
             "KEY=[VALUE, …]"
         )
-    count = _SETTINGS if len(numbers) == 1 else _FACTORS
-    factors = np.geomspace(1.0 / _WIDTH, _WIDTH, count)
+    factors = np.geomspace(1.0 / _WIDTH, _WIDTH, _SETTINGS if len(numbers) == 1 else _FACTORS)
     return {
         f"algorithm.{name}": [float(f"{value * factor:.4g}") for factor in factors]
         for name, value in numbers.items()
@@ -235,8 +238,8 @@ def _of_silos(cell: Cell, held_out: HeldOut) -> tuple[int, ...]:
     """Count the held-out records that each silo of a run reads."""
     units = task_of_cell(cell).units
     of_rows = np.arange(held_out.of)[:, None] if units is None else np.asarray(units)  # persons may have several
-    first = held_out.of - held_out.count
-    return tuple(int((of_rows[order.numpy()] >= first).sum()) for order in spread(cell))
+    are_held_out = of_rows >= held_out.of - held_out.count
+    return tuple(int(are_held_out[order.numpy()].sum()) for order in spread(cell))
 
 
 def held_out_of(cell: Cell, count: int | None) -> HeldOut:
