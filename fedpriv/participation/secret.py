@@ -153,8 +153,7 @@ class Allocation(SecretOrder):
         count = self.batches_held * batch
         bins = coins().numbers(count, self.bins, silo, epoch)
         rows = np.arange(count)[self.group(t)]
-        here: NDArray[np.int64] = rows[bins[rows] == place // self.groups]
-        return here
+        return np.asarray(rows[bins[rows] == place // self.groups])
 
     def calibrated(self, epsilon: float, delta: float, relation: Relation) -> AllocatedGaussian:
         return calibrated(epsilon, delta, self.bins, self.epochs, relation)
@@ -227,8 +226,7 @@ class Balanced(Allocation):
             among = keyed.numbers(count, last + place + 1, silo, place)
             drawn[place] = np.where((drawn[:place] == among).any(0), last + place, among)
         rows = np.arange(count)[self.group(t)]
-        here: NDArray[np.int64] = rows[(drawn[:, rows] == (t - 1) // self.groups).any(0)]
-        return here
+        return np.asarray(rows[(drawn[:, rows] == (t - 1) // self.groups).any(0)])
 
     @property
     def words(self) -> str:
@@ -261,8 +259,7 @@ class Poisson(SecretOrder):
 
     def rows(self, t: int, batch: int, silo: int, coins: Callable[[], KeyedCoins]) -> NDArray[np.int64]:
         drawn = np.flatnonzero(coins().heads(self.batches_held * batch, self.rate, silo, t))
-        first = self.group(t).start
-        return drawn if self.groups == 1 else drawn[drawn % self.groups == first]
+        return drawn if self.groups == 1 else drawn[drawn % self.groups == self.group(t).start]
 
     def calibrated(self, epsilon: float, delta: float, relation: Relation) -> PoissonGaussian:
         return calibrated_poisson(epsilon, delta, self.rate, self._coins, relation)

@@ -203,10 +203,9 @@ class Evidence:
         scores = np.empty(len(ratios))
         for group in range(self.schedule.groups):
             members = row % self.schedule.groups == group
-            if not members.any():
-                continue
-            mixed = _MIXED[type(self.schedule)]
-            scores[members] = mixed(self.schedule, ratios[members, group :: self.schedule.groups])
+            if members.any():
+                own = ratios[members, group :: self.schedule.groups]
+                scores[members] = _MIXED[type(self.schedule)](self.schedule, own)
         return scores
 
 

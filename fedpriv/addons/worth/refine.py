@@ -212,6 +212,10 @@ def print_refined(
         "a constant": found.constant,
     }
     print_table([["", _metric(home)], *([name, _text(home, value)] for name, value in shown.items())])
+    tests = len(home.held.test.labels)
+    # Two standard errors of a difference between two models that decide a tenth of the records differently.
+    errors = f"{200.0 * (0.1 / tests) ** 0.5:.1f} points"
+    noise = "their spread over records" if _metric(home) == "-loss" else errors
     judged = "records that the release has not read"
     if found.model.judged == "folds":
         judged = "folds, all of which the release has read: that favours it"
@@ -219,7 +223,7 @@ def print_refined(
     sys.stdout.write(
         f"personal: pulled with lambda = {found.model.pull:g} (0 is alone, inf the released model), chosen on "
         f"{judged}, one standard error towards alone.\n"
-        f"{len(home.held.test.labels):,} test records: differences below {_noise(home)} tell nothing.\n"
+        f"{tests:,} test records: differences below {noise} tell nothing.\n"
         "All of this is of this silo's records without noise, lambda and scores too: keep it to yourself.  "
         "Leaving or staying after a look tells others a little of it.\n"
     )
@@ -233,10 +237,3 @@ def _metric(home: Home) -> str:
 
 def _text(home: Home, value: float) -> str:
     return f"{value:.4f}" if _metric(home) == "-loss" else f"{100.0 * value:.1f}"
-
-
-def _noise(home: Home) -> str:
-    """Two standard errors of a difference between two models that decide a tenth of the records differently."""
-    if _metric(home) == "-loss":
-        return "their spread over records"
-    return f"{200.0 * (0.1 / len(home.held.test.labels)) ** 0.5:.1f} points"
