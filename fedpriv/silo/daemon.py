@@ -30,13 +30,13 @@ from fedpriv.core.errors import FedprivError, InputError, RunError, printable
 from fedpriv.plan.task import DTYPES
 from fedpriv.protocol.frames import discard, receive_content, receive_json, receive_length, send_frame
 from fedpriv.protocol.messages import AGREE, COMMIT, LONGEST, PROTOCOL, SEEN
-from fedpriv.protocol.metrics import Figure, metrics_served, somebody_listens
 from fedpriv.silo.admission import LONGEST_SCENARIO
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.guards import Guards, open_guards
 from fedpriv.silo.ledger import LedgerError
 from fedpriv.silo.masks import CARD_BYTES
 from fedpriv.silo.memory import hold_to
+from fedpriv.silo.metrics import Figure, metrics_served, somebody_listens
 from fedpriv.silo.policy import Policy, read_policy
 from fedpriv.silo.seen import Events
 

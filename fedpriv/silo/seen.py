@@ -20,9 +20,9 @@ from fedpriv.accounting.budget import LifetimeBudget
 from fedpriv.core.errors import printable
 from fedpriv.core.figures import lower_figure, upper_figure
 from fedpriv.core.logs import facts
-from fedpriv.protocol.metrics import Figure
 from fedpriv.silo.admission import Charge, spent, together
 from fedpriv.silo.ledger import SiloLedger
+from fedpriv.silo.metrics import Figure
 from fedpriv.silo.policy import Allowed
 
 _log = logging.getLogger("fedpriv.guard")

@@ -15,7 +15,7 @@ import pytest
 from fedpriv.addons.services.service import script
 from fedpriv.engines.children import ALLOW_ROOT
 from fedpriv.engines.workers import Workers, _ray_of
-from fedpriv.protocol.metrics import private_socket
+from fedpriv.silo.metrics import private_socket
 from tests.attacks.neighbour import as_nobody
 from tests.e2e.federation import SCENARIO, federation, finish, wait_until
 

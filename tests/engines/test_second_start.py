@@ -18,7 +18,7 @@ import pytest
 from fedpriv.addons.services.service import made_anew, script, service_folder
 from fedpriv.core.errors import InputError
 from fedpriv.engines.children import left_by_nobody
-from fedpriv.protocol.metrics import private_socket
+from fedpriv.silo.metrics import private_socket
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:

@@ -29,7 +29,7 @@ from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.logs import facts, log_as_service
 from fedpriv.protocol.cell_folder import FolderReader, report_waiting
-from fedpriv.protocol.metrics import private_socket
+from fedpriv.silo.metrics import private_socket
 
 HEALTH = Path(__file__).resolve().parents[2] / "deploy" / "health.py"
 SLEEP = "import time; time.sleep(60)"

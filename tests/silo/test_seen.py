@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from fedpriv.core import logs
-from fedpriv.protocol.metrics import Figure
 from fedpriv.silo import daemon
 from fedpriv.silo.daemon import Asked, Desk, Reply
 from fedpriv.silo.guards import begin_ledgers, open_guards
 from fedpriv.silo.ledger import LedgerError
+from fedpriv.silo.metrics import Figure
 from fedpriv.silo.policy import read_policy
 from tests.silo.guarded import CLIP, ZERO, cell_json, write_policy
 

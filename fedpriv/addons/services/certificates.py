@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fedpriv.addons.services.service import CERTIFICATE, node_public_key
 from fedpriv.core.errors import InputError, printable
 from fedpriv.core.files import sync_folder, write_text
-from fedpriv.protocol.metrics import Figure
+from fedpriv.silo.metrics import Figure
 
 _log = logging.getLogger("fedpriv.certificates")
 SOON = datetime.timedelta(days=30)

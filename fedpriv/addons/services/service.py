@@ -38,7 +38,7 @@ from cryptography.x509.oid import NameOID
 from fedpriv.core.errors import InputError, RunError, printable
 from fedpriv.core.files import OWN, write_bytes
 from fedpriv.protocol.frames import receive_json, send_frame
-from fedpriv.protocol.metrics import private_socket
+from fedpriv.silo.metrics import private_socket
 
 _log = logging.getLogger("fedpriv.service")
 

@@ -56,7 +56,7 @@ from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.logs import log_as_service
 from fedpriv.engines.children import end_processes
 from fedpriv.protocol.messages import REFUSED, REGISTERED
-from fedpriv.protocol.metrics import Figure, metrics_served, private_socket
+from fedpriv.silo.metrics import Figure, metrics_served, private_socket
 
 _log = logging.getLogger("fedpriv.superlink")
 _LOOK = 0.5  # seconds between two looks at the executor

@@ -44,7 +44,7 @@ from fedpriv.addons.services.service import (
 from fedpriv.core.errors import InputError
 from fedpriv.core.logs import log_as_service
 from fedpriv.engines.children import end_processes
-from fedpriv.protocol.metrics import Figure, metrics_served
+from fedpriv.silo.metrics import Figure, metrics_served
 
 _log = logging.getLogger("fedpriv.supernode")
 NODE = "fedpriv.addons.services.flower_private.silo_node"

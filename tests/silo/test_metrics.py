@@ -12,7 +12,7 @@ import pytest
 
 from fedpriv.addons.services.service import free_port
 from fedpriv.core.errors import InputError
-from fedpriv.protocol.metrics import Figure, exposition, metrics_served
+from fedpriv.silo.metrics import Figure, exposition, metrics_served
 
 FIGURES = [
     Figure("asked_total", "Requests.", 3, {"of": "tests"}),
