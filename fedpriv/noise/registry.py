@@ -23,10 +23,15 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.extensions import changed, load_extensions
 from fedpriv.core.figures import lower_figure, upper_figure
 from fedpriv.noise.buffered import BufferedOptions, BufferedToeplitz, LambdaCgd
-from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian, ScheduledGaussian, ScheduledOptions
+from fedpriv.noise.diagonal import (
+    IndependentGaussian,
+    LeafGaussian,
+    PhaseEnds,
+    ScheduledGaussian,
+    ScheduledOptions,
+)
 from fedpriv.noise.differences import AlignedDifferences
 from fedpriv.noise.mechanism import Columns, Factored, Mechanism
-from fedpriv.noise.phased import PhaseEnds
 from fedpriv.noise.sensitivity import of_columns
 from fedpriv.noise.series import Floats, Workload
 from fedpriv.noise.sliding import SlidingDifferences

@@ -18,7 +18,7 @@ The paper does not project w_i; projecting what is private costs nothing, and th
 | `radius` | K is the ball of this radius around 0 | scalar |
 
 Written down from the paper's abstract and from its known statement, not checked against its text: the noise
-therefore follows from the sensitivity proved in `fedpriv.noise.phased`, and `suggested_step` is experimental.
+therefore follows from the sensitivity proved in `fedpriv.noise.diagonal`, and `suggested_step` is experimental.
 
 The bound on the excess risk: with w̄_0 = x*, ξ_0 = w_0 - x*, ξ_i the noise after phase i,
 
@@ -39,7 +39,7 @@ from fedpriv.accounting.gaussian import moved_by, mu_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.estimators import PlainGradient, Round
-from fedpriv.noise.phased import PhaseEnds
+from fedpriv.noise.diagonal import PhaseEnds
 from fedpriv.noise.series import Workload
 from fedpriv.papers.base import (
     Algorithm,

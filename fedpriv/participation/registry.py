@@ -1,23 +1,162 @@
 """The table of participations: a line each, and those that others add.
 
 JSON form, rates, accounting and words of a participation are in its own file.
+
+Rounds that are drawn for every record and are no secret: laws of one's own, clients that come by themselves.
+
+`DrawnOrder` is the base class of both: it accounts for them as for any rounds that keep a distance.
 """
 
+import dataclasses
 import inspect
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import PlainSerializer, WrapValidator
 
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.extensions import changed, load_extensions
-from fedpriv.participation.drawn import Available, DrawnOrder
-from fedpriv.participation.orders import Participation, ParticipationKeys, Phases, Schedule
+from fedpriv.core.random import KeyedCoins
+from fedpriv.participation.orders import KnownRounds, Participation, ParticipationKeys, Phases, Schedule, Separated
 from fedpriv.participation.secret import Allocation, Balanced, Poisson
+
+if TYPE_CHECKING:
+    from fedpriv.participation.orders import Participation
+
+
+@dataclass(frozen=True)
+class DrawnOrder(KnownRounds, Separated):
+    """Rounds that a law draws for every record; a law of one's own is a subclass with `rounds_of`.
+
+    Guarantee: accounting is that of `Separated`: it holds for every pattern of at most `max_participations`
+    rounds, `min_separation` or more apart, also one that an adversary knows or chooses.  `rows` refuses rounds
+    that are no such pattern.
+    """
+
+    title: ClassVar[str]
+
+    rounds_per_epoch: int
+    """Rounds of one pass: a silo holds as many batches, and a round reads one of them, expected."""
+
+    @classmethod
+    def from_schedule(cls, order: "Participation", keys: ParticipationKeys) -> Self:
+        """As often as the order reads a record, in any rounds, unless `keys` say otherwise."""
+        keys.without_groups(cls.name)
+        passes = -(-order.rounds // order.rounds_per_epoch)
+        most = passes if keys.max_participations is None else keys.max_participations
+        return cls(order.rounds, most, keys.min_separation or 1, order.rounds_per_epoch)
+
+    def rounds_of(self, count: int, silo: int, coins: KeyedCoins) -> NDArray[np.int64]:
+        """The rounds, from 1, of the rows 0 … count-1 of a silo's order; shape (count, n), and 0 for none.
+
+        A pure function of its arguments, asked anew in every round.
+        """
+        raise NotImplementedError
+
+    @property
+    def batches_held(self) -> int:
+        return self.rounds_per_epoch
+
+    def first(self, rounds: int) -> Self:
+        """Participation in a run that stopped after so many rounds."""
+        return dataclasses.replace(self, rounds=rounds)
+
+    def expected_batches(self, t: int) -> int:
+        return 1
+
+    def most_batches(self, t: int) -> int:
+        """Everyone can come at once."""
+        return self.rounds_per_epoch
+
+    def rows(self, t: int, batch: int, silo: int, coins: Callable[[], KeyedCoins]) -> NDArray[np.int64]:
+        """RunError where a row's rounds are more, or closer together, than what is charged."""
+        self.check_round(t)
+        count = self.batches_held * batch
+        found = np.sort(self.rounds_of(count, silo, coins()), axis=1)
+        earlier, later = found[:, :-1], found[:, 1:]
+        if (
+            found.shape[0] != count
+            or not np.issubdtype(found.dtype, np.integer)
+            or np.any((found < 0) | (found > self.rounds))
+            or np.any(np.count_nonzero(found, axis=1) > self.most)
+            or np.any((earlier > 0) & (later - earlier < self.min_separation))
+        ):
+            raise RunError(
+                f'federation.sampling = "{self.name}": the rounds it draws are not what is charged, at most '
+                f"{self.most} of 1 … {self.rounds} for a record, {self.min_separation} or more apart"
+            )
+        return np.flatnonzero(np.any(found == t, axis=1))
+
+    def check_round(self, t: int) -> None:
+        """ValueError for a round that is not there."""
+        if not 1 <= t <= self.rounds:
+            raise ValueError(f"round {t} is not one of 1 … {self.rounds}")
+
+    @property
+    def words(self) -> str:
+        apart = f"takes part at most {self.most} times, {self.min_separation} or more rounds apart"
+        return "takes part once" if self.most == 1 else apart
+
+
+@dataclass(frozen=True)
+class Available(DrawnOrder):
+    """Every client keeps a timer: it may answer again `min_separation` rounds after it answered, and no more than
+    `max_participations` times.  The server keeps nothing of any client.
+
+    A simulation lets each client come in a residue of its own modulo `min_separation`, and there by a coin so that
+    a cohort is expected; a cohort is what comes, never cut and never filled up.
+
+    Guarantee: accounting is of `Separated`, which holds for every pattern that keeps the timers, whoever knows it
+    or chooses it.  Who comes may depend on public things and on the client alone, not on the data of others.
+    """
+
+    name: ClassVar[str] = "available"
+    title: ClassVar[str] = "availability with a minimum separation"
+    of_clients: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rounds_per_epoch < self.min_separation:
+            raise InputError(
+                f"federation.min_separation = {self.min_separation}: clients that wait so long give cohorts of at "
+                f"most 1/{self.min_separation} of them, and federation.cohort is 1/{self.rounds_per_epoch}"
+            )
+
+    @classmethod
+    def from_schedule(cls, order: "Participation", keys: ParticipationKeys) -> Self:
+        keys.without_groups(cls.name)
+        if keys.min_separation is None:
+            raise InputError(
+                'federation.min_separation: sampling = "available" needs it, the rounds between two answers of one'
+            )
+        most = -(-order.rounds // keys.min_separation)
+        wanted = most if keys.max_participations is None else min(most, keys.max_participations)
+        return cls(order.rounds, wanted, keys.min_separation, order.rounds_per_epoch)
+
+    def rows(self, t: int, batch: int, silo: int, coins: Callable[[], KeyedCoins]) -> NDArray[np.int64]:
+        """Those who come in round t, without the other rounds: only the earlier ones of their residue count."""
+        self.check_round(t)
+        drawn, count = coins(), self.batches_held * batch
+        gap, chance = self.min_separation, self.min_separation / self.rounds_per_epoch
+        of_residue = drawn.numbers(count, gap, silo, 0) == t % gap
+        before = np.zeros(count, np.int64)
+        if self.max_participations < -(-t // gap):
+            for earlier in range(t - gap, 0, -gap):
+                before += drawn.heads(count, chance, silo, earlier)
+        comes = drawn.heads(count, chance, silo, t)
+        return np.flatnonzero(of_residue & comes & (before < self.max_participations))
+
+    @property
+    def words(self) -> str:
+        return f"{super().words}, when it is there"
+
 
 CHOSEN: Mapping[str, type[Participation]] = MappingProxyType(
     {kind.name: kind for kind in (Schedule, Poisson, Allocation, Balanced, Available)}

@@ -175,10 +175,6 @@ class SiloLedger:
         self._database.execute(f"PRAGMA user_version = {self._version}")
         self._name, self._wiped = self._about().name, False
 
-    def prices(self) -> list[float]:
-        """μ of every run ever opened."""
-        return [mu for (mu,) in self._database.execute("SELECT mu FROM runs")]
-
     def charges(self, other_than: str = "") -> list[Charge]:
         """What every run was charged, except that of one name."""
         return [

@@ -29,7 +29,7 @@ from torch import Tensor
 from fedpriv.core.errors import RunError
 from fedpriv.core.random import KeyedCoins, KeyedNormal
 from fedpriv.core.replicates import Scalar
-from fedpriv.loss.objective import Batch, Increment, Objective, Query, Records, RecordView, Slots
+from fedpriv.loss.objective import Batch, Increment, Query, Records, RecordView, Slots
 from fedpriv.participation.orders import row_indices
 from fedpriv.plan.plan import Plan, PlannedRound
 from fedpriv.plan.task import counting
@@ -193,11 +193,6 @@ class Silo:
             raise RunError(f"silo {self.number}, round {t}: the query has values that are not finite")
         check_moved(self.plan.mechanism, state.past, t, query, f"silo {self.number}, round {t}")
 
-    @property
-    def objective(self) -> Objective:
-        """Of its increments."""
-        return self.plan.objective
-
     @cached_property
     def steps(self) -> RoundSteps:
         """Steps in integers if the plan has them, else float64 sums with a simulation's noise."""
@@ -283,7 +278,7 @@ def pack(state: State) -> bytes:
 def unpack(packed: bytes, silo: Silo) -> State:
     """The state over the packed bytes, without copies: nobody writes into a state's vectors."""
     answered, past, sums, hidden, chained = _HEADER.unpack_from(packed)
-    start, size = _HEADER.size + chained, silo.objective.dimension
+    start, size = _HEADER.size + chained, silo.plan.objective.dimension
     types = packed[start : start + past + sums + hidden]
     offset = _aligned(start + len(types))
     vectors, numbered = list[Tensor](), list(_TYPES.values())

@@ -26,6 +26,7 @@ from tests.attacks.guards import (
     zeros,
 )
 from tests.parts import in_parts
+from tests.silo.charged import charged
 from tests.silo.test_masks import p_value
 
 # 4, 25, 6: clips and noise that floating point cannot hold, parts that the policy did not see
@@ -43,7 +44,7 @@ def test_real_clips_and_noise_that_arithmetic_cannot_hold_are_refused(tmp_path: 
                 cell = scenario(algorithm=algorithm, privacy=privacy, run__dtype=dtype)
                 refused = guard.refused(cell, 1, np.zeros(7850, dtype))
                 assert "would be clipped to norm" in refused or "floating point can add" in refused
-    assert SiloLedger(tmp_path / "ledger-0.sqlite").prices() == []
+    assert charged(SiloLedger(tmp_path / "ledger-0.sqlite")) == []
 
 
 def test_noise_far_below_the_sum_is_not_swallowed_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +96,7 @@ def test_the_largest_clip_of_any_round_and_part_is_what_the_policy_bounds(
     cell = scenario(algorithm=algorithm, federation=federation)
     with pytest.raises(RunError, match=r"the scenario clips at .*, allowed is 0\.5"):
         guard.answer("run", cell, 1, zeros())
-    assert guard._ledger.prices() == []
+    assert charged(guard._ledger) == []
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ def test_noise_whose_c_has_no_exact_form_is_refused(tmp_path: Path) -> None:
         RunError, match=r'cannot be made of integers: mechanism = "bisr": .* use "blt" or "banded"'
     ):
         guard.answer("run", cell, 1, zeros())
-    assert guard._ledger.prices() == []
+    assert charged(guard._ledger) == []
 
 
 # 27, 28: scenarios and silos that are not what they seem

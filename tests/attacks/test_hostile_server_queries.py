@@ -29,6 +29,7 @@ from tests.attacks.guards import (
 )
 from tests.noise.integers.test_records import bits, from_bits
 from tests.parts import in_parts
+from tests.silo.charged import charged
 from tests.silo.guarded import guard_of
 
 OVERFLOWING = 1.7e308  # of allow.query: an administrator who allows everything
@@ -104,7 +105,7 @@ def test_queries_beyond_what_the_policy_allows_are_refused_before_a_record_is_re
         query[17] = value
         with pytest.raises(RunError, match=r"round 1: the query has values beyond 1\.09951e\+12"):
             guard.answer("run", scenario(), 1, query)
-    assert guard._ledger.prices() == []
+    assert charged(guard._ledger) == []
 
 
 def test_an_evaluation_that_fails_for_one_record_is_answered_like_any_other(

@@ -151,12 +151,12 @@ def test_the_denominator_is_the_cohort_whoever_is_drawn() -> None:
     """Guarantee: a round's sum is divided by what is expected; that many or fewer, and none at all."""
     cell = client_cell(**QUIET, algorithm__clip=1e-3)  # every client is clipped: of norm 1e-3
     silo = pool(cell)
-    query = silo.objective.initial()
+    query = silo.plan.objective.initial()
     drawn = {t: silo._read(silo.plan.rounds[t - 1]) for t in range(1, 13)}
     assert len({len(read.weights) for read in drawn.values()}) > 3
     for t, read in drawn.items():
         assert read.weights.tolist() == [1.0 / 20] * len(read.weights)
-        rows = silo.objective.per_record(
+        rows = silo.plan.objective.per_record(
             Query([query]),
             Batch(read.records, torch.ones(len(read.weights), dtype=torch.float64)),
             torch.arange(len(read.weights)),
@@ -169,7 +169,9 @@ def test_the_denominator_is_the_cohort_whoever_is_drawn() -> None:
 def test_one_client_moves_a_release_by_its_clip_over_the_cohort() -> None:
     """Neighbours by brute force: each drawn client zeroed, and exchanged for a far one, in a round of the pool."""
     silo = pool(client_cell(**QUIET))
-    query = torch.randn(silo.objective.dimension, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    query = torch.randn(
+        silo.plan.objective.dimension, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
     plain, _ = silo.answer(silo.start(), 1, query)
     rows = silo.plan.schedule.rows(1, 20, 0, lambda: silo._coins)
     moved = []
@@ -192,9 +194,9 @@ def test_nothing_is_kept_of_any_client_between_rounds() -> None:
     small = client_cell(federation__clients=40, federation__cohort=20)
     for cell in (small, client_cell()):
         silo = pool(cell)
-        _, state = silo.answer(silo.start(), 1, silo.objective.initial())
+        _, state = silo.answer(silo.start(), 1, silo.plan.objective.initial())
         size = sum(tensor.numel() for tensor in (*state.past, *state.sums))
-        assert size == silo.objective.dimension
+        assert size == silo.plan.objective.dimension
         assert state.hidden == silo.plan.mechanism.start()
 
 

@@ -227,7 +227,7 @@ def test_a_silo_stops_when_the_query_moves_too_far(
 ) -> None:
     """η (1 + 1e-6) a round and no more, where the noise rests on it."""
     silo = SimulatedFederation.of(small_cell(**momentum_tree(algorithm))).silo(0)
-    start = torch.zeros(silo.objective.dimension, dtype=torch.float64)
+    start = torch.zeros(silo.plan.objective.dimension, dtype=torch.float64)
     away = torch.nn.functional.normalize(torch.ones_like(start), dim=0)
     _, state = silo.answer(silo.start(), 1, start)
     _, state = silo.answer(state, 2, start + 0.9999999 * movement_bound(algorithm["step"]) * away)

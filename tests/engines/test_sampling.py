@@ -147,8 +147,10 @@ def test_records_are_drawn_at_the_rate_that_is_charged(small_cell: MakeCell) -> 
     alike = silo.records._replace(features=silo.records.features[:1].expand_as(silo.records.features))
     alike = alike._replace(labels=silo.records.labels[:1].expand_as(silo.records.labels))
     silo = dataclasses.replace(silo, records=alike)
-    query, state = torch.zeros(silo.objective.dimension, dtype=torch.float64), silo.start()
-    full = silo.objective.increment(Query([query]), Batch(alike, torch.ones(1, dtype=torch.float64)), CLIP).total
+    query, state = torch.zeros(silo.plan.objective.dimension, dtype=torch.float64), silo.start()
+    full = silo.plan.objective.increment(
+        Query([query]), Batch(alike, torch.ones(1, dtype=torch.float64)), CLIP
+    ).total
     one = full / len(alike.labels)
     counts = []
     for t in range(1, 201):

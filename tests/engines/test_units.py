@@ -104,7 +104,10 @@ def test_without_noise_it_is_the_mean_of_clipped_means(tmp_path: Path) -> None:
     assert task.units is not None
     names = np.asarray(task.persons)
     silo = SimulatedFederation.of(cell).silo(1)
-    query, one = torch.randn(silo.objective.dimension, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    query, one = (
+        torch.randn(silo.plan.objective.dimension, dtype=torch.float64),
+        torch.ones(1, dtype=torch.float64),
+    )
     release, _ = silo.answer(silo.start(), 1, query)
     total = torch.zeros_like(query)
     for unit in spread(cell)[1][:4].tolist():
@@ -126,7 +129,7 @@ def test_a_person_moves_a_release_by_their_clip_however_many_records_they_have(t
     """Guarantee of the user unit: 2 C / B for one person exchanged for another, with four records far away."""
     cell = person_cell(tmp_path, privacy__mode="none", privacy__mu=None, algorithm__trust="trusted")
     silo = SimulatedFederation.of(cell).silo(0)
-    query = torch.randn(silo.objective.dimension, dtype=torch.float64)
+    query = torch.randn(silo.plan.objective.dimension, dtype=torch.float64)
     release, _ = silo.answer(silo.start(), 1, query)
     features, labels = silo.records.features.clone(), silo.records.labels.clone()
     features[2], labels[2] = 1e6 * torch.randn(features[2].shape, dtype=torch.float64), 1

@@ -23,6 +23,7 @@ from tests.attacks.guards import guard_for, random_records, scenario, zeros
 from tests.conftest import small_tree
 from tests.engines.test_engines import run
 from tests.parts import in_turn
+from tests.silo.charged import charged
 
 Floats = NDArray[np.float64]
 B1, B2 = 0.8, 0.95
@@ -223,6 +224,6 @@ def test_a_guard_takes_adam_at_the_price_of_dp_sgd(tmp_path: Path) -> None:
         guard = guard_for(folder, *random_records())
         asked = scenario(algorithm={"name": name, "clip": 1.0, "step": 0.1, **keys})
         answers.append(guard.answer("run", asked, 1, zeros()))
-        budgets.append(guard._ledger.prices())
+        budgets.append(charged(guard._ledger))
     assert all(found == budgets[0] for found in budgets)
     assert all(float(found.std()) == pytest.approx(float(answers[0].std()), rel=0.1) for found in answers)

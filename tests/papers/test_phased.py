@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from fedpriv.core.errors import InputError
 from fedpriv.loss.estimators import Round
-from fedpriv.noise.diagonal import IndependentGaussian
-from fedpriv.noise.phased import PhaseEnds
+from fedpriv.noise.diagonal import IndependentGaussian, PhaseEnds
 from fedpriv.noise.series import Workload
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.papers.phased import PhasedSGD

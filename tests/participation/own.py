@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 import fedpriv
 from fedpriv.core.random import KeyedCoins
-from fedpriv.participation.drawn import DrawnOrder
+from fedpriv.participation.registry import DrawnOrder
 
 
 @dataclass(frozen=True)

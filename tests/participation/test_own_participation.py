@@ -19,9 +19,8 @@ from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import KeyedCoins, simulation_noise
 from fedpriv.noise.series import Workload
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.participation.drawn import DrawnOrder
 from fedpriv.participation.orders import Schedule, Separated
-from fedpriv.participation.registry import ADDED, PARTICIPATIONS, add_participation, participation_from
+from fedpriv.participation.registry import ADDED, PARTICIPATIONS, DrawnOrder, add_participation, participation_from
 from fedpriv.scenario.load import resolve_cell
 from tests.attacks.guards import guard_for, random_records, scenario
 from tests.conftest import small_tree

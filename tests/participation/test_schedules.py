@@ -12,9 +12,8 @@ from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.series import Workload
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.participation.drawn import Available
 from fedpriv.participation.orders import ParticipationKeys, Phases, Schedule, Separated
-from fedpriv.participation.registry import participation_from
+from fedpriv.participation.registry import Available, participation_from
 
 
 @pytest.mark.parametrize(("rounds", "rounds_per_epoch"), [(1, 1), (7, 7), (12, 4), (10, 4), (3, 5)])

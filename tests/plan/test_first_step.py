@@ -43,6 +43,7 @@ from fedpriv.silo.shard import Shard
 from fedpriv.study.results import read_results
 from fedpriv.study.sweep import scaled_scenario
 from tests.data.tables import rows, table_tree, write_csv
+from tests.silo.charged import charged
 from tests.silo.guarded import guard_of
 
 RELATIONS = ("zero-out", "replace-one")
@@ -300,7 +301,7 @@ def test_a_guard_takes_the_first_step_and_the_rounds_within_one_budget(tmp_path:
     for t in (1, 2):
         guard.answer("rounds", json.dumps(rounds.canonical(), sort_keys=True), t, model)
     policy = read_policy(path)
-    assert math.hypot(*guard._ledger.prices()) <= policy.allow.budget * (1.0 + 1e-9)
+    assert math.hypot(*charged(guard._ledger)) <= policy.allow.budget * (1.0 + 1e-9)
     with pytest.raises(RunError, match="the budget is"):
         guard.answer("more", json.dumps(rounds.canonical(), sort_keys=True), 1, model)
 
@@ -510,9 +511,9 @@ def test_a_guard_charges_rounds_for_themselves_and_their_step_for_itself(tmp_pat
     guard = guard_of(guarded(tmp_path, asked)[0])
     words, step = (json.dumps(cell.canonical(), sort_keys=True) for cell in (rounds, first))
     guard.answer("rounds", words, 1, task_of_cell(rounds).objective.initial())
-    assert guard._ledger.prices() == pytest.approx([math.sqrt(0.1)], rel=1e-9)
+    assert charged(guard._ledger) == pytest.approx([math.sqrt(0.1)], rel=1e-9)
     guard.answer("first", step, 1, torch.zeros(4, dtype=torch.float64))
-    assert guard._ledger.prices() == pytest.approx([math.sqrt(0.1), math.sqrt(0.9)], rel=1e-9)
+    assert charged(guard._ledger) == pytest.approx([math.sqrt(0.1), math.sqrt(0.9)], rel=1e-9)
 
 
 @pytest.mark.slow

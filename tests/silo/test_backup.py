@@ -17,6 +17,7 @@ from fedpriv.silo.backup import back_up, restore
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.guards import status_lines
 from tests.attacks.guards import guard_for, random_records, scenario, zeros
+from tests.silo.charged import charged
 from tests.silo.guarded import guard_of
 
 LEDGER = "ledger-0.sqlite"
@@ -170,7 +171,7 @@ def test_a_backup_of_the_last_commit_comes_back_as_it_was(silo: Path, tmp_path: 
         "restore", silo / "silo-0.toml", tmp_path / "kept"
     )
     guard = guard_of(silo / "silo-0.toml")
-    assert guard._ledger.prices() == pytest.approx([4.0, 4.0])
+    assert charged(guard._ledger) == pytest.approx([4.0, 4.0])
     with pytest.raises(RunError, match="round 4: this run is over"):
         ask(guard, "b", 4, seen)
     assert torch.isfinite(ask(guard, "c", 1, seen)).all()
@@ -203,7 +204,7 @@ def test_guarantee_a_backup_that_may_lack_a_release_costs_the_whole_budget(
     for run in ("c", "d", "b"):
         with pytest.raises(RunError, match=r"the budget is 7|this run is over"):
             ask(again, run, 4 if run == "b" else 1, seen)
-    assert again._ledger.prices() == pytest.approx([4.0, 4.0, 7.0])
+    assert charged(again._ledger) == pytest.approx([4.0, 4.0, 7.0])
     assert math.hypot(4.0, 4.0, 7.0) > 7.0
     assert any("whatever was released since" in line for line in status_lines(policy))
     policy.write_text(policy.read_text().replace("budget = 7.0", "budget = 20.0"))

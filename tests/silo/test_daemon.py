@@ -38,6 +38,7 @@ from fedpriv.silo.ledger import LedgerError, SiloLedger
 from fedpriv.silo.policy import read_policy
 from tests.conftest import small_tree
 from tests.parts import in_parts
+from tests.silo.charged import charged
 from tests.silo.guarded import CELL, ZERO, start_daemon, write_silo
 
 
@@ -110,7 +111,7 @@ def test_a_whole_run_through_guards_that_are_killed_and_restarted(
             assert agreed is not None
             keys += agreed.reply
         assert [ledger.answer("1", t) is not None for t in range(1, 10)] == [True] * 8 + [False]
-        assert ledger.prices() == [pytest.approx(4.0)]
+        assert charged(ledger) == [pytest.approx(4.0)]
     repeated = ask(tmp_path / "1.sock", "1", json.dumps(cell.canonical()), 1, ZERO.numpy(), keys)
     assert isinstance(repeated, Refusal)
     assert repeated.reason == (

@@ -21,6 +21,7 @@ from fedpriv.silo.ledger import LedgerError, SiloLedger
 from fedpriv.silo.policy import read_policy
 from fedpriv.silo.shard import Shard
 from fedpriv.silo.silo import Silo
+from tests.silo.charged import charged
 from tests.silo.evaluated import ASKED, MODEL, SCENARIO, evaluator, guards_of, ledger_of, write_tested
 from tests.silo.guarded import CELL, ZERO, cell_json, write_silo
 
@@ -72,7 +73,7 @@ def test_a_repeated_question_gets_the_same_bytes_is_charged_once_and_another_mod
         assert torch.equal(guard.answer("run", SCENARIO, 1, MODEL), first)
     with pytest.raises(RunError, match="round 1 was answered already, for another query"):
         guard.answer("run", SCENARIO, 1, MODEL + 1e-12)
-    assert ledger_of(path).prices() == pytest.approx([1.0])
+    assert charged(ledger_of(path)) == pytest.approx([1.0])
     assert torch.equal(evaluator(path).answer("run", SCENARIO, 1, MODEL), first)  # a guard that was restarted
 
 
@@ -108,7 +109,7 @@ def test_a_thousand_evaluations_are_refused_after_the_budget(tmp_path: Path) -> 
         guard.finish(f"run {number}")
     with pytest.raises(RunError, match=r"with all before 0\.5197; the budget is 0\.5"):
         guard.answer("run 11", cheap, 1, MODEL)
-    assert compose(ledger_of(path).prices()) <= 0.5
+    assert compose(charged(ledger_of(path))) <= 0.5
 
 
 @pytest.mark.parametrize(
@@ -214,11 +215,11 @@ def test_training_and_evaluation_share_no_record_no_budget_and_no_ledger(tmp_pat
     assert guards.tests.shard.digest != guards.training.shard.digest
     for t in range(1, 9):
         guards.training.answer("run", CELL, t, ZERO)
-    assert ledger_of(path).prices() == []
+    assert charged(ledger_of(path)) == []
     guards.tests.answer("run", SCENARIO, 1, MODEL)
     policy = read_policy(path)
-    assert SiloLedger(policy.ledger, policy.marked).prices() == pytest.approx([4.0])
-    assert ledger_of(path).prices() == pytest.approx([1.0])
+    assert charged(SiloLedger(policy.ledger, policy.marked)) == pytest.approx([4.0])
+    assert charged(ledger_of(path)) == pytest.approx([1.0])
 
 
 def test_changed_training_records_change_no_evaluation(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from fedpriv.silo.guards import begin_ledgers, end_run, open_guards, status_line
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import read_policy
 from fedpriv.silo.shard import made_key, read_key
+from tests.silo.charged import charged
 from tests.silo.evaluated import guards_of, write_tested
 from tests.silo.guarded import CELL, ZERO, guard_of, write_silo
 from tests.silo.unkeyed import begin_unkeyed, copied, stolen
@@ -82,7 +83,7 @@ def test_guarantee_a_ledger_of_0_3_0_is_converted_and_nothing_of_its_digest_is_l
         assert torch.isfinite(ask(guard, old, 3)).all(), "the run goes on"
     guard._ledger.close()
     again = guard_of(old / POLICY)
-    assert len(again._ledger.prices()) == 2
+    assert len(charged(again._ledger)) == 2
     assert torch.isfinite(ask(again, old, 1, run="new")).all()
     assert in_files(before, stolen(old)) == []
 
@@ -204,7 +205,7 @@ def test_a_backup_of_0_3_0_is_restored_and_converted(old: Path) -> None:
     (line,) = restore(old / POLICY, old / "backup")
     assert "nothing was released since" in line
     guard = guard_of(old / POLICY)
-    assert len(guard._ledger.prices()) == 2
+    assert len(charged(guard._ledger)) == 2
     with pytest.raises(RunError, match="this run is over"):
         ask(guard, old, 3)
     assert torch.isfinite(ask(guard, old, 1, run="new")).all()
@@ -351,7 +352,7 @@ def test_guarantee_without_its_key_a_ledger_goes_on_at_the_whole_budget_alone(
     assert "key" in line
     assert "the whole budget of the policy is charged" in line
     again = guard_of(path)
-    assert again._ledger.prices() == pytest.approx([4.0, 4.0])
+    assert charged(again._ledger) == pytest.approx([4.0, 4.0])
     with pytest.raises(RunError, match="the budget is 4"):
         again.answer("another", CELL, 1, ZERO)
     with pytest.raises(RunError, match="this run is over"):

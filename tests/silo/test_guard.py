@@ -20,6 +20,7 @@ from fedpriv.silo.policy import Policy, read_policy
 from fedpriv.silo.shard import Shard
 from fedpriv.silo.silo import Silo, unpack
 from tests.conftest import small_tree
+from tests.silo.charged import charged
 from tests.silo.guarded import CELL, CLIP, ZERO, cell_json, guard_of, write_silo
 
 
@@ -239,7 +240,7 @@ def test_a_run_without_noise_is_refused_unless_the_policy_gives_up_protection(tm
 
 def test_after_a_run_without_noise_nothing_private_is_left_to_promise(tmp_path: Path) -> None:
     ask(guard(tmp_path, noise_free=True), "bare", NOISE_FREE)
-    assert SiloLedger(tmp_path / "ledger.sqlite").prices() == [math.inf]
+    assert charged(SiloLedger(tmp_path / "ledger.sqlite")) == [math.inf]
     with pytest.raises(RunError, match="with all before inf; the budget is 4"):
         ask(guard(tmp_path, noise_free=False), "private", NOISY)
 
@@ -250,6 +251,6 @@ def test_a_run_that_a_narrowed_policy_finds_without_noise_is_not_left_at_its_pri
     trusting = guard(tmp_path, noise_free=True, trust="trusted")
     query = task_of_cell(summed).objective.initial()
     trusting.answer("run", json.dumps(summed.canonical()), 1, query)
-    assert SiloLedger(tmp_path / "ledger.sqlite").prices() == [pytest.approx(4.0)]
+    assert charged(SiloLedger(tmp_path / "ledger.sqlite")) == [pytest.approx(4.0)]
     with pytest.raises(RunError, match=r"by its policy this run costs .* and it was charged 4"):
         guard(tmp_path, noise_free=True).answer("run", json.dumps(summed.canonical()), 2, query)

@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.masks import Masker, identity_of
+from tests.silo.charged import charged
 from tests.silo.guarded import ZERO, cell_json, guard_of, write_silo
 
 CELL = cell_json(algorithm__trust="secure-aggregation")
@@ -65,7 +66,7 @@ def test_silos_that_are_not_on_file_are_refused(tmp_path: Path) -> None:
     more = cell_json(algorithm__trust="secure-aggregation", federation__silos=4)
     with pytest.raises(RunError, match="knows 3 silos, and the scenario has 4"):
         of[0].public_key("run", more)
-    assert of[0]._ledger.prices() == []
+    assert charged(of[0]._ledger) == []
 
 
 @pytest.mark.parametrize("name", ["identity", "peers"])

@@ -24,6 +24,7 @@ from fedpriv.silo.masks import Masker
 from fedpriv.silo.silo import Silo, pack, unpack
 from tests.attacks.guards import KEPT_STATE, cards, guard_for, guard_process, random_records, scenario, zeros
 from tests.parts import in_turn
+from tests.silo.charged import charged
 from tests.silo.guarded import guard_of
 
 
@@ -335,4 +336,4 @@ def test_a_full_disk_at_either_commit_releases_nothing_and_changes_no_answer(
     assert torch.equal(
         again.answer("run", scenario(), 2, zeros()), silo.message(release.vector, 2, b"", state.chain)
     )
-    assert SiloLedger(tmp_path / "ledger-0.sqlite").prices() == [pytest.approx(4.0)]
+    assert charged(SiloLedger(tmp_path / "ledger-0.sqlite")) == [pytest.approx(4.0)]

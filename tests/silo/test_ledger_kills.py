@@ -12,6 +12,7 @@ import torch
 from fedpriv.core.errors import RunError
 from fedpriv.silo.guard import Guard
 from tests.attacks.guards import guard_for, random_records, scenario, zeros
+from tests.silo.charged import charged
 from tests.silo.guarded import guard_of
 
 ROUNDS = 3
@@ -82,7 +83,7 @@ def test_guarantee_a_guard_killed_at_any_write_charges_once_and_answers_a_round_
             with pytest.raises(RunError, match=rf"round {t} was (asked|answered) already, for another query"):
                 again.answer("run", CELL, t, zeros() + 1.0)
         assert torch.equal(again.answer("run", CELL, t, zeros()), honest), point
-        assert again._ledger.prices() == [pytest.approx(4.0)], point
+        assert charged(again._ledger) == [pytest.approx(4.0)], point
         with pytest.raises(RunError, match="the budget is 5"):
             again.answer("second", CELL, 1, zeros())
         again._ledger.close()

@@ -21,6 +21,7 @@ from fedpriv.plan.calibration import Grid, Words, grid_for
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.masks import Masker
 from fedpriv.silo.policy import read_policy
+from tests.silo.charged import charged
 from tests.silo.test_guard import ZERO, cell_json, guard_of, write_silo
 
 
@@ -198,7 +199,7 @@ def test_the_price_is_the_sums_only_where_the_policy_counts_on_the_other_silos(t
     """Guarantee: μ with the permission; μ √3 of the own share alone without it; nothing for exact sums."""
     path = allowing(tmp_path)
     guard_of(path).public_key("run", CELL)
-    assert SiloLedger(read_policy(path).ledger).prices() == [pytest.approx(4.0)]
+    assert charged(SiloLedger(read_policy(path).ledger)) == [pytest.approx(4.0)]
     for trust, budget, reason in (
         ("untrusted", 4.0, r"the run costs mu = 6\.929"),
         (MASKED, 3.9, "the run costs mu = 4"),
@@ -211,7 +212,7 @@ def test_the_price_is_the_sums_only_where_the_policy_counts_on_the_other_silos(t
     alone.mkdir()
     path = write_silo(alone, budget=7.0)
     guard_of(path).public_key("run", CELL)
-    assert SiloLedger(read_policy(path).ledger).prices() == [pytest.approx(4.0 * math.sqrt(3.0))]
+    assert charged(SiloLedger(read_policy(path).ledger)) == [pytest.approx(4.0 * math.sqrt(3.0))]
 
 
 def test_a_policy_that_counts_on_silos_does_not_trust_the_server(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from fedpriv.silo.fingerprint import create_ledger
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import Allowed, Policy, read_policy, write_template
 from fedpriv.silo.shard import load_shard
+from tests.silo.charged import charged
 from tests.silo.guarded import UNACCOUNTABLE, ZERO, cell_json, guard_of, write_silo
 
 
@@ -49,7 +50,7 @@ def test_releases_that_cannot_be_accounted_for_are_refused_in_one_line_under_any
     with pytest.raises(RunError) as refused:
         guard.answer("run", cell_json(**overrides), 1, ZERO)
     assert str(refused.value) == f"silo 0 refuses: {reason}"
-    assert guard._ledger.prices() == []
+    assert charged(guard._ledger) == []
 
 
 def test_a_trusted_policy_releases_sums_at_the_price_of_what_the_server_publishes(tmp_path: Path) -> None:
@@ -59,7 +60,7 @@ def test_a_trusted_policy_releases_sums_at_the_price_of_what_the_server_publishe
     other = tmp_path / "other"
     other.mkdir()
     assert torch.equal(first, guard_of(write_silo(other, trust="trusted")).answer("run", trusted, 1, ZERO))
-    assert guard._ledger.prices() == [pytest.approx(4.0)]
+    assert charged(guard._ledger) == [pytest.approx(4.0)]
     with pytest.raises(RunError, match="nobody add noise"):
         guard.answer("b", cell_json(algorithm__trust="trusted", privacy__mode="none", privacy__rho=None), 1, ZERO)
     with pytest.raises(RunError, match="budget is 4"):

@@ -31,7 +31,7 @@ MakeCell = Callable[..., Cell]
 
 def noise_of_releases(cell: Cell, silo: Silo, exact: Silo) -> torch.Tensor:
     """What a silo added to its sums over a whole run at the origin: (T, d)."""
-    query = torch.zeros(silo.objective.dimension, dtype=torch.float64)
+    query = torch.zeros(silo.plan.objective.dimension, dtype=torch.float64)
     state, plain = silo.start(), exact.start()
     rows = []
     for t in range(1, cell.federation.total_rounds + 1):
@@ -229,7 +229,7 @@ def silo_of(cell: Cell) -> Silo:
 
 def queries(silo: Silo) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    shape = silo.objective.initial().shape
+    shape = silo.plan.objective.initial().shape
     return [torch.randn(shape, generator=generator, dtype=torch.float64) * 1e-3 for _ in range(8)]
 
 
@@ -262,7 +262,7 @@ def test_the_next_increment_is_taken_from_the_query_that_was_answered_last() -> 
     assert batch is not None
     weights_of_records = torch.full((len(batch.labels),), 1.0 / len(batch.labels), dtype=torch.float64)
     now, before = (
-        silo.objective.increment(Query((asked[t - 1],)), Batch(batch, weights_of_records), 1e9).total
+        silo.plan.objective.increment(Query((asked[t - 1],)), Batch(batch, weights_of_records), 1e9).total
         for t in (5, 2)
     )
     assert torch.allclose(released[5] - released[2], weights[5] * now - weights[2] * before, rtol=1e-9, atol=1e-12)

@@ -18,6 +18,7 @@ from fedpriv.silo.guard import open_guard
 from fedpriv.silo.guards import begin_ledgers
 from fedpriv.silo.policy import check_writers, read_policy
 from tests.conftest import small_tree
+from tests.silo.charged import charged
 from tests.silo.guarded import CELL, ZERO, guard_of, write_silo
 
 PLACES = {
@@ -155,7 +156,7 @@ def test_a_link_in_a_folder_that_others_may_write_buys_no_second_budget(tmp_path
     for run in ("one", "two"):
         with contextlib.suppress(RunError):  # the first takes all of it
             guard.answer(run, CELL, 1, ZERO)
-    assert guard._ledger.prices() == [pytest.approx(4.0)]
+    assert charged(guard._ledger) == [pytest.approx(4.0)]
     shared.chmod(0o777)
     swapped(shared)
     with pytest.raises(InputError, match=f"^{shared}: mode 0777.*chmod go-w {shared}$"):

@@ -45,7 +45,7 @@ from fedpriv.core.random import SERVER, public_generator, system_key
 from fedpriv.engines.inprocess import InProcessGrid, flower_quiet
 from fedpriv.loss.estimators import Round
 from fedpriv.noise.integers.fixed_point import sum_of
-from fedpriv.participation.drawn import DrawnOrder
+from fedpriv.participation.registry import DrawnOrder
 from fedpriv.plan.plan import Plan, plan_of
 from fedpriv.rounds.integers import IntegerSteps
 from fedpriv.scenario.schema import Cell

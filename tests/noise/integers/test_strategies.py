@@ -10,10 +10,10 @@ from scipy.stats import chi2
 
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.noise.buffered import IntegerBuffered, buffered, phi_of
+from fedpriv.noise.diagonal import PhaseEnds
 from fedpriv.noise.integers.fixed_point import ONE, Ints
 from fedpriv.noise.integers.gaussian import KeyedIntegers
 from fedpriv.noise.integers.strategies import IntegerStrategy, pack, skipped, unpack
-from fedpriv.noise.phased import PhaseEnds
 from fedpriv.noise.series import Workload
 from fedpriv.noise.sliding import SlidingDifferences
 from fedpriv.noise.toeplitz import BandedSquareRoot, IntegerBanded
