@@ -26,7 +26,7 @@ from fedpriv.accounting.budget import ApproximateGDP, LifetimeBudget, Price, com
 from fedpriv.accounting.gaussian import relation_named
 from fedpriv.core.errors import CodeError, FedprivError, InputError, RunError, printable
 from fedpriv.core.extensions import ADDED, added, is_loaded
-from fedpriv.core.figures import lower_figure, upper_figure
+from fedpriv.core.figures import lower_figure
 from fedpriv.core.limits import mebibytes
 from fedpriv.core.random import SERVER
 from fedpriv.core.signed import bounded_int, no_number
@@ -55,11 +55,6 @@ class Charge(NamedTuple):
     mu: float
     """inf for a run without noise."""
     slack: float
-
-    @property
-    def words(self) -> str:
-        """As a refusal says it."""
-        return f"it was charged {upper_figure(self.mu)}"
 
 
 def spent(charges: Sequence[Charge], relation: str, unit: str = RECORD.name) -> list[Price]:
@@ -100,9 +95,7 @@ def refusal(budget: LifetimeBudget, before: Sequence[Price], asked: Price) -> st
 def together(prices: Sequence[Price]) -> Price:
     """All of them; None if one of them is more than any budget."""
     known = [each for each in prices if each is not None]
-    if len(known) < len(prices):
-        return None
-    return composed(known) if sum(each.slack for each in known) < 1.0 else None
+    return composed(known) if len(known) == len(prices) and sum(each.slack for each in known) < 1.0 else None
 
 
 def words(asked: Price) -> str:
@@ -288,10 +281,9 @@ class Admission:
             raise self.refusal(f"the scenario has {federation.silos} silos, and this is number {number}")
         if (reason := unaccountable(cell) or unguarded(self.policy, cell)) is not None:
             raise self.refusal(reason)
-        if federation.total_rounds > allow.rounds:
-            raise self.refusal(f"the scenario has {federation.total_rounds} rounds, allowed are {allow.rounds}")
-        if cell.schedule.rounds > allow.rounds:  # an algorithm may add rounds of its own
-            raise self.refusal(f"the scenario has {cell.schedule.rounds} rounds, allowed are {allow.rounds}")
+        for rounds in (federation.total_rounds, cell.schedule.rounds):  # an algorithm may add rounds of its own
+            if rounds > allow.rounds:
+                raise self.refusal(f"the scenario has {rounds} rounds, allowed are {allow.rounds}")
         self._check_participation(cell)
         sharing = cell.algorithm.trust_setting.owners_in_release(federation.silos)
         if sharing > 1 and allow.silos is not None and sharing != allow.silos:

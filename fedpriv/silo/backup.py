@@ -22,7 +22,7 @@ import secrets
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from fedpriv.core.errors import InputError
@@ -46,10 +46,8 @@ def back_up(policy_path: Path, folder: Path) -> list[Path]:
 
 
 def _copied(policy: Policy, copy: Path) -> Path:
-    ledger = SiloLedger(policy.ledger, policy.marked)
-    with ledger.alone():
+    with closing(SiloLedger(policy.ledger, policy.marked)) as ledger, ledger.alone():
         content = ledger.without_secrets()
-    ledger.close()
     try:
         write_bytes(copy, content, OWN)
         sync_folder(copy.parent)
@@ -80,17 +78,16 @@ def _restored(policy_path: Path, policy: Policy, copy: Path) -> str:
         with _own_copy(copy, draft) as draft_mark:
             backup, name, commit = _described(draft)
             draft_mark.write(Reading(name, commit, commit))
-            ledger = SiloLedger(draft, draft_mark.path, backup=backup)
-            bound = _is_bound(policy, ledger)
-            same = bound and _is_last(own, name, commit)
-            new = name if same else secrets.token_hex(16)
-            with ledger.alone():
-                with ledger.transaction():
-                    if not bound:
-                        ledger.bind(*_fingerprint(policy_path, policy))
-                    ledger.become_ledger(new, None if same else (f"{RESTORED}, {new}", _everything(policy)))
-                ledger.tidy()
-            ledger.close()
+            with closing(SiloLedger(draft, draft_mark.path, backup=backup)) as ledger:
+                bound = _is_bound(policy, ledger)
+                same = bound and _is_last(own, name, commit)
+                new = name if same else secrets.token_hex(16)
+                with ledger.alone():
+                    with ledger.transaction():
+                        if not bound:
+                            ledger.bind(*_fingerprint(policy_path, policy))
+                        ledger.become_ledger(new, None if same else (f"{RESTORED}, {new}", _everything(policy)))
+                    ledger.tidy()
             reading = draft_mark.read()
             draft.replace(policy.ledger)
             sync_folder(policy.ledger.parent)
@@ -131,8 +128,9 @@ def _described(copy: Path) -> tuple[bool, str, Commit]:
 
 def _is_bound(policy: Policy, ledger: SiloLedger) -> bool:
     """Whether a guard can tell the records that the ledger is for, with the key beside them or without one."""
-    keyed = ledger.is_keyed()
-    return not keyed or (policy.shard_key.exists() and is_key_of(read_key(policy.shard_key), ledger.shard))
+    return not ledger.is_keyed() or (
+        policy.shard_key.exists() and is_key_of(read_key(policy.shard_key), ledger.shard)
+    )
 
 
 def _fingerprint(policy_path: Path, policy: Policy) -> tuple[bytes, bytes]:

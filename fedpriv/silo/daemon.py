@@ -295,9 +295,14 @@ class Desk:
             if self._guards.training.agree(run, cell).evaluation is not None:
                 self._tests().agree(run, cell)
             return Reply({AGREE: True})
-        if not (isinstance(run, str) and isinstance(cell, str) and isinstance(keys, str) and type(t) is int):
-            return malformed
-        if not isinstance(seen := header.get(SEEN, ""), str):
+        seen = header.get(SEEN, "")
+        if not (
+            isinstance(run, str)
+            and isinstance(cell, str)
+            and isinstance(keys, str)
+            and isinstance(seen, str)
+            and type(t) is int
+        ):
             return malformed
         guard = self._guards.training if header.get("tests") is not True else self._tests()
         if t == 0:

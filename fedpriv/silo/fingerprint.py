@@ -116,8 +116,11 @@ def _unprotected(ledger: SiloLedger) -> list[str]:
 
     Whoever was drawn moved the copies of all records behind; no bound on that is less than all of their clips.
     """
-    of_secret = [row for row in ledger.overview() if row.slack]
-    return [row.run_id for row in of_secret if json.loads(row.cell).get("model", {}).get("augment")]
+    return [
+        row.run_id
+        for row in ledger.overview()
+        if row.slack and json.loads(row.cell).get("model", {}).get("augment")
+    ]
 
 
 def _other_records(policy: Policy) -> InputError:

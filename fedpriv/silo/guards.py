@@ -6,7 +6,7 @@ A silo's administrator asks the ledgers here: what was spent, and to end a run.
 """
 
 import json
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,9 +70,8 @@ def begin_ledgers(policy: Policy) -> list[Policy]:
     missing = [(of, own) for of, own in wanted if not (of.ledger.exists() or of.marked.exists())]
     for of, own in wanted:
         if missing and of.ledger.exists():
-            ledger = SiloLedger(of.ledger, of.marked)
-            check_records(of, ledger, own)  # its key is that of the others
-            ledger.close()
+            with closing(SiloLedger(of.ledger, of.marked)) as ledger:
+                check_records(of, ledger, own)  # its key is that of the others
     for of, own in missing or wanted:  # if none is missing it is refused there
         begin_ledger(of, own)
     return [of for of, _ in missing]
@@ -80,8 +79,7 @@ def begin_ledgers(policy: Policy) -> list[Policy]:
 
 def records_of(policy: Policy) -> list[tuple[Policy, Shard]]:
     """A policy with the records that it trains on, and that of its test records with these, if it has any."""
-    shard = policy.load_shard()
-    tests = policy.for_tests
+    shard, tests = policy.load_shard(), policy.for_tests
     return [(policy, shard), *([] if tests is None else [(tests, held_out(policy, shard))])]
 
 
@@ -134,9 +132,9 @@ def status_lines(path: Path) -> list[str]:
 
 
 def _lines(policy: Policy) -> list[str]:
-    ledger = SiloLedger(policy.ledger, policy.marked)
-    rows, allow = ledger.overview(), policy.allow
-    _, used, left, *_ = standing_of(ledger, allow)
+    with closing(SiloLedger(policy.ledger, policy.marked)) as ledger:
+        rows, allow = ledger.overview(), policy.allow
+        _, used, left, *_ = standing_of(ledger, allow)
     lines = [
         f"silo {policy.silo}: {policy.ledger}",
         f"budget mu = {upper_figure(allow.budget, 6)}, spent "
@@ -157,7 +155,6 @@ def _lines(policy: Policy) -> list[str]:
             f"{counted(row.answered, 'round')} answered, {state}, "
             f"{of['algorithm']['name']} ({of['algorithm']['trust']}), scenario {of['name']!r}"
         )
-    ledger.close()
     return lines
 
 
@@ -190,9 +187,7 @@ def end_run(path: Path, run_id: str) -> None:
 
 
 def _ended(policy: Policy, run_id: str) -> bool:
-    ledger = SiloLedger(policy.ledger, policy.marked)
-    with ledger.alone(), ledger.transaction():
+    with closing(SiloLedger(policy.ledger, policy.marked)) as ledger, ledger.alone(), ledger.transaction():
         if found := ledger.run(run_id) is not None:
             ledger.finish(run_id)
-    ledger.close()
     return found

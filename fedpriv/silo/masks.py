@@ -78,15 +78,11 @@ class Masker:
         """What is added to this silo's words (size,) of round t after the queries in `chain`; see `agree`."""
         total, nothing = np.zeros(size, np.uint64), bytes(8 * size)
         for other, key in enumerate(self.agree(keys, silos)):
-            if key is None:
-                continue
-            once = derive_key(key, "mask of a round", str(t), chain.hex())
-            stream = Cipher(algorithms.AES(once), modes.CTR(bytes(16))).encryptor().update(nothing)
-            words = np.frombuffer(stream, "<u8")
-            if other > self._number:
-                total += words
-            else:
-                total -= words
+            if key is not None:
+                once = derive_key(key, "mask of a round", str(t), chain.hex())
+                stream = Cipher(algorithms.AES(once), modes.CTR(bytes(16))).encryptor().update(nothing)
+                added = np.add if other > self._number else np.subtract
+                added(total, np.frombuffer(stream, "<u8"), out=total)
         return total
 
     def _agree(self, keys: bytes, silos: int) -> list[bytes | None]:

@@ -24,7 +24,7 @@ from fedpriv.accounting.budget import ApproximateGDP, Price, slack_of
 from fedpriv.accounting.curves import LEAST_DELTA
 from fedpriv.accounting.guarantees import Guarantee
 from fedpriv.claims.ledger import ReleaseStream, releases_of, stream_of
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, refuse
 from fedpriv.core.extensions import ADDED, added, all_added, import_module
 from fedpriv.core.figures import upper_figure
 from fedpriv.data.cells import is_table
@@ -333,19 +333,22 @@ class Policy(BaseModel):
     @model_validator(mode="after")
     def _described(self) -> Self:
         """A silo's own words on how its records are read: a scenario that has others is refused."""
-        if is_table(self.shard.name) != (self.table is not None):
-            raise ValueError(
-                f"shard = {str(self.shard)!r}: a .csv or .parquet file needs [table], and no other has it"
-            )
-        if (self.table is None) == (self.classes is None):
-            raise ValueError("classes: give how many there are, 0 for real numbers; with [table] leave it out")
-        if self.classes == 1:
-            raise ValueError("classes = 1: expected 0, for real numbers, or at least 2")
-        if self.table is not None and not self.table.public:
-            raise ValueError(
+        refuse(
+            {
+                f"shard = {str(self.shard)!r}: a .csv or .parquet file needs [table], and no other has it": (
+                    is_table(self.shard.name) != (self.table is not None)
+                ),
+                "classes: give how many there are, 0 for real numbers; with [table] leave it out": (
+                    (self.table is None) == (self.classes is None)
+                ),
+                "classes = 1: expected 0, for real numbers, or at least 2": self.classes == 1,
                 "table.public = false: ranges and vocabularies that were read from the records give them away; "
-                "replace them by what is known without the records, and write public = true"
-            )
+                "replace them by what is known without the records, and write public = true": (
+                    self.table is not None and not self.table.public
+                ),
+            },
+            ValueError,
+        )
         return self
 
     @model_validator(mode="after")
@@ -454,15 +457,16 @@ def read_policy(path: Path) -> Policy:
 
 def unaccountable(cell: Cell) -> str | None:
     """Why no policy allows any run of `cell`, whatever its budget; None if some policy can."""
-    if not TRUSTED.covers(cell.algorithm.trust_setting):
-        return f"trust = {cell.algorithm.trust!r} broadcasts what is not private"
-    if cell.federation.clients is not None:
-        return "federation.clients are drawn from a pool that only a simulation has"
-    if cell.model.row.only_for is not None:
-        return (
-            f"the constants of model {cell.model.name!r} are known for one data set, not for a silo's own records"
-        )
-    return None
+    reasons = {
+        f"trust = {cell.algorithm.trust!r} broadcasts what is not private": (
+            not TRUSTED.covers(cell.algorithm.trust_setting)
+        ),
+        "federation.clients are drawn from a pool that only a simulation has": cell.federation.clients is not None,
+        f"the constants of model {cell.model.name!r} are known for one data set, not for a silo's own records": (
+            cell.model.row.only_for is not None
+        ),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def presuming(plan: Plan) -> str | None:

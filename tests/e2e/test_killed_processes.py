@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from fedpriv.addons.services.deployment import LocalSilo, start_superlink
-from fedpriv.addons.services.federation import runs_of
+from fedpriv.addons.services.flower_private.presence import runs_of
 from tests.e2e.federation import Federation, federation, finish, kill_process, results, say, wait_until
 
 pytestmark = pytest.mark.deployment

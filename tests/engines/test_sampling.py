@@ -312,7 +312,7 @@ def test_a_silo_tells_nobody_whom_it_drew(small_cell: MakeCell) -> None:
     cell = small_cell(**sampled("untrusted"))
     shared = SimulatedFederation.of(cell)
     secret = dataclasses.replace(shared, noise=type(shared.noise)(bytes(range(32)), np.float64))
-    query = torch.zeros(shared.silo(0).objective.dimension, dtype=torch.float64)
+    query = torch.zeros(shared.silo(0).plan.objective.dimension, dtype=torch.float64)
     drawn = []
     for federation in (shared, secret):
         silo = federation.silo(0)

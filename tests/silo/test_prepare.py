@@ -116,6 +116,6 @@ def test_a_policy_for_persons_says_so_and_its_guard_answers(tmp_path: Path) -> N
         assert policy.allow.unit == "user"
         begin_ledgers(policy)
         simulated = SimulatedFederation.of(cell).silo(silo)
-        query = simulated.objective.initial()
+        query = simulated.plan.objective.initial()
         release = open_guard(policy).answer("run", json.dumps(cell.canonical()), 1, query)
         assert release.shape == query.shape
