@@ -322,8 +322,9 @@ def check_free(path: Path, *, resume: bool) -> None:
 def _has_begun(folder: Path) -> bool:
     """Whether a run there got as far as an evaluation or a checkpoint: one that could not start leaves nothing."""
     history = folder / "history.jsonl"
-    heard = history.exists() and history.stat().st_size > 0
-    return bool(read_results(folder).cells or heard or checkpoints_of(folder))
+    return bool(
+        read_results(folder).cells or (history.exists() and history.stat().st_size > 0) or checkpoints_of(folder)
+    )
 
 
 def read_claims(folder: Path) -> Results:

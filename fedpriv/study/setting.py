@@ -85,8 +85,11 @@ _MOST_COMPARED = 8  # numbers of groups, each of which has to be calibrated
 
 def unfitted(workload: Workload) -> dict[str, Mechanism]:
     """Every mechanism for these sums whose numbers are given and not fitted, by a name that says them."""
-    of_kinds = (kind.comparisons(workload, MechanismOptions()) for kind in CHOSEN)
-    return {name: mechanism for found in of_kinds for name, mechanism in found.items()}
+    return {
+        name: mechanism
+        for kind in CHOSEN
+        for name, mechanism in kind.comparisons(workload, MechanismOptions()).items()
+    }
 
 
 @dataclass(frozen=True)
@@ -185,8 +188,9 @@ class Setting:
         return self._cost(mechanism, 1.0 / self._multiplier(mechanism, std))
 
     def _cost(self, mechanism: Mechanism, mu: float) -> Cost:
-        noise = self._noise(self._distance(mechanism), mu)
-        return cost_of(mechanism, self.workload, self._certified(mechanism), noise)
+        return cost_of(
+            mechanism, self.workload, self._certified(mechanism), self._noise(self._distance(mechanism), mu)
+        )
 
     def spent(self, mechanism: Mechanism, std: float) -> Guarantee:
         """What noise of standard deviation `std` gives."""
@@ -207,8 +211,9 @@ class Setting:
         if self.decay == 0.0:
             yield IndependentGaussian.name, self, IndependentGaussian()
             return
-        of_an_epoch = [self.groups] if self.groups > 1 else _up_to(self.rounds // self.epochs, _MOST_COMPARED)
-        for groups in of_an_epoch:
+        rounds = self.rounds // self.epochs
+        divisors = [each for each in range(1, rounds + 1) if rounds % each == 0][:_MOST_COMPARED]
+        for groups in [self.groups] if self.groups > 1 else divisors:
             one = BandedSquareRoot(self.decay, groups)
             yield f"{one.label}, {groups} groups", replace(self, groups=groups), one
 
@@ -233,17 +238,15 @@ class Setting:
         if not self.secret:
             return mechanism.certified(self.workload)
         clip = self._distance(mechanism) * RELATION_FACTOR[relation_named(self.relation)]
-        reason = "rounds of a record move disjoint blocks, or what they share is counted as known: of one round"
-        return Sensitivity(clip, True, reason)
+        return Sensitivity(
+            clip,
+            True,
+            "rounds of a record move disjoint blocks, or what they share is counted as known: of one round",
+        )
 
     def _noise(self, sensitivity: float, mu: float) -> Noise:
         batches, shares = (self.batch,) * self.silos, (1.0 / self.silos,) * self.silos
         return self.protection.noise(sensitivity, batches, shares, relation_named(self.relation), mu)
-
-
-def _up_to(rounds: int, count: int) -> list[int]:
-    """The smallest `count` divisors of `rounds`."""
-    return [each for each in range(1, rounds + 1) if rounds % each == 0][:count]
 
 
 MOST_SLOW = 4096

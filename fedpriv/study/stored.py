@@ -32,8 +32,11 @@ from fedpriv.scenario.schema import Cell
 
 def versions() -> dict[str, str]:
     """Versions of the programs that compute the results."""
-    packages = {name: metadata.version(name) for name in ("fedpriv", "torch", "numpy", "flwr", "cryptography")}
-    return {"python": platform.python_version(), **packages, "platform": sys.platform}
+    return {
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in ("fedpriv", "torch", "numpy", "flwr", "cryptography")},
+        "platform": sys.platform,
+    }
 
 
 def privacy_of(
@@ -282,10 +285,12 @@ def check_axes(folder: Path, then: Mapping[str, Any], now: Mapping[str, Any]) ->
 
 def check_cell(folder: Path, place: int, then: Cell, scenario: Scenario) -> None:
     """InputError where the finished cell at `place` is not the scenario's."""
-    count = len(scenario.points)
-    what = f"this scenario has {count} cells"
-    if place < count:
-        what = difference(then.canonical(), scenario.points[place].cell.canonical())
+    points = scenario.points
+    what = (
+        difference(then.canonical(), points[place].cell.canonical())
+        if place < len(points)
+        else f"this scenario has {len(points)} cells"
+    )
     if what:
         raise refusal(folder, f"its cell {place} differs from this scenario's: {what}")
 

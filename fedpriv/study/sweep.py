@@ -141,8 +141,9 @@ def _taken(path: Path) -> int:
         file = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_named(file, path):
-                return file
+            with suppress(FileNotFoundError):  # somebody may have removed the name between opening and locking
+                if os.path.samestat(path.stat(), os.fstat(file)):
+                    return file
         except BlockingIOError:
             holder = printable(os.pread(file, _LONGEST, 0).decode(errors="replace")) or "another process"
             os.close(file)
@@ -150,13 +151,6 @@ def _taken(path: Path) -> int:
                 f"{path.parent}: {holder} is running there; give another --out, or wait until it ends"
             ) from None
         os.close(file)
-
-
-def _is_named(file: int, path: Path) -> bool:
-    """Tell whether the name still is of our file, and nobody removed it between opening and locking."""
-    with suppress(FileNotFoundError):
-        return os.path.samestat(path.stat(), os.fstat(file))
-    return False
 
 
 @dataclass(frozen=True)
@@ -219,8 +213,11 @@ def run_sweep(
             scenario, fits_of(path) if resume else {}, Observers((), observers).fitted
         )
         check_free(path, resume=resume)  # before anything is released
-        alone = partial(_alone, engine_named(options.engine, path, options.connection))
-        scenario, first_steps = scaled_scenario(scenario, alone, released=row.releases)
+        scenario, first_steps = scaled_scenario(
+            scenario,
+            partial(_alone, engine_named(options.engine, path, options.connection)),
+            released=row.releases,
+        )
         if options.connection.superlink is None:
             check_memory([point.cell for point in scenario.points], options.engine, options.processes)
         folder = RunFolder(
