@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fedpriv
-from fedpriv.addons.certificate.certify import COORDINATOR, SAYS, about, verified
+from fedpriv.addons.certificate.certify import COORDINATOR, FORMAT, Signed, verified
 from fedpriv.core.errors import FedprivError, InputError, RunError
 from fedpriv.core.signed import made_key, public_line, read_spelled, sha256, signature, signers_of, spelled
 from tests.attacks.deployment import Deployment, deployment, fixed_order
@@ -51,10 +51,10 @@ def rewritten(folder: Path, edit: Edit, *, by: str = "coordinator.key") -> Path:
     edit(tree)
     if tree["about"] == before:
         with suppress(Exception):  # what is none has no first line
-            tree["about"] = about(tree["body"], tree["silos"])
+            tree["about"] = Signed(tree["body"], tree["silos"]).about
     document = {name: tree[name] for name in ("about", "format", "body", "silos")}
     path = folder / "rewritten.json"
-    path.write_bytes(spelled({**document, "coordinator": signature(made_key(folder / by), SAYS, document)}))
+    path.write_bytes(spelled({**document, "coordinator": signature(made_key(folder / by), FORMAT, document)}))
     return path
 
 

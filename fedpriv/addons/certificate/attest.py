@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Mapping
 from contextlib import closing
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from fedpriv.claims.recomputed import (
 )
 from fedpriv.core.errors import FedprivError, InputError, RunError
 from fedpriv.core.figures import upper_figure
-from fedpriv.core.signed import bytes_of, made_key, sha256, signature
+from fedpriv.core.signed import bytes_of, made_key, public_line, sha256, signature
 from fedpriv.plan.plan import Plan
 from fedpriv.plan.task import ModelInputs
 from fedpriv.scenario.schema import Cell
@@ -55,6 +56,12 @@ _TOLERANCE, _CURVE_TOLERANCE = 1e-9, 1e-6
 def signing_key(policy: Policy) -> Ed25519PrivateKey:
     """Return the silo's key, the policy's identity or one beside the ledger, and make it if it is missing."""
     return made_key(policy.identity or policy.ledger.with_name(policy.ledger.name + ".key"))
+
+
+def key_line(path: Path) -> str:
+    """Return the public key by which readers of certificates know a policy's silo, and make it if it is missing."""
+    policy = read_policy(path)
+    return f"silo-{policy.silo} {public_line(signing_key(policy).public_key())}"
 
 
 def attested(path: Path, record: Mapping[str, Any], body: str) -> dict[str, Any]:
@@ -82,7 +89,8 @@ def attested(path: Path, record: Mapping[str, Any], body: str) -> dict[str, Any]
             raise InputError(f"record.engine and record.noise are {kind!r:.60}, and this silo was in a deployment")
         canonical, facts = _read_facts(policy, record["scenario"], record["scenario_sha256"])
         admission = Admission(policy, policy.load_shard())
-        plans, cell = _plan_run(admission, canonical, record)
+        cell, objective = admission.recall(canonical)
+        plans = recompute(cell, objective, record["releases"], partial(_plan_first_step, admission))
         plans.check(record)
         statement, test_policy = {"training": facts}, policy.for_tests
         if FIRST_STEP in plans.plans:
@@ -117,15 +125,10 @@ def attested(path: Path, record: Mapping[str, Any], body: str) -> dict[str, Any]
     return {**facts, "signed": signature(signing_key(policy), SAYS, facts)}
 
 
-def _plan_run(admission: Admission, canonical: str, record: Mapping[str, Any]) -> tuple[RunPlans, Cell]:
-    """Plan a run of the ledger, as the guard planned it."""
-
-    def plan_first_step(first: Cell) -> Plan:
-        cell, objective = admission.recall(_ledger_text(first))
-        return recompute(cell, objective, (), plan_first_step).plans[ROUNDS]
-
-    cell, objective = admission.recall(canonical)
-    return recompute(cell, objective, record["releases"], plan_first_step), cell
+def _plan_first_step(admission: Admission, first: Cell) -> Plan:
+    """Plan a first step of the ledger, as the guard planned it."""
+    cell, objective = admission.recall(_ledger_text(first))
+    return recompute(cell, objective, (), partial(_plan_first_step, admission)).plans[ROUNDS]
 
 
 def find_charge_difference(silo: int, statement: Mapping[str, Any], plans: RunPlans) -> str | None:

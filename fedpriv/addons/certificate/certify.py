@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from fedpriv.claims.claim import PrivacyClaim, figures_of
 from fedpriv.claims.entries import LedgerEntry, check_copies, entry_of
 from fedpriv.claims.recomputed import format_silos, objective_of, recompute, without_paths
-from fedpriv.core.errors import InputError, RunError, printable
+from fedpriv.core.errors import InputError, RunError, printable, refuse
 from fedpriv.core.figures import counted
 from fedpriv.core.signed import bytes_of, check_signature, read_spelled, sha256, signature, spelled
 from fedpriv.plan.plan import plan_of
@@ -31,8 +31,7 @@ from fedpriv.study.results import Results
 from fedpriv.study.stored import stated_of
 
 FORMAT = "fedpriv certificate 2"
-SAYS = FORMAT
-"""Name of the coordinator's document, which is signed with the document."""
+"""Format of a certificate, and the name under which its coordinator signs it."""
 COORDINATOR = "coordinator"
 PEOPLE = {
     "purpose": "the coordinator",
@@ -56,38 +55,53 @@ _MAX_ROUNDS, _MAX_SILOS = 10**7, 10**6
 
 
 @dataclass(frozen=True)
-class Verified:
-    """A recomputed certificate."""
+class Signed:
+    """A certificate's body, and the statements of the silos that have signed it."""
 
     body: Mapping[str, Any]
     silos: Sequence[Mapping[str, Any]]
-    claim: PrivacyClaim[Any] | None
-    from_scenario: bool = True
-    """Whether the scenario could be planned here.  That of a deployment was planned by its silos in any case."""
 
     @property
     def simulated(self) -> bool:
         return bool(self.body["record"]["engine"] != "deployment")
 
     @property
-    def about(self) -> str:
-        """First line of the certificate, with the silos that have not signed."""
-        return about(self.body, self.silos)
-
-    @property
     def unsigned(self) -> list[int]:
         """Numbers of the scenario's silos that have not signed, empty for a simulation."""
-        return _unsigned(self.body, self.silos)
+        return (
+            []
+            if self.simulated
+            else sorted(set(range(_silo_count(self.body))) - {statement["silo"] for statement in self.silos})
+        )
+
+    @property
+    def about(self) -> str:
+        """First line of the certificate: the number of silos that signed, and those that did not."""
+        if self.simulated:
+            return "a simulation: no silo's guard had a part in it, and none signed"
+        count, missing = _silo_count(self.body), self.unsigned
+        others = f": {format_silos(missing)} {'has' if len(missing) == 1 else 'have'} not" if missing else ""
+        return f"{count - len(missing)} of {counted(count, 'silo')} signed{others}"
+
+
+@dataclass(frozen=True)
+class Verified(Signed):
+    """A recomputed certificate."""
+
+    claim: PrivacyClaim[Any] | None
+    from_scenario: bool = True
+    """Whether the scenario could be planned here.  That of a deployment was planned by its silos in any case."""
 
     @property
     def lines(self) -> list[str]:
         """Lines about the certificate for the terminal: signers, claim, and a caveat if there is one."""
-        record = self.body["record"]
         claim_line = (
-            "no noise: nothing is claimed" if self.claim is None else self.claim.sentence("line", record["delta"])
+            "no noise: nothing is claimed"
+            if self.claim is None
+            else self.claim.sentence("line", self.body["record"]["delta"])
         )
-        caveat = _CODE_NOT_HERE if self.simulated else _PLANNED_BY_SILOS
-        return [self.about, f"recomputed: {claim_line}", *([] if self.from_scenario else [caveat])]
+        caveats = [] if self.from_scenario else [_CODE_NOT_HERE if self.simulated else _PLANNED_BY_SILOS]
+        return [self.about, f"recomputed: {claim_line}", *caveats]
 
 
 _PLANNED_BY_SILOS = (
@@ -97,24 +111,9 @@ _PLANNED_BY_SILOS = (
 _CODE_NOT_HERE = "the scenario names code that is not here: the record was compared with its releases alone"
 
 
-def about(body: Mapping[str, Any], silos: Sequence[Mapping[str, Any]]) -> str:
-    """Write the first line of a certificate: the number of silos that signed, and those that did not."""
-    if body["record"]["engine"] != "deployment":
-        return "a simulation: no silo's guard had a part in it, and none signed"
-    count, missing = _silo_count(body), _unsigned(body, silos)
-    others = f": {format_silos(missing)} {'has' if len(missing) == 1 else 'have'} not" if missing else ""
-    return f"{count - len(missing)} of {counted(count, 'silo')} signed{others}"
-
-
 def _silo_count(body: Mapping[str, Any]) -> int:
     """Return the number of silos in the scenario, whatever the record says elsewhere."""
     return FederationSection.model_validate(body["record"]["scenario"]["federation"]).silos
-
-
-def _unsigned(body: Mapping[str, Any], silos: Sequence[Mapping[str, Any]]) -> list[int]:
-    if body["record"]["engine"] != "deployment":
-        return []
-    return sorted(set(range(_silo_count(body))) - {statement["silo"] for statement in silos})
 
 
 def body_of(
@@ -156,6 +155,7 @@ def body_of(
     names = [
         name for name in cell if name in _RECORD_FIELDS or (name.startswith("test_") and not has_exact_scores)
     ]
+    # The digest of the body is that of plain data as a reader has them: tuples are lists, keys are text.
     body = {
         "run": {
             "name": results.name,
@@ -176,8 +176,7 @@ def body_of(
         "people": {name: people.get(name) for name in PEOPLE},
         **extra,
     }
-    # The digest of the body is that of plain data as a reader has them: tuples are lists, keys are text.
-    return {**json.loads(spelled(body))}
+    return dict(json.loads(spelled(body)))
 
 
 def certificate(body: Mapping[str, Any], silos: Sequence[Mapping[str, Any]], key: Ed25519PrivateKey) -> bytes:
@@ -193,8 +192,8 @@ def certificate(body: Mapping[str, Any], silos: Sequence[Mapping[str, Any]], key
                 "changed since, so let it sign the present one"
             )
     statements = sorted(silos, key=lambda statement: str(statement.get("silo")))
-    document = {"about": about(body, statements), "body": body, "format": FORMAT, "silos": statements}
-    return spelled({**document, "coordinator": signature(key, SAYS, document)})
+    document = {"about": Signed(body, statements).about, "body": body, "format": FORMAT, "silos": statements}
+    return spelled({**document, "coordinator": signature(key, FORMAT, document)})
 
 
 def read_certificate(path: Path) -> dict[str, Any]:
@@ -239,8 +238,13 @@ def verified(
     try:
         if COORDINATOR not in signers:
             raise InputError(f"the keys that you trust have none of the {COORDINATOR}")
-        document = {name: tree[name] for name in ("about", "format", "body", "silos")}
-        check_signature(tree["coordinator"], SAYS, document, signers[COORDINATOR], f"the {COORDINATOR}")
+        check_signature(
+            tree["coordinator"],
+            FORMAT,
+            {name: tree[name] for name in ("about", "format", "body", "silos")},
+            signers[COORDINATOR],
+            f"the {COORDINATOR}",
+        )
         entry = recomputed(tree["body"])
         result = Verified(tree["body"], tree["silos"], entry.claim, _check_silos(tree, signers, entry))
         if tree["about"] != result.about:
@@ -299,9 +303,11 @@ def _check_texts(body: Mapping[str, Any], entry: LedgerEntry) -> None:
     """Refuse a name or title that is not the scenario's, and missed rounds or silos that it does not have."""
     record, scenario = body["record"], body["record"]["scenario"]
     for name in ("name", "title"):
-        if (record_text := body["run"][name]) != scenario[name]:
-            record_text, scenario_text = (printable(repr(text), 60) for text in (record_text, scenario[name]))
-            raise InputError(f"run.{name} is {record_text}, and the scenario's is {scenario_text}")
+        if (recorded := body["run"][name]) != scenario[name]:
+            raise InputError(
+                f"run.{name} is {printable(repr(recorded), 60)}, and the scenario's is "
+                f"{printable(repr(scenario[name]), 60)}"
+            )
     for silo, rounds in record["missed"].items():
         in_range = silo.isdecimal() and int(silo) < record["silos"]
         if not in_range or any(not 1 <= t <= record["rounds"] for t in rounds):
@@ -311,14 +317,12 @@ def _check_texts(body: Mapping[str, Any], entry: LedgerEntry) -> None:
 def _check_sizes(record: Mapping[str, Any]) -> None:
     """Refuse releases that would exhaust a reader's memory, before any of them is expanded."""
     evaluation = record.get("evaluation") or {"releases": []}
-    rounds = 0
-    for release in (*record["releases"], *evaluation["releases"]):
-        values_by_field = [
-            value if isinstance(value, list) else [value] for value in release["participation"].values()
-        ]
-        counts = [value for values in values_by_field for value in values if isinstance(value, int)]
-        rounds += sum(abs(int(count)) for count in (*counts, *(count for _, count in release["clips"])))
-    if rounds > _MAX_ROUNDS or abs(int(record["silos"])) > _MAX_SILOS:
+    releases = (*record["releases"], *evaluation["releases"])
+    fields = [field for release in releases for field in release["participation"].values()]
+    values = [value for field in fields for value in (field if isinstance(field, list) else [field])]
+    counts = [value for value in values if isinstance(value, int)]
+    clips = [count for release in releases for _, count in release["clips"]]
+    if sum(abs(int(count)) for count in (*counts, *clips)) > _MAX_ROUNDS or abs(int(record["silos"])) > _MAX_SILOS:
         raise InputError("record: has more rounds or silos than any run")
 
 
@@ -356,13 +360,18 @@ def _check_silos(tree: Mapping[str, Any], signers: Mapping[str, Ed25519PublicKey
     statements = dict[int, Mapping[str, Any]]()
     for statement in tree["silos"]:
         number = statement["silo"]
-        if isinstance(number, bool) or not isinstance(number, int) or number in statements:
-            raise InputError(f"silos: {number!r:.20} is no silo's number, or is there twice")
         name, facts = f"silo-{number}", {key: value for key, value in statement.items() if key != "signed"}
-        if number not in range(_silo_count(tree["body"])):
-            raise InputError(f"silo {number} signed, and has no part in this run")
-        if name not in signers:
-            raise InputError(f"the keys that you trust have none of {name}")
+        refuse(
+            {
+                f"silos: {number!r:.20} is no silo's number, or is there twice": (
+                    isinstance(number, bool) or not isinstance(number, int) or number in statements
+                ),
+                f"silo {number} signed, and has no part in this run": (
+                    number not in range(_silo_count(tree["body"]))
+                ),
+                f"the keys that you trust have none of {name}": name not in signers,
+            }
+        )
         check_signature(statement["signed"], SILO_SAYS, facts, signers[name], name)
         if statement["body"] != body_digest:
             raise InputError(f"{name} signed another certificate than this")
@@ -383,9 +392,8 @@ def _check_plan(
     cell, first = entry.resolved, next(iter(statements))
     first_shapes = statements[first]["shapes"]
     assert cell is not None
-    for number, statement in statements.items():
-        if statement["shapes"] != first_shapes:
-            raise InputError(f"silo {number} has records of other shapes than silo {first}")
+    if others := [number for number, facts in statements.items() if facts["shapes"] != first_shapes]:
+        raise InputError(f"silo {others[0]} has records of other shapes than silo {first}")
     if cell.model.code:
         return False
     plans = recompute(

@@ -68,6 +68,12 @@ _STYLE = (
 )
 
 
+_OTHERS = (
+    "Records against all models of this run together: the figures are of the one that is certified. Choosing it "
+    "among them by what was measured is not covered."
+)
+
+
 class Answer(NamedTuple):
     """A question, the documents that ask it, and the fact."""
 
@@ -76,46 +82,93 @@ class Answer(NamedTuple):
     text: str
 
     @property
-    def open(self) -> bool:
-        """Whether a person has to answer it still."""
-        return self.text.startswith("to be filled in by ")
+    def html(self) -> str:
+        """Its entry in the page's list; an answer that a person still has to give stands out."""
+        text = escape(self.text)
+        shown = f'<span class="open">{text}</span>' if self.text.startswith("to be filled in by ") else text
+        return (
+            f'<dt>{escape(self.question)} <span class="for">{escape(self.asked_by)}</span></dt>\n<dd>{shown}</dd>'
+        )
 
 
-_OTHERS = (
-    "Records against all models of this run together: the figures are of the one that is certified. Choosing it "
-    "among them by what was measured is not covered."
-)
+def sections(of: Verified) -> list[tuple[str, list[Answer]]]:
+    """Every question in the order of the page.
 
-
-def _statement(of: Verified) -> Statement:
-    """The run's privacy statement, for the certified cell alone: everything in it is recomputed."""
-    body, run = of.body, of.body["run"]
-    return statements(
+    The privacy statement is of the certified cell alone: everything in it is recomputed.
+    """
+    body, run, model, record = of.body, of.body["run"], of.body["model"], of.body["record"]
+    scenario = record["scenario"]
+    (statement,) = statements(
         Results(
             name=run["name"],
             title=run["title"],
-            engine=body["record"]["engine"],
+            engine=record["engine"],
             complete=True,
             axes={},
             seeds=[],
             published=None,
-            cells=[body["record"]],
+            cells=[record],
             versions=run["versions"],
             rerun=None,
             tuned=body["tuned"] and Tuned.model_validate(body["tuned"]),
             date=run["date"],
         )
-    )[0]
-
-
-def sections(of: Verified) -> list[tuple[str, list[Answer]]]:
-    """Every question in the order of the page."""
-    statement = _statement(of)
+    )
     return [
-        ("What is released, and why", _use(of.body, of.body["record"])),
+        (
+            "What is released, and why",
+            [
+                Answer(
+                    "Which artefact may leave?",
+                    SATRE,
+                    f"{model['file']}, {model['bytes']} bytes, SHA-256 {model['sha256']}",
+                ),
+                Answer(
+                    "What is it?",
+                    OPENDP,
+                    f"{scenario['model']['name']}, a vector of {record['dimension']} numbers, trained by "
+                    f"{scenario['algorithm']['name']} on {scenario['data']['name']}, "
+                    f"{counted(record['silos'], 'silo')}, {counted(record['rounds'], 'round')}; "
+                    f"run {run['name']!r} of {run['date']}",
+                ),
+                Answer("For which purpose?", f"{OPENDP}; {SATRE}", _person(body, "purpose")),
+                Answer("For which use is it intended, and for which not?", OPENDP, _person(body, "intended_use")),
+                Answer("Who answers questions?", OPENDP, _person(body, "contact")),
+                Answer("Who approved the release, by which criteria?", SATRE, _person(body, "approved_by")),
+            ],
+        ),
         ("The guarantee", _guarantee(of, statement)),
-        ("Who is trusted, and with what", _trust(of, statement)),
-        ("The same records in other releases", _budget(of)),
+        (
+            "Who is trusted, and with what",
+            [
+                Answer(
+                    "Against whom does it protect?",
+                    _BOTH,
+                    f"{trust_named(statement.trust).title}: {statement.protects}",
+                ),
+                Answer("Who drew the noise?", NIST, statement.noise or "there is none"),
+                Answer(
+                    "Who signed this?",
+                    SATRE,
+                    "the coordinator alone: a simulation"
+                    if of.simulated
+                    else f"the coordinator; {of.about}; their keys are in certificate.json",
+                ),
+                Answer("Where do raw records lie, and who has them?", NIST, _person(body, "holders_of_records")),
+                Answer("Who can reach records, ledger and keys?", NIST, _person(body, "access_to_records")),
+                Answer("When is what deleted?", NIST, _person(body, "retention")),
+            ],
+        ),
+        (
+            "The same records in other releases",
+            [
+                Answer(f"Silo {each['silo']}: how often before, and what is left?", _BOTH, _of_silo(each))
+                for each in of.silos
+            ]
+            or [
+                Answer("How often were these records used before?", _BOTH, "not known: no silo's ledger was asked")
+            ],
+        ),
         ("Correctness and limits", _limits(of, statement)),
     ]
 
@@ -124,36 +177,13 @@ def _person(body: Mapping[str, Any], name: str) -> str:
     return body["people"].get(name) or f"to be filled in by {PEOPLE[name]}"
 
 
-def _use(body: Mapping[str, Any], record: Mapping[str, Any]) -> list[Answer]:
-    model, scenario = body["model"], record["scenario"]
-    return [
-        Answer(
-            "Which artefact may leave?",
-            SATRE,
-            f"{model['file']}, {model['bytes']} bytes, SHA-256 {model['sha256']}",
-        ),
-        Answer(
-            "What is it?",
-            OPENDP,
-            f"{scenario['model']['name']}, a vector of {record['dimension']} numbers, trained by "
-            f"{scenario['algorithm']['name']} on {scenario['data']['name']}, {counted(record['silos'], 'silo')}, "
-            f"{counted(record['rounds'], 'round')}; run {body['run']['name']!r} of {body['run']['date']}",
-        ),
-        Answer("For which purpose?", f"{OPENDP}; {SATRE}", _person(body, "purpose")),
-        Answer("For which use is it intended, and for which not?", OPENDP, _person(body, "intended_use")),
-        Answer("Who answers questions?", OPENDP, _person(body, "contact")),
-        Answer("Who approved the release, by which criteria?", SATRE, _person(body, "approved_by")),
-    ]
-
-
 def _guarantee(of: Verified, statement: Statement) -> list[Answer]:
-    delta = of.body["record"]["delta"]
     if of.claim is None:
         return [Answer("Which ε and δ?", NIST, "none: the run adds no noise, and nothing is guaranteed")]
     return [
         Answer("Which unit is protected?", _BOTH, statement.unit),
         Answer("Which data sets are neighbours?", _BOTH, f"{statement.relation}; hidden is {statement.hidden}"),
-        Answer("Which ε and δ?", _BOTH, of.claim.sentence("line", delta)),
+        Answer("Which ε and δ?", _BOTH, of.claim.sentence("line", of.body["record"]["delta"])),
         Answer(
             "What can an attacker do?",
             NIST,
@@ -172,9 +202,6 @@ def _guarantee(of: Verified, statement: Statement) -> list[Answer]:
             "What does it take for granted?", _BOTH, " ".join([*statement.about_the_loss, *statement.assumptions])
         ),
     ]
-
-
-_READ_OFF = "if they were read off the records, they tell of them whatever the noise"
 
 
 def weaknesses(of: Verified, statement: Statement) -> list[str]:
@@ -213,20 +240,22 @@ def _declared(of: Verified, data: Mapping[str, Any]) -> str:
     silos = f", and by the policies of {counted(len(signers), 'silo')} that signed" if signers else ""
     return (
         "Ranges, vocabularies, classes and sites of the table were declared public by the coordinator's scenario "
-        f"(data.table.public = {str(table['public']).lower()}){silos}: {_READ_OFF}."
+        f"(data.table.public = {str(table['public']).lower()}){silos}: if they were read off the "
+        "records, they tell of them whatever the noise."
     )
 
 
 def _runs_of(each: Mapping[str, Any]) -> str:
     """How often a silo's ledger has these records in other runs, and what all runs are together."""
     parts = [("records", each["training"]), *([("test records", each["tests"])] if "tests" in each else [])]
-    said = []
-    for what, facts in parts:
-        runs, again = facts["spent"]["runs"] - 1, facts["runs_of_this_scenario"] - 1
-        same = f", {again} of the very same scenario" if again else ""
-        more = f"; all together are {_amount(facts['spent'], 'more than any budget')}" if runs else ""
-        said.append(f"{counted(runs, 'other run')} on its {what}{same}{more}")
-    return f"Silo {each['silo']} had {', and '.join(said)}."
+    return f"Silo {each['silo']} had {', and '.join(_runs_on(what, facts) for what, facts in parts)}."
+
+
+def _runs_on(what: str, facts: Mapping[str, Any]) -> str:
+    runs, again = facts["spent"]["runs"] - 1, facts["runs_of_this_scenario"] - 1
+    same = f", {again} of the very same scenario" if again else ""
+    more = f"; all together are {_amount(facts['spent'], 'more than any budget')}" if runs else ""
+    return f"{counted(runs, 'other run')} on its {what}{same}{more}"
 
 
 def _amount(charged: Mapping[str, Any], without_noise: str) -> str:
@@ -235,32 +264,6 @@ def _amount(charged: Mapping[str, Any], without_noise: str) -> str:
         return without_noise
     slack = charged["slack"]
     return f"μ = {upper_figure(mu)}" + (f" but for a probability of {upper_figure(slack, 3)}" if slack else "")
-
-
-def _trust(of: Verified, statement: Statement) -> list[Answer]:
-    return [
-        Answer(
-            "Against whom does it protect?", _BOTH, f"{trust_named(statement.trust).title}: {statement.protects}"
-        ),
-        Answer("Who drew the noise?", NIST, statement.noise or "there is none"),
-        Answer(
-            "Who signed this?",
-            SATRE,
-            "the coordinator alone: a simulation"
-            if of.simulated
-            else f"the coordinator; {of.about}; their keys are in certificate.json",
-        ),
-        Answer("Where do raw records lie, and who has them?", NIST, _person(of.body, "holders_of_records")),
-        Answer("Who can reach records, ledger and keys?", NIST, _person(of.body, "access_to_records")),
-        Answer("When is what deleted?", NIST, _person(of.body, "retention")),
-    ]
-
-
-def _budget(of: Verified) -> list[Answer]:
-    return [
-        Answer(f"Silo {each['silo']}: how often before, and what is left?", _BOTH, _of_silo(each))
-        for each in of.silos
-    ] or [Answer("How often were these records used before?", _BOTH, "not known: no silo's ledger was asked")]
 
 
 def _of_silo(each: Mapping[str, Any]) -> str:
@@ -293,7 +296,6 @@ def _limits(of: Verified, statement: Statement) -> list[Answer]:
         for name, value in body["record"].items()
         if name.startswith("test_") and isinstance(value, float)
     )
-    versions = ", ".join(f"{name} {version}" for name, version in sorted(body["run"]["versions"].items()))
     return [
         Answer("Was the claim attacked?", NIST, audited),
         Answer("What is not protected?", _BOTH, " ".join([*body["not_protected"], *statement.evaluations])),
@@ -303,7 +305,11 @@ def _limits(of: Verified, statement: Statement) -> list[Answer]:
             f"by the coordinator's word: {scores}" if scores else "this document has no score",
         ),
         Answer("And for smaller groups of people?", NIST, _person(body, "subgroups")),
-        Answer("Which programs computed it?", _BOTH, versions),
+        Answer(
+            "Which programs computed it?",
+            _BOTH,
+            ", ".join(f"{name} {version}" for name, version in sorted(body["run"]["versions"].items())),
+        ),
     ]
 
 
@@ -314,14 +320,12 @@ def _first_line(of: Verified) -> str:
 
 def page(of: Verified) -> str:
     """The page that a board files: HTML that stands alone, and prints."""
-    run, parts = of.body["run"], list[str]()
-    for heading, answers in sections(of):
-        parts.append(f"<h2>{escape(heading)}</h2>\n<dl>")
-        for each in answers:
-            asked = f'<span class="for">{escape(each.asked_by)}</span>'
-            shown = f'<span class="open">{escape(each.text)}</span>' if each.open else str(escape(each.text))
-            parts.append(f"<dt>{escape(each.question)} {asked}</dt>\n<dd>{shown}</dd>")
-        parts.append("</dl>")
+    run = of.body["run"]
+    parts = [
+        part
+        for heading, answers in sections(of)
+        for part in (f"<h2>{escape(heading)}</h2>\n<dl>", *(each.html for each in answers), "</dl>")
+    ]
     first = f'<p class="note"><strong>{escape(_first_line(of))}</strong></p>\n'
     title = escape(f"Certificate of a model: {run['title'] or run['name']}")
     return (
@@ -346,12 +350,22 @@ def model_card(of: Verified) -> str:
         "",
     ]
     if of.claim is not None:
-        epsilon, delta = epsilon_figure(record["epsilon"]), delta_figure(record["delta"])
-        head += [f"ε = {epsilon} at δ = {delta} for {record['unit']} ({record['relation']}).", ""]
-    for heading, answers in sections(of):
-        facts = (f"**{_plain(each.question)}** {_plain(each.text)}\n" for each in answers)
-        head += [f"## {heading}\n", *facts]
-    return "\n".join([*head, _NO_LAW, "certificate.json beside it recomputes: `fedpriv certify --verify`.", ""])
+        head += [
+            f"ε = {epsilon_figure(record['epsilon'])} at δ = {delta_figure(record['delta'])} for {record['unit']} "
+            f"({record['relation']}).",
+            "",
+        ]
+    facts = [
+        fact
+        for heading, answers in sections(of)
+        for fact in (
+            f"## {heading}\n",
+            *(f"**{_plain(each.question)}** {_plain(each.text)}\n" for each in answers),
+        )
+    ]
+    return "\n".join(
+        [*head, *facts, _NO_LAW, "certificate.json beside it recomputes: `fedpriv certify --verify`.", ""]
+    )
 
 
 def _plain(text: str) -> str:
@@ -370,9 +384,8 @@ def verify(path: Path, keys: Path | None, model: Path | None) -> None:
             '--keys FILE: say whom you trust, a line each, "coordinator ssh-ed25519 AAAA…" and '
             '"silo-0 ssh-ed25519 AAAA…", as they told you: a certificate that names its own signers proves nothing'
         )
-    found = verified(path, signers_of(keys), model)
     compared = "the model is the one that was certified" if model else "no --model was given to compare"
-    say("\n".join([*found.lines, compared, ""]))
+    say("\n".join([*verified(path, signers_of(keys), model).lines, compared, ""]))
 
 
 def certify(
@@ -390,9 +403,8 @@ def certify(
     own, signed = made_key(key), [read_spelled(bytes_of(path), path) for path in silos]
     path = folder / CERTIFICATE
     write_bytes(path, certificate(body, signed, own))
-    trusted = f"{COORDINATOR} {public_line(own.public_key())}"
     found = verified(path, {COORDINATOR: own.public_key(), **_as_they_say(signed)}, all_silos=False)
-    lines = [trusted, *found.lines]
+    lines = [f"{COORDINATOR} {public_line(own.public_key())}", *found.lines]
     if found.simulated or signed:
         write_text(folder / PAGE, page(found))
         write_text(folder / CARD, model_card(found))
@@ -425,15 +437,6 @@ def sign(policy: Path, path: Path, out: Path | None) -> None:
     target = out or path.with_name(f"silo-{facts['silo']}.json")
     write_bytes(target, spelled(facts))
     sys.stdout.write(f"silo-{facts['silo']} {facts['signed']['key']}\nwritten: {target}\n")
-
-
-def key_line(policy_path: Path) -> str:
-    """The public key of a silo, as a reader of certificates trusts it; made where there is none."""
-    from fedpriv.addons.certificate.attest import signing_key
-    from fedpriv.silo.policy import read_policy
-
-    policy = read_policy(policy_path)
-    return f"silo-{policy.silo} {public_line(signing_key(policy).public_key())}"
 
 
 def _people(path: Path | None, answers: Sequence[str]) -> dict[str, str]:

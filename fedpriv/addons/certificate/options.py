@@ -16,7 +16,7 @@ def key(policy: Policy) -> None:
 
     Example: fedpriv silo key silo-0.toml
     """
-    from fedpriv.addons.certificate.command import key_line
+    from fedpriv.addons.certificate.attest import key_line
 
     typer.echo(key_line(policy))
 
