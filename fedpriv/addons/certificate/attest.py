@@ -59,7 +59,7 @@ def signing_key(policy: Policy) -> Ed25519PrivateKey:
 
 
 def key_line(path: Path) -> str:
-    """Return the public key by which readers of certificates know a policy's silo, and make it if it is missing."""
+    """Return the public key by which certificates know a policy's silo, and make it if it is missing."""
     policy = read_policy(path)
     return f"silo-{policy.silo} {public_line(signing_key(policy).public_key())}"
 
