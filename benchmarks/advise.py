@@ -27,9 +27,9 @@ import numpy as np
 import torch
 
 from benchmarks.federations import DEVELOPED, FEDERATIONS, Federation
-from fedpriv.addons.begin.advise import Advice, Facts, advice_of
-from fedpriv.addons.tune.grids import chosen_settings, grid_around, held_out_of, trial
-from fedpriv.addons.worth.worth import linear_objective, pooled, references
+from fedpriv.addons.begin.advise import Advice, Facts, advise_on_facts
+from fedpriv.addons.tune.grids import choose_settings, hold_out, make_default_grid, make_trial
+from fedpriv.addons.worth.worth import compute_references, find_linear_objective, fit_pooled_model
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.data.named import load
 from fedpriv.data.schema import TableSchema
@@ -86,9 +86,9 @@ def _means(cells: Sequence[Cell], metric: str, seeds: int) -> list[list[float]]:
 def tuned(advice: Advice, metric: str, seeds: int) -> list[float]:
     """Scores of the setting that 24 trials choose on a tenth of the training records."""
     cell = _cell(advice, 100)
-    held = held_out_of(cell, None)
-    (settings,) = chosen_settings([grid_around(cell)], _TRIALS, np.random.default_rng(0))
-    trials = _run([trial(cell, setting, held, (), 100) for setting in settings], metric)
+    held = hold_out(cell, None)
+    (settings,) = choose_settings([make_default_grid(cell)], _TRIALS, np.random.default_rng(0))
+    trials = _run([make_trial(cell, setting, held, (), 100) for setting in settings], metric)
     best = settings[int(np.argmax(trials))]
     own = {key.removeprefix("algorithm."): value for key, value in best.items()}
     return _run([_cell(advice, seed, own) for seed in range(seeds)], metric)
@@ -108,10 +108,12 @@ def oracle(advice: Advice, metric: str, seeds: int) -> list[float]:
 def referred(advice: Advice, metric: str) -> dict[str, float]:
     """Alone, no privacy and a constant."""
     cell = _cell(advice, 0)
-    task, known = task_of_cell(cell), references(cell)
+    task, known = task_of_cell(cell), compute_references(cell)
     weights = [silo.test for silo in known.silos]
     alone = float(np.average([silo.score for silo in known.silos], weights=weights))
-    fitted = linear_objective(cell).evaluate(torch.from_numpy(pooled(cell)).to(torch.float32), task.test)
+    fitted = find_linear_objective(cell).evaluate(
+        torch.from_numpy(fit_pooled_model(cell)).to(torch.float32), task.test
+    )
     labels, tests = task.train.labels, task.test.labels
     if metric == "test_accuracy":
         counts = torch.bincount(labels[labels >= 0])
@@ -132,7 +134,7 @@ def measure(name: str, epsilons: Sequence[float], trust: str, asked: int | None)
     seeds = asked or (20 if federation.records is None else 2)
     known: dict[str, float] | None = None
     for epsilon in epsilons:
-        advice = advice_of(facts_of(federation, epsilon, trust), federation.data)
+        advice = advise_on_facts(facts_of(federation, epsilon, trust), federation.data)
         metric = federation.metric
         known = known or referred(advice, metric)
         found = {

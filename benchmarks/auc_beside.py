@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedpriv.addons.statistics.curves import ALL, groupings_of
+from fedpriv.addons.statistics.curves import ONE_GROUP, make_groupings
 from fedpriv.loss.scores import logits_of
 from fedpriv.plan.evaluation import held_out_shares
 from fedpriv.plan.task import task_of_cell
@@ -49,10 +49,10 @@ def rows_of(folder: Path, auc: Score) -> list[Row]:
     logits = logits_of(task.objective.outputs(model, task.test._replace(features=features))).double()
     score = (logits[:, 1] - logits[:, 0]).numpy()
     groups = {"": np.ones(len(label), np.bool_)}
-    for each in groupings_of(curves, schema, cell.model.settings, scaled=cell.data.scale is not None):
+    for each in make_groupings(curves, schema, cell.model.settings, is_scaled=cell.data.scale is not None):
         codes = each.codes(features).numpy()
         groups |= {
-            f"_of_{each.name}={name}": codes == code for code, name in enumerate(each.labels) if each != ALL
+            f"_of_{each.name}={name}": codes == code for code, name in enumerate(each.labels) if each != ONE_GROUP
         }
     above, found = score >= np.log(curves.threshold / (1.0 - curves.threshold)), list[Row]()
     for name, own in groups.items():

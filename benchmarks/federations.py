@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedpriv.addons.begin.inspect import describe, see
+from fedpriv.addons.begin.inspect import describe_table, summarize_columns
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import write_text
 from fedpriv.data.cells import read_table
@@ -81,7 +81,7 @@ def _write(path: Path, rows: list[list[str]]) -> None:
 def _table(name: str) -> dict[str, Any]:
     path = _folder() / f"{name}.csv"
     table = read_table(path)
-    schema = describe(table, see(table), "target").model_copy(update={"public": True})
+    schema = describe_table(table, summarize_columns(table), "target").model_copy(update={"public": True})
     return {"name": str(path), "table": schema.model_dump(exclude_none=True)}
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import fedpriv
 from benchmarks.advise import facts_of
 from benchmarks.federations import FEDERATIONS
-from fedpriv.addons.begin.advise import advice_of
+from fedpriv.addons.begin.advise import advise_on_facts
 
 _TABLES = ("wine, 4 silos", "breast cancer, 4 silos", "diabetes, 4 silos", "four hospitals")
 _EPSILONS = (1.0, 3.0, 8.0)
@@ -45,7 +45,7 @@ def main() -> None:
         federation = FEDERATIONS[name]()
         scale, digits = (1.0, 2) if federation.metric == "test_r2" else (100.0, 1)
         for epsilon in _EPSILONS:
-            tree = advice_of(facts_of(federation, epsilon), federation.data).tree
+            tree = advise_on_facts(facts_of(federation, epsilon), federation.data).tree
             told = []
             for share, factor in ((0.0, 1.0), *((_SHARE, factor) for factor in _STEPS)):
                 found = [scale * score for score in scores(dict(tree), federation.metric, seeds, share, factor)]

@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 
 import fedpriv
 from fedpriv.addons.statistics.indicators import Cells
-from fedpriv.addons.statistics.plan import Asked, StatisticsPlan, read_plan
-from fedpriv.addons.statistics.tables import Estimate, Statistics
+from fedpriv.addons.statistics.plan import StatisticsPlan, TableRequest, read_plan
+from fedpriv.addons.statistics.tables import Statistics, TableEstimate
 from fedpriv.data.named import load
 from fedpriv.data.partition import counted
 
 EPSILONS = (1.0, 3.0)
 
 
-def truth(asked: Asked, table: Cells, held: NDArray[np.float64]) -> list[float]:
+def truth(asked: TableRequest, table: Cells, held: NDArray[np.float64]) -> list[float]:
     """What the raw cells (n, columns) of all records give, in the order of the table's estimates."""
     if asked.kind == "counts":
         return np.bincount(table.codes(held), minlength=table.size).astype(float).tolist()
@@ -38,12 +38,12 @@ def _figure(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-def _shown(each: Estimate) -> str:
+def _shown(each: TableEstimate) -> str:
     return f"{_figure(each.value)} ({_figure(each.low)} – {_figure(each.high)})"
 
 
 def lines_of(plan: StatisticsPlan) -> list[str]:
-    statistics = Statistics.of(plan)
+    statistics = Statistics.from_plan(plan)
     data = load(plan.data.name, table=plan.data.table, cells=True)
     assert data.cells is not None
     held = data.cells[counted(data.train_labels)]
@@ -68,7 +68,7 @@ def lines_of(plan: StatisticsPlan) -> list[str]:
     return lines
 
 
-def _never(estimate: Estimate, true: float) -> bool:
+def _never(estimate: TableEstimate, true: float) -> bool:
     """Whether a cell is beyond the last edge and empty."""
     return true == 0.0 and estimate.of[-1].startswith(("below", "above"))
 

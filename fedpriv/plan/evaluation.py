@@ -256,7 +256,7 @@ def evaluation_plan_of(cell: Cell, objective: Objective, *, released: bool = Fal
     schema, tests = cell.data.table_schema, cell.data.validation is None
     scores = summed_scores(objective, cell.evaluation.loss_bound, classes=cell.model.classifies)
     if (curves := cell.evaluation.curves) is not None:
-        scores = curves.scores_beside(scores, schema, cell.model.settings, scaled=cell.data.scaling is not None)
+        scores = curves.add_tables(scores, schema, cell.model.settings, scaled=cell.data.scaling is not None)
     return EvaluationPlan(
         replace(plan_of(evaluation_cell(cell), scores, released=released), model_length=objective.dimension),
         scores,

@@ -424,7 +424,7 @@ class EvaluationSection(Section):
     @property
     def norm(self) -> float:
         """Of what one test record adds to an evaluation of classes, at most."""
-        return 0.5 * math.sqrt(2.0) if self.curves is None else self.curves.norm
+        return 0.5 * math.sqrt(2.0) if self.curves is None else self.curves.increment_norm
 
     def of_silos(self, silos: int) -> tuple[int, ...]:
         """Test records of silo 0, 1, …"""

@@ -373,7 +373,7 @@ def unguarded(policy: Policy, cell: Cell) -> str | None:
     row = cell.model.row
     if row.guard is None:
         return "the model reads raw cells, and nothing guards it" if row.of_cells else None
-    reason: str | None = added("guard", row.guard).refused(policy, cell)
+    reason: str | None = added("guard", row.guard).why_refused(policy, cell)
     return reason
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import fedpriv
 from fedpriv.addons.begin.advise import as_advised
-from fedpriv.addons.begin.command import begin
+from fedpriv.addons.begin.command import create_folder
 from fedpriv.core.files import scenario_file
 from fedpriv.data.named import ARGUMENTS, dataset_of
 from fedpriv.data.own import Dataset
@@ -33,7 +33,7 @@ def own() -> dict[str, Any]:
 
 
 def test_init_writes_what_advise_says(tmp_path: Path) -> None:
-    begin(tmp_path / "study")
+    create_folder(tmp_path / "study")
     text = (tmp_path / "study" / "scenario.toml").read_text(encoding="utf-8")
     tree = tomllib.loads(text)
     says = fedpriv.advise(silos=5, records=300, features=784, classes=10, epsilon=4.0, trust="trusted").tree

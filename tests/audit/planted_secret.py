@@ -22,7 +22,7 @@ def told(patch: pytest.MonkeyPatch) -> None:
     """Who was drawn is known to whoever looks: the guard's own coins are guessed."""
     key = derive_key(b"test", "told")
     patch.setattr("fedpriv.silo.guard.system_key", lambda: key)
-    patch.setattr(secret, "simulated", lambda _: KeyedNormal(key, np.float64).coins())
+    patch.setattr(secret, "simulated_randomness", lambda _: KeyedNormal(key, np.float64).coins())
 
 
 def coins_of_the_seed(patch: pytest.MonkeyPatch) -> None:

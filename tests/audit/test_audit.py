@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from fedpriv.addons.audit.audit import audit
-from fedpriv.addons.audit.canaries import CanaryLayout, auditable, rows_read
-from fedpriv.addons.audit.statistics import bound_at, mu_lower_bound
+from fedpriv.addons.audit.canaries import CanaryLayout, make_audit_cell, rows_by_round
+from fedpriv.addons.audit.statistics import bound_at_threshold, mu_lower_bound
 from fedpriv.cli import main
 from fedpriv.core.errors import InputError
 from fedpriv.scenario.schema import Cell
@@ -105,19 +105,19 @@ def test_torch_has_its_threads_back(small_cell: MakeCell) -> None:
 
 def test_canaries_lie_where_a_single_pass_reads_them(small_cell: MakeCell) -> None:
     """Batch p is rows p·B to (p+1)·B of the order, and is read in round p + 1: written out, not asked."""
-    small = auditable(small_cell(), 1.0, 4, 2, 3)
-    passes = rows_read(small)
+    small = make_audit_cell(small_cell(), 1.0, 4, 2, 3)
+    passes = rows_by_round(small)
     assert passes == [range(0, 3), range(3, 6), range(6, 9), range(9, 12)]
-    layout = CanaryLayout.of(passes, 2, 9, 3)
-    assert layout.round.tolist() == [2, 2, 2, 1, 3, 4, 1, 3, 4]
-    assert layout.row.tolist() == [3, 4, 5, 0, 6, 9, 1, 7, 10]
+    layout = CanaryLayout.from_rows(passes, 2, 9, 3)
+    assert layout.rounds.tolist() == [2, 2, 2, 1, 3, 4, 1, 3, 4]
+    assert layout.row_indices.tolist() == [3, 4, 5, 0, 6, 9, 1, 7, 10]
     present = np.array([True, False] * 4 + [True])
-    there = layout.shard(present, "zero-out").images
+    there = layout.make_shard(present, "zero-out").images
     assert (there != 0.0).sum() == 5
     assert [int(np.flatnonzero(there[:, canary])[0]) for canary in range(0, 9, 2)] == [3, 5, 6, 1, 10]
-    replaced = layout.shard(present, "replace-one")
+    replaced = layout.make_shard(present, "replace-one")
     assert (replaced.images != 0.0).sum() == 9
-    assert replaced.labels[layout.row].tolist() == (~present).astype(int).tolist()
+    assert replaced.labels[layout.row_indices].tolist() == (~present).astype(int).tolist()
 
 
 def test_the_bound_holds_at_its_confidence_and_is_close() -> None:
@@ -137,7 +137,7 @@ def test_a_bound_at_a_threshold_holds_for_few_trials() -> None:
     above = 0
     for _ in range(500):
         present = generator.random(20) < 0.5
-        above += bound_at(0.5, generator.standard_normal(20) + present, present, 0.05) > 1.0
+        above += bound_at_threshold(0.5, generator.standard_normal(20) + present, present, 0.05) > 1.0
     assert above <= 40
 
 
@@ -146,7 +146,7 @@ def test_perfect_separation_and_none_are_finite() -> None:
     assert 4.0 < mu_lower_bound(present.astype(float), present, 0.01) < 10.0
     assert mu_lower_bound(np.zeros(2000), present, 0.01) == 0.0
     assert mu_lower_bound(-present.astype(float), present, 0.01) == 0.0
-    assert bound_at(0.5, present.astype(float), present, 0.01) > 4.0
+    assert bound_at_threshold(0.5, present.astype(float), present, 0.01) > 4.0
 
 
 def test_what_cannot_be_audited_is_refused(small_cell: MakeCell) -> None:

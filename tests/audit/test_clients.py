@@ -13,18 +13,18 @@ import torch
 from fedpriv.addons.audit import secret
 from fedpriv.addons.audit.audit import Audit, audit
 from fedpriv.addons.audit.canaries import (
-    FAR,
+    FAR_NORM,
     CanaryLayout,
-    auditable,
-    misread,
-    nothing,
-    objective_for,
-    rows_read,
-    units_of,
+    make_audit_cell,
+    make_canary_objective,
+    rows_by_round,
+    unit_records,
+    why_misread,
+    zero_shard,
 )
 from fedpriv.addons.audit.families import AuditRefutedError
 from fedpriv.addons.audit.statistics import heaviest_round, matched_filter, noise_factor
-from fedpriv.addons.audit.transcripts import known_rounds
+from fedpriv.addons.audit.transcripts import public_run_size
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import derive_key
 from fedpriv.loss.objective import Batch, Query, Records
@@ -94,8 +94,8 @@ SECRET = pytest.mark.parametrize(
 
 def few(patch: pytest.MonkeyPatch) -> None:
     """Little company, and few trials of it: for the fast part, where nothing has to be refuted by it."""
-    patch.setattr(secret, "_COMPANY_BATCH", 4)
-    patch.setattr(secret, "COMPANIES", 128)
+    patch.setattr(secret, "_COMPANY_BATCH_SIZE", 4)
+    patch.setattr(secret, "TRIALS_PER_COMPANY_RUN", 128)
 
 
 @pytest.mark.slow
@@ -138,15 +138,15 @@ def test_other_families_tell_nothing_of_clients(family: str) -> None:
 
 def test_cohorts_keep_their_turns_in_an_audit() -> None:
     """Batch p is rows p·B to (p+1)·B of the pool, and is read in rounds p + 1, p + 1 + turns, …: written out."""
-    small = auditable(client_cell(), 1.0, 6, 1, 2, 3)
+    small = make_audit_cell(client_cell(), 1.0, 6, 1, 2, 3)
     first, second = range(0, 2), range(2, 4)
-    assert rows_read(small) == [first, second] * 3
-    assert misread(small, rows_read(small)) is None
-    layout = CanaryLayout.of(rows_read(small), 2, 9, 2)
-    assert layout.round.tolist() == [2, 2, 1, 1]
-    assert layout.row.tolist() == [2, 3, 0, 1]
-    assert layout.rows == 4
-    plan = plan_of(small, objective_for(small, 4), released=True)
+    assert rows_by_round(small) == [first, second] * 3
+    assert why_misread(small, rows_by_round(small)) is None
+    layout = CanaryLayout.from_rows(rows_by_round(small), 2, 9, 2)
+    assert layout.rounds.tolist() == [2, 2, 1, 1]
+    assert layout.row_indices.tolist() == [2, 3, 0, 1]
+    assert layout.row_count == 4
+    plan = plan_of(small, make_canary_objective(small, 4), released=True)
     assert heaviest_round(plan) in (1, 2)
     assert matched_filter(plan, 2) == pytest.approx([0, 1, 0, 1, 0, 1] / noise_factor(plan)[0, 0] ** 2)
 
@@ -165,20 +165,20 @@ def test_cohorts_keep_their_turns_in_an_audit() -> None:
 )
 def test_turns_are_cut_to_three_of_equally_many_rounds(changes: dict[str, Any], rounds: tuple[int, int]) -> None:
     cell = client_cell(**{f"federation__{key}": value for key, value in changes.items()})
-    assert known_rounds(cell, 12) == rounds
-    small = auditable(cell, 1.0, rounds[0], 1, 8, rounds[1])
+    assert public_run_size(cell, 12) == rounds
+    small = make_audit_cell(cell, 1.0, rounds[0], 1, 8, rounds[1])
     assert (small.schedule.rounds, small.schedule.rounds_per_epoch) == (rounds[0], rounds[0] // rounds[1])
     assert small.batch_sizes == (8,)
 
 
 def test_a_client_canary_holds_as_many_records_as_count_and_all_of_them_point_one_way() -> None:
-    small = auditable(client_cell(), 1.0, 4, 1, 2)
-    plan = plan_of(small, objective_for(small, 2), released=True)
-    shard = nothing(4, 2)
-    shard.images[1, 0] = FAR
-    units = units_of(shard, small)
+    small = make_audit_cell(client_cell(), 1.0, 4, 1, 2)
+    plan = plan_of(small, make_canary_objective(small, 2), released=True)
+    shard = zero_shard(4, 2)
+    shard.images[1, 0] = FAR_NORM
+    units = unit_records(shard, small)
     assert units.labels.shape == (4, 3)
-    assert (units.features[1, :, 0] == FAR).all()
+    assert (units.features[1, :, 0] == FAR_NORM).all()
     one = Records(*(column[:2] for column in units))
     query = torch.zeros_like(plan.objective.initial())
     _, moved = plan.objective.per_record(

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from fedpriv.addons.audit.audit import audit
-from fedpriv.addons.audit.counts import _world, found_of, furthest, small_cell
-from fedpriv.addons.audit.families import Steps
-from fedpriv.addons.audit.statistics import weight_of
+from fedpriv.addons.audit.counts import _open_world, audit_counts, find_furthest_pair, make_counts_cell
+from fedpriv.addons.audit.families import StepCounter
+from fedpriv.addons.audit.statistics import canary_weight_and_std
 from fedpriv.core.errors import InputError
 from fedpriv.plan.plan import Plan, plan_of
 from fedpriv.plan.task import task_of_schema
@@ -21,11 +21,11 @@ from tests.data.tables import rows, write_csv
 from tests.silo.test_statistics import TABLES, plan
 
 COUNTS: list[dict[str, Any]] = [{"of": ["sex", "outcome"]}]
-UNHEARD = Steps(lambda _: None, 1.0)
+UNHEARD = StepCounter(lambda _: None, 1.0)
 
 
 def planned(cell: Cell, mu: float = 1.0) -> tuple[Cell, Plan]:
-    small = small_cell(cell, mu)
+    small = make_counts_cell(cell, mu)
     assert small.data.table_schema is not None
     return small, plan_of(small, task_of_schema(small, small.data.table_schema).objective, released=True)
 
@@ -37,12 +37,12 @@ def test_sums_of_real_guards_are_as_far_apart_as_is_charged(
 ) -> None:
     """Guarantee of `apart`: √2 clips for plain counts, measured on the integers that leave two guards."""
     small, of = planned(plan(tmp_path, "trusted", tables, relation=relation).cell)
-    pair = furthest(small, of, seed=0)
+    pair = find_furthest_pair(small, of, seed=0)
     sums = []
     with torch.inference_mode():
         for world in (0, 1):
-            silo, *others = _world(tmp_path / f"{world}", small, pair, world)
-            silo.ask(0)
+            silo, *others = _open_world(tmp_path / f"{world}", small, pair, world)
+            silo.select_plan(0)
             sums.append(silo.answer("run", 1, of.objective.initial()).double() * of.exact.lattice.unit)
             for each in (silo, *others):
                 each.close()
@@ -56,13 +56,13 @@ def test_sums_of_real_guards_are_as_far_apart_as_is_charged(
 @pytest.mark.parametrize("trust", ["untrusted", "secure-aggregation", "trusted"])
 def test_the_two_worlds_are_as_far_apart_as_the_claim_says(tmp_path: Path, trust: str) -> None:
     small, of = planned(plan(tmp_path, trust, COUNTS).cell, 3.0)
-    pair, (weight, std) = furthest(small, of, seed=0), weight_of(of, 1)
+    pair, (weight, std) = find_furthest_pair(small, of, seed=0), canary_weight_and_std(of, 1)
     assert weight * float((pair.increments[0] - pair.increments[1]).norm()) / std == pytest.approx(3.0, rel=1e-4)
 
 
 def test_the_audit_looks_through_guards(tmp_path: Path) -> None:
     with torch.inference_mode():
-        found = found_of(plan(tmp_path, "untrusted", COUNTS).cell, 2.0, 24, 0.01, 0, UNHEARD)
+        found = audit_counts(plan(tmp_path, "untrusted", COUNTS).cell, 2.0, 24, 0.01, 0, UNHEARD)
     assert found.mu <= 2.0
     assert "furthest apart, 1.4142 clips" in found.test
 

@@ -13,8 +13,8 @@ import pytest
 
 from fedpriv.addons.audit import families, secret
 from fedpriv.addons.audit.audit import Audit, audit
-from fedpriv.addons.audit.families import parts_of, sees
-from fedpriv.addons.audit.statistics import bound_at, separation
+from fedpriv.addons.audit.families import detectable_noise_share, make_run_parts
+from fedpriv.addons.audit.statistics import bound_at_threshold, separation
 from fedpriv.addons.audit.transcripts import Trials
 from fedpriv.core.random import derive_key
 from fedpriv.noise.integers.gaussian import KeyedIntegers
@@ -180,13 +180,13 @@ def test_noise_of_a_round_that_hashes_its_own_query_alone_is_refuted_later(
 def test_noise_that_an_audit_says_it_would_see_is_refuted_so_often(claimed: float) -> None:
     """Noise of f times its size, 400 times: at least 363 refuted (95 % less four deviations), at f + .1 fewer."""
     generator, refuted = np.random.default_rng(3), []
-    seen = sees(claimed, claimed, 1024, 0.01)
+    seen = detectable_noise_share(claimed, claimed, 1024, 0.01)
     for share in (seen, min(seen + 0.1, 1.0)):
         count = 0
         for _ in range(400):
             present = generator.random(1024) < 0.5
             scores = generator.standard_normal(1024) * share + claimed * present
-            count += bound_at(claimed / 2.0, scores, present, 0.005) > claimed
+            count += bound_at_threshold(claimed / 2.0, scores, present, 0.005) > claimed
         refuted.append(count)
     assert 0.5 < seen < 0.9 or claimed == 0.5
     assert refuted[0] >= 363
@@ -194,9 +194,9 @@ def test_noise_that_an_audit_says_it_would_see_is_refuted_so_often(claimed: floa
 
 
 def test_no_loss_of_noise_is_seen_where_no_number_of_wrong_guesses_refutes() -> None:
-    assert sees(9.0, 9.0, 4096, 0.005) == 0.0
-    assert sees(1e-3, 1e-3, 4096, 0.005) < 0.01
-    assert sees(1.0, 1.0, 4096, 0.005) < sees(1.0, 1.0, 16384, 0.005) < 1.0
+    assert detectable_noise_share(9.0, 9.0, 4096, 0.005) == 0.0
+    assert detectable_noise_share(1e-3, 1e-3, 4096, 0.005) < 0.01
+    assert detectable_noise_share(1.0, 1.0, 4096, 0.005) < detectable_noise_share(1.0, 1.0, 16384, 0.005) < 1.0
 
 
 @pytest.mark.parametrize("relation", ["replace-one", "zero-out"])
@@ -206,8 +206,8 @@ def test_worlds_of_the_best_test_lie_as_far_apart_as_is_claimed(
 ) -> None:
     cell = small_cell(algorithm__trust=trust, privacy__relation=relation, federation__rounds=6)
     for mu in (0.5, 2.0):
-        part = parts_of(cell, mu, 2, 0)["rounds"]
-        assert separation(part.plan()) == pytest.approx(mu, rel=1e-9)
+        part = make_run_parts(cell, mu, 2, 0)["rounds"]
+        assert separation(part.build_plan()) == pytest.approx(mu, rel=1e-9)
 
 
 @pytest.mark.slow

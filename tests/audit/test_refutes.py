@@ -69,7 +69,7 @@ def test_a_record_in_two_rounds(small_cell: MakeCell, monkeypatch: pytest.Monkey
     planted.read_twice(monkeypatch)
     with pytest.raises(AuditRefutedError, match="round 2 reads records 0 to 255, not 256 to 511"):
         audit(small_cell(algorithm__trust=trust, federation__rounds=6), trials=2048)
-    monkeypatch.setattr(auditing, "misread", lambda *_: None)  # and by what it leaks
+    monkeypatch.setattr(auditing, "why_misread", lambda *_: None)  # and by what it leaks
     refutes(small_cell, trust)
 
 
@@ -135,8 +135,8 @@ def right(small_cell: MakeCell, trust: str, dtype: str, test: str) -> int:
     """How many of `TRIED` attacks on the bits of integers a test is right in."""
     cell = attacks.integers_cell(small_cell(algorithm__trust=trust, run__dtype=dtype), 1.0)
     with torch.inference_mode():
-        tried = [attacks.integers_attack(cell, seed) for seed in range(TRIED)]
-    return sum((scores[attacks.TESTS.index(test)] > 0.0) == present for present, scores in tried)
+        tried = [attacks.attack_integers(cell, seed) for seed in range(TRIED)]
+    return sum((scores[attacks.INTEGER_TESTS.index(test)] > 0.0) == present for present, scores in tried)
 
 
 @pytest.mark.slow
@@ -173,7 +173,9 @@ def test_bits_that_the_noise_does_not_reach(
 def test_integers_that_tell_refute_the_claim(small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch) -> None:
     """From attacks to a bound: 32 of 32 right are more than a claim of 1 allows."""
     present = [number % 2 == 0 for number in range(attacks.TRIALS)]
-    scores = [np.where(np.arange(len(attacks.TESTS)) == 5, 1.0 if there else -1.0, 0.0) for there in present]
-    bound, test = attacks.integers_bound(list(zip(present, scores, strict=True)), 0.002)
+    scores = [
+        np.where(np.arange(len(attacks.INTEGER_TESTS)) == 5, 1.0 if there else -1.0, 0.0) for there in present
+    ]
+    bound, test = attacks.bound_integers_attack(list(zip(present, scores, strict=True)), 0.002)
     assert bound > 1.0
-    assert test == attacks.TESTS[5]
+    assert test == attacks.INTEGER_TESTS[5]

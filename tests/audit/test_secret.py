@@ -16,8 +16,8 @@ from fedpriv.accounting.guarantees import Sampled
 from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.addons.audit import secret
 from fedpriv.addons.audit.audit import audit
-from fedpriv.addons.audit.canaries import GuardedSilo, objective_for
-from fedpriv.addons.audit.statistics import ClaimedCurve, Shown, shown
+from fedpriv.addons.audit.canaries import GuardedSilo, make_canary_objective
+from fedpriv.addons.audit.statistics import ClaimedCurve, CurveResult, evaluate_on_curve
 from fedpriv.claims.ledger import stream_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import derive_key
@@ -64,20 +64,20 @@ def persons_cell(folder: Path, sampling: str, trust: str = "untrusted") -> Cell:
 
 
 @torch.inference_mode()
-def canaries_of(cell: Cell, runs: int = 2, mu: float = 1.0) -> Shown:
-    small = secret.canary_cell(cell, mu)
-    plan = plan_of(small, objective_for(small, 1), released=True)
-    several = [secret.canaries(small, seed) for seed in range(runs)]
-    seen = secret.Seen(*(np.concatenate(columns) for columns in zip(*several, strict=True)))
-    return secret.canaries_shown(small, plan, seen, ClaimedCurve(secret.guarantee_of(plan)), FAILURE)
+def canaries_of(cell: Cell, runs: int = 2, mu: float = 1.0) -> CurveResult:
+    small = secret.make_canary_cell(cell, mu)
+    plan = plan_of(small, make_canary_objective(small, 1), released=True)
+    several = [secret.run_canaries(small, seed) for seed in range(runs)]
+    seen = secret.CanaryTrials(*(np.concatenate(columns) for columns in zip(*several, strict=True)))
+    return secret.evaluate_canaries(small, plan, seen, ClaimedCurve(secret.sampled_guarantee(plan)), FAILURE)
 
 
 @torch.inference_mode()
-def company_of(cell: Cell, runs: int, mu: float = 1.0) -> Shown:
-    small = secret.company_cell(cell, mu)
-    plan = plan_of(small, objective_for(small, 1), released=True)
-    return secret.company_shown(
-        plan, secret.company(small, runs, 1), ClaimedCurve(secret.guarantee_of(plan)), FAILURE
+def company_of(cell: Cell, runs: int, mu: float = 1.0) -> CurveResult:
+    small = secret.make_company_cell(cell, mu)
+    plan = plan_of(small, make_canary_objective(small, 1), released=True)
+    return secret.evaluate_company(
+        plan, secret.run_company(small, runs, 1), ClaimedCurve(secret.sampled_guarantee(plan)), FAILURE
     )
 
 
@@ -109,7 +109,7 @@ def test_the_ratio_of_sets_of_rounds_is_the_mean_over_them() -> None:
     draw = np.random.default_rng(1).normal(size=(5, 8))
     pairs = [draw[:, list(pair)].sum(1) for pair in itertools.combinations(range(8), 2)]
     expected = np.log(np.exp(np.stack(pairs)).mean(0))
-    np.testing.assert_allclose(secret._by_any(Balanced(8, 4), draw), expected, rtol=1e-12)
+    np.testing.assert_allclose(secret._mix_any_rounds(Balanced(8, 4), draw), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("changes", [{"rounds": 6, "epochs": 3}, {"rounds": 8, "groups": 2}])
@@ -127,19 +127,19 @@ def banded_cell(sampling: str, groups: int = 4) -> Cell:
 
 def test_matched_filters_of_correlated_noise_are_what_the_curve_is_of() -> None:
     """Of releases B (C s + z): a record of round t gives 1 there, 0 elsewhere in its group, and noise of z / κ."""
-    plan = plan_of(banded_cell("allocation"), objective_for(banded_cell("allocation"), 1), released=True)
+    plan = plan_of(banded_cell("allocation"), make_canary_objective(banded_cell("allocation"), 1), released=True)
     stream = stream_of(plan, 0, 32)
-    rows, columns = secret._factors(stream.mechanism, stream.workload)
+    rows, columns = secret._factorize(stream.mechanism, stream.workload)
     np.testing.assert_allclose(rows @ columns, np.tril(np.ones((32, 32))), atol=1e-9)
     assert np.abs(np.triu(columns, 1)).max() < 1e-9
     assert np.abs(np.tril(columns, -4)).max() < 1e-9
     one = np.tril(np.ones((32, 32))).T * stream.per_record  # row t: the sums of a record that is in round t + 1
-    seen = secret._in_weights(plan, one)
+    seen = secret._to_weight_units(plan, one)
     for group in range(4):
         np.testing.assert_allclose(seen[group:29:4, group:29:4], np.eye(len(range(group, 29, 4))), atol=1e-6)
     noise = (rows @ np.random.default_rng(1).normal(size=(32, 20_000)) * stream.std).T
-    spread = secret._in_weights(plan, noise).std()
-    assert abs(spread / secret.guarantee_of(plan).noise_multiplier - 1.0) < 0.01
+    spread = secret._to_weight_units(plan, noise).std()
+    assert abs(spread / secret.sampled_guarantee(plan).noise_multiplier - 1.0) < 0.01
 
 
 @pytest.mark.slow
@@ -166,20 +166,20 @@ def test_a_guard_with_secret_correlated_noise_is_restarted_and_its_run_stands_an
     The audit of these very runs shows something and refutes nothing, runs without the restart have the same bits,
     and the same audit refutes guards that go on with next to no noise after the restart.
     """
-    small = secret.canary_cell(banded_cell("allocation"), 1.0)
-    plan = plan_of(small, objective_for(small, 1), released=True)
+    small = secret.make_canary_cell(banded_cell("allocation"), 1.0)
+    plan = plan_of(small, make_canary_objective(small, 1), released=True)
     assert plan.exact.claim.sigma > 1e3  # of the lattice: what leaves are noisy integers
-    curve, honest = ClaimedCurve(secret.guarantee_of(plan)), GuardedSilo.restart
+    curve, honest = ClaimedCurve(secret.sampled_guarantee(plan)), GuardedSilo.restart
 
-    def audited(restart: Any) -> tuple[secret.Seen, Shown]:
+    def audited(restart: Any) -> tuple[secret.Seen, CurveResult]:
         planted.fixed_keys(monkeypatch)
         runs = []
         for seed in range(3):
             with monkeypatch.context() as of_one:
                 of_one.setattr(GuardedSilo, "restart", lambda silo, patch=of_one: restart(silo, patch))
-                runs.append(secret.canaries(small, seed))
-        seen = secret.Seen(*(np.concatenate(columns) for columns in zip(*runs, strict=True)))
-        return seen, secret.canaries_shown(small, plan, seen, curve, FAILURE)
+                runs.append(secret.run_canaries(small, seed))
+        seen = secret.CanaryTrials(*(np.concatenate(columns) for columns in zip(*runs, strict=True)))
+        return seen, secret.evaluate_canaries(small, plan, seen, curve, FAILURE)
 
     restarted = list[int]()
 
@@ -331,7 +331,7 @@ def test_a_claimed_curve_is_exceeded_as_rarely_as_stated() -> None:
         seen = 0.8 * generator.standard_normal((2000, 4))
         seen += (generator.random((2000, 4)) < 0.25) * present[:, None]
         scores = np.logaddexp(np.log(0.75), np.log(0.25) + (seen - 0.5) / 0.64).sum(1)
-        found = shown(curve, scores, present, 0.05)
+        found = evaluate_on_curve(curve, scores, present, 0.05)
         above += found.excess > 0.0
         best.append(found.excess)
     assert above <= 13

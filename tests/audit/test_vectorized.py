@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.addons.audit.canaries import CanaryLayout, auditable, objective_for, rows_read
-from fedpriv.addons.audit.families import CANARIES, IN_HEAVIEST
-from fedpriv.addons.audit.statistics import best_bound, heaviest_round
+from fedpriv.addons.audit.canaries import CanaryLayout, make_audit_cell, make_canary_objective, rows_by_round
+from fedpriv.addons.audit.families import CANARY_COUNT, HEAVIEST_ROUND_COUNT
+from fedpriv.addons.audit.statistics import find_best_bound, heaviest_round
 from fedpriv.addons.audit.transcripts import Trials
 from fedpriv.core.random import public_generator
 from fedpriv.data.partition import iid
@@ -53,11 +53,13 @@ class Watcher:
 
 def canaries_of(small: Cell, layout: CanaryLayout, folder: Path, seed: int) -> tuple[Cell, np.ndarray]:
     """The cell over a data set in which silo 0 gets the layout's canaries, and their coins."""
-    present = public_generator(seed, "coins").random(CANARIES) < 0.5
-    shard = layout.shard(present, small.privacy.relation)
-    records = layout.rows * small.federation.silos
-    images, labels = np.zeros((records, CANARIES), np.float32), np.zeros(records, np.int64)
-    mine = iid(labels, [layout.rows] * small.federation.silos, seed)[0]  # where the partition puts silo 0's rows
+    present = public_generator(seed, "coins").random(CANARY_COUNT) < 0.5
+    shard = layout.make_shard(present, small.privacy.relation)
+    records = layout.row_count * small.federation.silos
+    images, labels = np.zeros((records, CANARY_COUNT), np.float32), np.zeros(records, np.int64)
+    mine = iid(labels, [layout.row_count] * small.federation.silos, seed)[
+        0
+    ]  # where the partition puts silo 0's rows
     images[mine], labels[mine] = shard.images, shard.labels
     path = folder / f"{seed}.npz"
     parts = {"train_images": images, "train_labels": labels, "test_images": images[:2], "test_labels": labels[:2]}
@@ -68,10 +70,10 @@ def canaries_of(small: Cell, layout: CanaryLayout, folder: Path, seed: int) -> t
 
 
 def shown(small: Cell, folder: Path, patch: pytest.MonkeyPatch) -> float:
-    passes = rows_read(small)
-    plan = plan_of(small, objective_for(small, CANARIES))
-    layout = CanaryLayout.of(passes, heaviest_round(plan), CANARIES, IN_HEAVIEST)
-    count = len(layout.round)
+    passes = rows_by_round(small)
+    plan = plan_of(small, make_canary_objective(small, CANARY_COUNT))
+    layout = CanaryLayout.from_rows(passes, heaviest_round(plan), CANARY_COUNT, HEAVIEST_ROUND_COUNT)
+    count = len(layout.rounds)
     seen, coins = [], []
     for seed in range(RUNS):
         cell, present = canaries_of(small, layout, folder, seed)
@@ -92,9 +94,9 @@ def shown(small: Cell, folder: Path, patch: pytest.MonkeyPatch) -> float:
         none,
         none,
         np.concatenate(coins),
-        np.tile(layout.round, RUNS),
+        np.tile(layout.rounds, RUNS),
     )
-    return best_bound(plan, trials, 0.01)[0]
+    return find_best_bound(plan, trials, 0.01)[0]
 
 
 @pytest.mark.slow
@@ -104,7 +106,7 @@ def test_its_releases_have_the_noise_that_is_claimed(
 ) -> None:
     """The seeds are fixed; for others, a false refutation has probability at most 1 %."""
     cell = small_cell(algorithm__trust=trust, federation__rounds=ROUNDS, run__dtype="float32")
-    small = auditable(cell, 1.0, ROUNDS, 2, IN_HEAVIEST)
+    small = make_audit_cell(cell, 1.0, ROUNDS, 2, HEAVIEST_ROUND_COUNT)
     small = small.model_copy(update={"run": small.run.model_copy(update={"noise": noise})})
     assert 0.5 <= shown(small, tmp_path, monkeypatch) <= 1.0
     honest = noise_feed._amplitude  # 52: half of the noise
@@ -114,7 +116,7 @@ def test_its_releases_have_the_noise_that_is_claimed(
 
 def test_aggregate_noise_has_the_variance_of_the_silos_mean(small_cell: MakeCell) -> None:
     """52, at `aggregate` itself: over 40,000 values the variance is right within 6 standard errors (2e-9)."""
-    plan = plan_of(small_cell(), objective_for(auditable(small_cell(), 1.0, 2, 3, 1), 4))
+    plan = plan_of(small_cell(), make_canary_objective(make_audit_cell(small_cell(), 1.0, 2, 3, 1), 4))
     together = noise_feed.aggregate(plan.noise)
     expected = sum((source.weight * float(source.std)) ** 2 for source in plan.noise.sources)
     feed = noise_feed.NoiseFeed([together], [5], 4, 10_000, torch.float64, lambda _: None)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedpriv.addons.begin.inspect import see
+from fedpriv.addons.begin.inspect import summarize_columns
 from fedpriv.core.errors import InputError
 from fedpriv.data import cells as cells_of_files
 from fedpriv.data.cells import MISSING, RawTable, as_number, read_table
@@ -481,6 +481,6 @@ def test_copies_are_counted_and_remedies_named(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "t.csv", [*records, *records[:7]])
     table = read_table(path)
     assert table.copies() == 7
-    said = {column.name: column.line() for column in see(table)}
+    said = {column.name: column.describe() for column in summarize_columns(table)}
     assert said["a"].endswith("they seem to be numbers with decimal commas: write points")
     assert said["day"].endswith("they seem to be dates: give numbers, such as years since a day")

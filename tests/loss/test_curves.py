@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from fedpriv.addons.statistics.curves import CurveScores, CurveSettings, Grouping, groupings_of
-from fedpriv.addons.statistics.indicators import Block, extent_of, summing
-from fedpriv.addons.statistics.roc import Figure, TwoClasses, together
+from fedpriv.addons.statistics.curves import CurveScores, CurveSettings, Grouping, make_groupings
+from fedpriv.addons.statistics.indicators import CellBlock, find_extent, prefix_root_matrix
+from fedpriv.addons.statistics.roc import IntervalEstimate, TwoClassTable, combine_groups
 from fedpriv.core.errors import InputError
 from fedpriv.data.schema import TableSchema
 from fedpriv.loss.linear import LogisticRegression
@@ -82,7 +82,7 @@ def test_the_distance_is_attained_by_a_right_and_a_wrong_record_of_two_classes()
 def test_a_record_is_in_the_cell_of_its_own_group_class_and_bin_alone() -> None:
     """Alone, as silos compute it; beside others a logit may round to the other side of an edge that it lies on."""
     asked = scores(threshold=0.3)
-    records, edges = every_cell(), asked.settings.logits
+    records, edges = every_cell(), asked.settings.edge_logits
     beside = asked.contributions(MODEL, records)
     for place, of_batch in enumerate(beside):
         one = Records(*(column[place : place + 1].clone() for column in records))
@@ -93,7 +93,9 @@ def test_a_record_is_in_the_cell_of_its_own_group_class_and_bin_alone() -> None:
             torch.testing.assert_close(of_batch, row, rtol=0.0, atol=1e-9)
         bin_of = int(np.sum(logit >= edges))
         for table, group in zip(asked.tables(row, 1), (one.features[0, 1], one.features[0, 2] >= 0), strict=True):
-            counts = np.linalg.solve(summing(asked.settings.size), table.reshape(-1, asked.settings.size).T).T
+            counts = np.linalg.solve(
+                prefix_root_matrix(asked.settings.bin_count), table.reshape(-1, asked.settings.bin_count).T
+            ).T
             expected = np.zeros_like(counts)
             expected[2 * int(group) + int(one.labels), bin_of] = 1.0
             np.testing.assert_allclose(counts, expected, atol=1e-9)
@@ -101,17 +103,17 @@ def test_a_record_is_in_the_cell_of_its_own_group_class_and_bin_alone() -> None:
 
 def table(
     logits: NDArray[np.float64], labels: NDArray[np.bool_], mu: float, draw: Any, asked: CurveSettings
-) -> TwoClasses:
+) -> TwoClassTable:
     """Of one table under replace-one at μ, if it were all that is released."""
-    block = Block(size=asked.size, kind="prefix")
-    std = extent_of((block, block))[1] / mu if mu < math.inf else 0.0
-    place = np.searchsorted(asked.logits, logits, side="right")
+    block = CellBlock(size=asked.bin_count, kind="prefix")
+    std = find_extent((block, block))[1] / mu if mu < math.inf else 0.0
+    place = np.searchsorted(asked.edge_logits, logits, side="right")
     ones, zeros = (
-        summing(asked.size) @ np.bincount(place[labels == each], minlength=asked.size)
-        + std * draw.normal(size=asked.size)
+        prefix_root_matrix(asked.bin_count) @ np.bincount(place[labels == each], minlength=asked.bin_count)
+        + std * draw.normal(size=asked.bin_count)
         for each in (True, False)
     )
-    return TwoClasses(ones, zeros, std, asked.logits, asked.cut)
+    return TwoClassTable(ones, zeros, std, asked.edge_logits, asked.threshold_bin)
 
 
 def drawn(
@@ -135,7 +137,7 @@ def test_without_noise_the_figures_are_those_of_the_records() -> None:
     assert found["specificity"].value == pytest.approx(float((~positive)[~labels].mean()), abs=1e-9)
 
 
-def hit(figure: Figure, true: float) -> bool:
+def hit(figure: IntervalEstimate, true: float) -> bool:
     return figure.low <= true <= figure.high
 
 
@@ -185,7 +187,7 @@ def test_a_model_that_is_off_is_told_from_a_calibrated_one() -> None:
     assert off is not None
     assert good.low == 0.0 < good.high < off.low < off.value
     curve = table(1.5 * logits + 1.0, labels, 1.0, draw, asked).reliability()
-    assert sum(each.share.high < each.predicted for each in curve) >= 2
+    assert sum(each.observed_share.high < each.mean_score for each in curve) >= 2
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -197,15 +199,15 @@ def test_too_few_records_of_a_class_get_no_figure(seed: int) -> None:
 
 def test_everybody_is_put_together_from_all_tables_by_their_noise() -> None:
     sex, age = np.ones((2, 2, 16)), np.full((3, 2, 16), 2.0 / 3.0)
-    both, std = together([sex, age], [1.0, 1.0])
+    both, std = combine_groups([sex, age], [1.0, 1.0])
     np.testing.assert_allclose(both, 2.0)
     assert std == pytest.approx(1.0 / math.sqrt(1.0 / 2.0 + 1.0 / 3.0))
-    assert together([sex, age], [0.0, 0.0])[1] == 0.0
+    assert combine_groups([sex, age], [0.0, 0.0])[1] == 0.0
 
 
 def grouped(model: LinearSettings | None = None, *, scaled: bool = False, **settings: Any) -> tuple[Grouping, ...]:
     model = model or LinearSettings(feature_norm=2.0)
-    return groupings_of(CurveSettings(**settings), SCHEMA, model, scaled=scaled)
+    return make_groupings(CurveSettings(**settings), SCHEMA, model, is_scaled=scaled)
 
 
 def test_groups_are_read_off_what_a_model_sees() -> None:

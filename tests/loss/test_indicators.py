@@ -11,12 +11,12 @@ from pydantic import ValidationError
 
 from fedpriv.addons.statistics.indicators import (
     Axis,
-    Block,
+    CellBlock,
     Cells,
     Indicators,
     StatisticsSettings,
-    extent_of,
-    square_root,
+    find_extent,
+    prefix_root,
 )
 from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.loss.views import PerUnit
@@ -116,23 +116,23 @@ def test_persons_with_several_rows_are_no_further_apart(name: str) -> None:
 
 
 def test_golden_figures_of_256_ordered_cells() -> None:
-    norm, apart = extent_of([Block(size=256, kind="prefix")])
-    row = math.sqrt(float(square_root(256) @ square_root(256)))
+    norm, apart = find_extent([CellBlock(size=256, kind="prefix")])
+    row = math.sqrt(float(prefix_root(256) @ prefix_root(256)))
     assert norm == pytest.approx(1.6826, abs=5e-5)
     assert norm * row == pytest.approx(2.831, abs=5e-4)  # zero-out, μ = 1
     assert apart * row == pytest.approx(3.585, abs=5e-4)  # replace-one
     assert apart / norm == pytest.approx(1.2663, abs=5e-5)
     for size, ratio in ((16, 1.193), (2048, 1.296)):
-        norm, apart = extent_of([Block(size=size, kind="suffix")])
+        norm, apart = find_extent([CellBlock(size=size, kind="suffix")])
         assert apart / norm == pytest.approx(ratio, abs=5e-4)
 
 
 def test_counts_are_the_root_of_two_apart_and_not_two() -> None:
-    assert extent_of([Block(size=9, kind="plain")]) == pytest.approx((1.0, math.sqrt(2.0)))
+    assert find_extent([CellBlock(size=9, kind="plain")]) == pytest.approx((1.0, math.sqrt(2.0)))
 
 
 def test_the_square_root_times_itself_adds_up() -> None:
-    values = square_root(40)
+    values = prefix_root(40)
     assert np.convolve(values, values)[:40] == pytest.approx(np.ones(40))
 
 
@@ -194,11 +194,11 @@ def test_the_sum_of_many_is_the_sum_of_their_integers_bit_for_bit(name: str) -> 
     codes = np.stack([draw.integers(-1, t.size + 1, 40).astype(float) for t in settings.tables], axis=1)
     codes[:, -1] = draw.uniform(-1.2, 1.2, 40)
     there = draw.random(40) < 0.7
-    alone = [objective.whole(code[None], np.ones(1, np.bool_), NORM, 1.5 * NORM) for code in codes]
-    total = objective.whole(codes, there, NORM, 1.5 * NORM)
+    alone = [objective.sum_integer_vectors(code[None], np.ones(1, np.bool_), NORM, 1.5 * NORM) for code in codes]
+    total = objective.sum_integer_vectors(codes, there, NORM, 1.5 * NORM)
     assert total.tolist() == np.sum(np.array(alone)[there], axis=0).tolist()
     assert all(sum(int(value) ** 2 for value in one.tolist()) <= NORM**2 for one in alone)
-    assert objective.whole(codes, ~there & there, NORM, float(NORM)).any() == 0
+    assert objective.sum_integer_vectors(codes, ~there & there, NORM, float(NORM)).any() == 0
 
 
 def test_floating_point_adds_up_what_integers_do_and_no_query_changes_it() -> None:

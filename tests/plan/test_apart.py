@@ -51,14 +51,14 @@ class Liar(Indicators):
 def test_no_other_class_is_believed(tmp_path: Path) -> None:
     """Guarantee: a distance is one that fedpriv proves."""
     asked = plan(tmp_path)
-    honest = asked.planned().objective
+    honest = asked.make_plan().objective
     assert isinstance(honest, Indicators)
     assert plan_of(asked.cell, honest).apart < APART
     assert plan_of(asked.cell, Liar(honest.settings, honest.dtype)).apart == APART
 
 
 def test_a_ledger_keeps_the_distance_and_gives_the_same_claim(tmp_path: Path) -> None:
-    for stream in releases_of(plan(tmp_path).planned(released=True), 1):
+    for stream in releases_of(plan(tmp_path).make_plan(for_release=True), 1):
         data = json.loads(json.dumps(as_data(stream)))
         assert data["apart"] == stream.apart < APART
         assert from_data(data).mu == stream.mu
@@ -67,13 +67,13 @@ def test_a_ledger_keeps_the_distance_and_gives_the_same_claim(tmp_path: Path) ->
 
 @pytest.mark.parametrize("apart", [0.5, 0.0, -1.0, 2.5, float("nan"), float("inf")])
 def test_a_ledger_with_a_distance_that_cannot_be_is_refused(tmp_path: Path, apart: float) -> None:
-    data = as_data(releases_of(plan(tmp_path).planned(), 1)[0])
+    data = as_data(releases_of(plan(tmp_path).make_plan(), 1)[0])
     with pytest.raises(InputError, match="clips apart"):
         from_data({**data, "apart": apart})
 
 
 def test_a_ledger_of_many_rounds_has_no_smaller_distance(tmp_path: Path) -> None:
-    data = as_data(releases_of(plan(tmp_path).planned(), 1)[0])
+    data = as_data(releases_of(plan(tmp_path).make_plan(), 1)[0])
     with pytest.raises(InputError, match="clips apart"):
         from_data({**data, "clips": [[1.0, 2]]})
 
@@ -84,7 +84,7 @@ def test_a_ledger_has_no_smaller_distance_where_rounds_are_secret(tmp_path: Path
 
     Poisson, one round, rate .1, noise .5 of the clip: ε 1.79 was claimed at δ = 1e-5, and the truth is δ = 5.9e-3.
     """
-    stream = releases_of(plan(tmp_path).planned(), 1)[0]
+    stream = releases_of(plan(tmp_path).make_plan(), 1)[0]
     data = {**as_data(stream), "participation": {"name": sampling, "rounds": 1, "rounds_per_epoch": 10}}
     if sampling != "poisson":
         data["participation"]["rounds_per_epoch"] = 1
@@ -125,7 +125,7 @@ def test_the_distance_is_of_exchanged_records_only() -> None:
 
 def test_a_distance_with_an_allowance_is_no_exact_claim(tmp_path: Path) -> None:
     """Guarantee: "exactly" is said of a μ that a pair of records attains; an allowance of 2^-20 is in this one."""
-    for stream in releases_of(plan(tmp_path).planned(), 1):
+    for stream in releases_of(plan(tmp_path).make_plan(), 1):
         assert stream.apart < APART
         assert not stream.attained
         assert from_data({**as_data(stream), "apart": APART}).attained

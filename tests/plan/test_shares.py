@@ -188,7 +188,7 @@ def test_counts_have_no_shares(tmp_path: Path) -> None:
         "table": [{"of": ["hospital"]}],
     }
     with pytest.raises(InputError, match=r"privacy\.shares: a count weighs"):
-        Statistics.of(read_plan({"name": "counts", **plan}))
+        Statistics.from_plan(read_plan({"name": "counts", **plan}))
 
 
 def test_budgets_too_far_apart_for_one_lattice_are_refused_in_words() -> None:

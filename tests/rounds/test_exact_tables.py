@@ -121,7 +121,7 @@ def test_persons_in_a_secret_order(
 
 def statistics_tree(folder: Path) -> dict[str, Any]:
     path = write_csv(folder / "t.csv", rows(120))
-    tree = Statistics.of(read_plan(counted_tree(path))).cell.canonical()
+    tree = Statistics.from_plan(read_plan(counted_tree(path))).cell.canonical()
     return {key: value for key, value in tree.items() if key != "label"}
 
 

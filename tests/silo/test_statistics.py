@@ -73,7 +73,7 @@ def plan(path: Path, trust: str = "untrusted", tables: Any = TABLES, **privacy: 
         "privacy": {"relation": "replace-one", "mu": 0.5, **privacy},
         "table": tables,
     }
-    return Statistics.of(read_plan(tree))
+    return Statistics.from_plan(read_plan(tree))
 
 
 def scenario(asked: Statistics, **changes: Any) -> str:
@@ -134,7 +134,7 @@ def test_guarantee_no_other_scenario_takes_the_name_that_statistics_are_filed_un
 def test_the_answer_is_the_count_and_its_noise(tmp_path: Path) -> None:
     asked = plan(tmp_path, "trusted", tables=[{"of": ["sex", "outcome"]}])
     sums = ask(guard_at(tmp_path, own_rows(), trust="trusted"), scenario(asked))
-    unit = asked.planned(released=True).exact.lattice.unit
+    unit = asked.make_plan(for_release=True).exact.lattice.unit
     counts = {place: float(value) * unit for place, value in enumerate(-sums.double()) if abs(value) > 0}
     held = [row for row in own_rows() if row["part"] == "train"]
     for sex, outcome in ((0, 0), (0, 1), (1, 0), (1, 1)):
@@ -260,7 +260,7 @@ def test_an_exchanged_row_moves_sums_by_the_certificate_and_nothing_else(tmp_pat
     other = [dict(row) for row in own]
     place = next(place for place, row in enumerate(own) if row["part"] == "train" and row["age"] > "40")
     other[place] |= exchanged()[change]
-    exact = asked.planned(released=True)
+    exact = asked.make_plan(for_release=True)
     sums, said = [], []
     for name, records in (("a", own), ("b", other)):
         guard = guard_at(tmp_path / name, records, trust="trusted")
@@ -279,14 +279,14 @@ def test_an_exchanged_row_moves_sums_by_the_certificate_and_nothing_else(tmp_pat
 
 def test_the_guard_derives_the_distance_and_charges_by_it(tmp_path: Path) -> None:
     """Guarantee: `apart` follows from the plan's tables; the noise is no less than it says."""
-    counts = plan(tmp_path, tables=TABLES[1:2]).planned(released=True)
+    counts = plan(tmp_path, tables=TABLES[1:2]).make_plan(for_release=True)
     assert counts.apart == pytest.approx(math.sqrt(2.0) * (1.0 + ALLOWANCE), rel=1e-12)
     (first, second) = releases_of(counts, 1)
     for stream, size in ((first, 36), (second, 24)):
         assert stream.mu == pytest.approx(0.5, rel=1e-6)
         assert stream.mu <= 0.5
         assert stream.std * size >= math.sqrt(2.0) / 0.5
-    zeroed = plan(tmp_path, tables=TABLES[1:2], relation="zero-out").planned(released=True)
+    zeroed = plan(tmp_path, tables=TABLES[1:2], relation="zero-out").make_plan(for_release=True)
     assert releases_of(zeroed, 1)[0].std * 36 == pytest.approx(2.0, rel=1e-6)
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedpriv as package
-from fedpriv.addons.begin.advise import CLIP, REASONS, Advice, Facts, advice_of, advise
+from fedpriv.addons.begin.advise import CLIP, REASONS, Advice, Facts, advise, advise_on_facts
 from fedpriv.claims.claim import claim_of
 from fedpriv.claims.ledger import releases_of
 from fedpriv.core.errors import InputError
@@ -51,7 +51,7 @@ def priced(advice: Advice) -> float:
 @settings(max_examples=60, deadline=None)
 @given(facts=ANY)
 def test_what_is_written_validates_and_prices_at_most_what_was_asked(facts: Facts) -> None:
-    advice = advice_of(facts)
+    advice = advise_on_facts(facts)
     assert priced(advice) <= facts.epsilon * (1.0 + 1e-9)
     assert advice.epsilon <= facts.epsilon * (1.0 + 1e-9)
     assert resolve_cell(dict(advice.tree), "again").federation.batches == facts.sizes
@@ -64,7 +64,7 @@ def test_what_is_written_validates_and_prices_at_most_what_was_asked(facts: Fact
 @given(facts=ANY.filter(lambda facts: facts.trust == "untrusted" and len(set(facts.sizes)) > 1))
 def test_secure_aggregation_never_forecasts_more_noise_beside_the_signal(facts: Facts) -> None:
     masked = Facts(**{**vars(facts), "trust": "secure-aggregation"})
-    one, other = advice_of(facts).forecast, advice_of(masked).forecast
+    one, other = advise_on_facts(facts).forecast, advise_on_facts(masked).forecast
     assert other.q == pytest.approx(one.q * math.sqrt(len(facts.sizes)))
     assert other.norm / other.travel <= one.norm / one.travel * (1.0 + 1e-3)
 

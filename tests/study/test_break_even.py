@@ -14,18 +14,18 @@ import fedpriv
 from fedpriv.addons.worth import joining as joined
 from fedpriv.addons.worth import local_models as fits
 from fedpriv.addons.worth.break_even import (
-    better_by_chance,
-    break_even,
-    crossing,
-    epsilon_words,
-    estimate,
-    verdict,
+    chance_gain_rate,
+    describe_break_even,
+    estimate_break_even,
+    estimate_gain,
+    format_grid_epsilon,
+    zero_crossing,
 )
-from fedpriv.addons.worth.joining import Question, joining
-from fedpriv.addons.worth.joining_command import gain_chart
-from fedpriv.addons.worth.local_models import PULLS, Pull, personal
-from fedpriv.addons.worth.references import alone_of, folder_of, key_of, known_references
-from fedpriv.addons.worth.worth import gains_of, held_of, linear_objective, references
+from fedpriv.addons.worth.joining import JoiningRequest, study_joining
+from fedpriv.addons.worth.joining_command import make_gain_chart
+from fedpriv.addons.worth.local_models import PULL_WEIGHTS, Pull, fit_personal_model
+from fedpriv.addons.worth.references import cache_folder, cache_key, find_references, read_references
+from fedpriv.addons.worth.worth import compute_references, evaluate_gains, find_linear_objective, load_silo_records
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError
 from fedpriv.data.own import Dataset, Sites
@@ -45,13 +45,13 @@ def test_the_standard_error_is_nadeau_and_bengios_where_there_is_no_noise() -> N
     """Golden 2: √(1 + 60 · 254/486) = 5.69 times the plain one, and noise is not scaled."""
     means = np.random.default_rng(0).standard_normal(60)
     plain = means.std(ddof=1) / math.sqrt(60)
-    found = estimate(np.stack([means, means], axis=1), 254 / 486)
+    found = estimate_gain(np.stack([means, means], axis=1), 254 / 486)
     assert found.error == pytest.approx(plain * math.sqrt(1.0 + 60 * 254 / 486), rel=1e-9)
     noisy = np.random.default_rng(1).standard_normal((60, 2))
-    told = estimate(noisy, 254 / 486)
+    told = estimate_gain(noisy, 254 / 486)
     assert told.error is not None
     assert told.error < 0.35
-    assert estimate(means[:1, None], 0.5).error is None
+    assert estimate_gain(means[:1, None], 0.5).error is None
 
 
 def test_coverage_of_the_standard_error() -> None:
@@ -61,7 +61,7 @@ def test_coverage_of_the_standard_error() -> None:
         records = draw.standard_normal(90)
         splits = np.array([records[draw.permutation(90)[:30]].mean() for _ in range(20)])
         gains = splits[:, None] + 0.1 * draw.standard_normal((20, 2))
-        told = estimate(gains, 0.5)
+        told = estimate_gain(gains, 0.5)
         assert told.error is not None
         hit += abs(told.mean) <= 1.96 * told.error
         plain_hit += abs(told.mean) <= 1.96 * gains.mean(axis=1).std(ddof=1) / math.sqrt(20)
@@ -70,22 +70,26 @@ def test_coverage_of_the_standard_error() -> None:
 
 
 def test_the_line_crosses_zero_in_log_epsilon() -> None:
-    assert crossing(GRID, np.array([-2.0, -1.0, -1.0, 1.0, 2.0, 2.0])) == pytest.approx(math.sqrt(3.0))
-    assert crossing(GRID, np.ones(6)) == 0.0
-    assert math.isinf(crossing(GRID, -np.ones(6)))
-    assert [epsilon_words(value, GRID) for value in (0.0, 1.64, math.inf)] == ["below 0.1", "1.6", "above 30"]
+    assert zero_crossing(GRID, np.array([-2.0, -1.0, -1.0, 1.0, 2.0, 2.0])) == pytest.approx(math.sqrt(3.0))
+    assert zero_crossing(GRID, np.ones(6)) == 0.0
+    assert math.isinf(zero_crossing(GRID, -np.ones(6)))
+    assert [format_grid_epsilon(value, GRID) for value in (0.0, 1.64, math.inf)] == [
+        "below 0.1",
+        "1.6",
+        "above 30",
+    ]
 
 
 def test_a_line_that_falls_is_pooled_where_settings_are_the_best_in_hindsight() -> None:
     gains = np.array([1.0, 0.0, 2.0])[:, None, None]
     for monotone, line in ((True, [0.5, 0.5, 2.0]), (False, [1.0, 0.0, 2.0])):
-        assert break_even(GRID[:3], gains, 0.0, monotone=monotone).line.tolist() == line
+        assert estimate_break_even(GRID[:3], gains, 0.0, monotone=monotone).fitted_gains.tolist() == line
 
 
 def test_the_interval_is_scaled_by_what_splits_share() -> None:
     draw = np.random.default_rng(0)
     gains = np.log(GRID)[:, None, None] * 0.01 + 0.03 * draw.standard_normal((1, 20, 1)) + np.zeros((6, 20, 2))
-    narrow, wide = (break_even(GRID, gains, ratio, monotone=True) for ratio in (0.0, 0.5))
+    narrow, wide = (estimate_break_even(GRID, gains, ratio, monotone=True) for ratio in (0.0, 0.5))
     assert wide.low is not None
     assert wide.high is not None
     assert narrow.low is not None
@@ -94,15 +98,15 @@ def test_the_interval_is_scaled_by_what_splits_share() -> None:
 
 
 def test_words_tell_settings_from_noise() -> None:
-    lost = break_even(GRID, np.full((6, 3, 2), -0.1), 0.5, monotone=False)
-    assert verdict(lost, GRID, -0.1, -0.2) == "never, even without noise"
-    assert verdict(lost, GRID, -0.1, 0.2) == "never: the settings lose it, not the noise"
-    assert verdict(lost, GRID, 0.1, 0.2) == "above 30"
+    lost = estimate_break_even(GRID, np.full((6, 3, 2), -0.1), 0.5, monotone=False)
+    assert describe_break_even(lost, GRID, -0.1, -0.2) == "never, even without noise"
+    assert describe_break_even(lost, GRID, -0.1, 0.2) == "never: the settings lose it, not the noise"
+    assert describe_break_even(lost, GRID, 0.1, 0.2) == "above 30"
 
 
 def test_pure_noise_shows_a_third_to_a_half_of_silos_better_off() -> None:
-    assert 0.3 < better_by_chance(np.array([20, 100]), np.array([0.1, 0.1])) < 0.45
-    assert better_by_chance(np.array([0]), np.array([0.1])) < 0.01
+    assert 0.3 < chance_gain_rate(np.array([20, 100]), np.array([0.1, 0.1])) < 0.45
+    assert chance_gain_rate(np.array([0]), np.array([0.1])) < 0.01
 
 
 def sites_of(records: int) -> Dataset:
@@ -159,39 +163,42 @@ def test_labels_too_rare_to_share_out_are_drawn_at_random() -> None:
 def test_lambda_zero_is_alone_and_infinity_the_release_bit_for_bit() -> None:
     """Golden 5."""
     cell = cell_on(added("pulled", 2, 40, 1.0), 2, 40)
-    objective, held = linear_objective(cell), held_of(cell)[1][0]
-    own, kappa = fits.alone(objective, held, 0)
+    objective, held = find_linear_objective(cell), load_silo_records(cell)[1][0]
+    own, kappa = fits.fit_local_model(objective, held, 0)
     released = np.random.default_rng(0).standard_normal(objective.dimension)
-    penalty = fits.penalties(objective, held.train, kappa)
+    penalty = fits.make_penalties(objective, held.train, kappa)
     start = np.zeros(objective.dimension)
     none, whole = (
-        fits.fit(objective, held.train, penalty, start, 1e-6, Pull(w, released)) for w in (PULLS[0], PULLS[-1])
+        fits.fit_model(objective, held.train, penalty, start, 1e-6, Pull(w, released))
+        for w in (PULL_WEIGHTS[0], PULL_WEIGHTS[-1])
     )
     assert none.tobytes() == own.tobytes()
     assert whole.tobytes() == released.tobytes()
-    middle = fits.fit(objective, held.train, penalty, start, 1e-6, Pull(1.0, released))
+    middle = fits.fit_model(objective, held.train, penalty, start, 1e-6, Pull(1.0, released))
     assert 0.0 < np.linalg.norm(middle - released) < np.linalg.norm(own - released)
 
 
 @pytest.mark.slow
 def test_a_personal_model_takes_a_good_release_and_leaves_a_bad_one() -> None:
     cell = cell_on(added("taken", 40, 15, 0.75), 40, 15)
-    objective = linear_objective(cell)
-    held = held_of(cell)[1][0]
+    objective = find_linear_objective(cell)
+    held = load_silo_records(cell)[1][0]
     good = np.zeros((2, objective.dimension // 2))
     good[:, 0] = [-10.0, 10.0]
-    kappa = fits.alone(objective, held, 0)[1]
-    score = {side: personal(objective, held, side * good.ravel(), 0, kappa) for side in (1.0, -1.0)}
-    assert fits.score_of(objective, score[1.0].point, held.test) >= fits.score_of(
-        objective, fits.alone(objective, held, 0)[0], held.test
+    kappa = fits.fit_local_model(objective, held, 0)[1]
+    score = {side: fit_personal_model(objective, held, side * good.ravel(), 0, kappa) for side in (1.0, -1.0)}
+    assert fits.score_model(objective, score[1.0].point, held.test) >= fits.score_model(
+        objective, fits.fit_local_model(objective, held, 0)[0], held.test
     )
-    assert score[-1.0].pull < 0.4
+    assert score[-1.0].pull_weight < 0.4
     assert score[1.0].judged == "folds"
     read = np.arange(len(held.train.labels)) % 3 > 0
-    assert personal(objective, held, good.ravel(), 0, kappa, read).judged == "folds"  # 5 records judge nothing
-    many = held_of(cell_on(added("judged", 2, 60, 0.75), 2, 60))[1][0]
+    assert (
+        fit_personal_model(objective, held, good.ravel(), 0, kappa, read).judged == "folds"
+    )  # 5 records judge nothing
+    many = load_silo_records(cell_on(added("judged", 2, 60, 0.75), 2, 60))[1][0]
     read = np.arange(60) % 3 > 0
-    assert personal(objective, many, good.ravel(), 0, kappa, read).judged == "spared"
+    assert fit_personal_model(objective, many, good.ravel(), 0, kappa, read).judged == "spared"
 
 
 def flipped(name: str, silos: int, each: int, share: float, distance: float = 1.5, seed: int = 0) -> str:
@@ -234,13 +241,15 @@ def test_a_federation_that_loses_is_told_and_personal_models_limit_it(tmp_path: 
     """Golden 4: labels flipped in half of the silos; with and without noise joining loses, personal does not."""
     tree = federation_of(flipped("half", 6, 20, 0.5), 6, 20)
     path = written(tmp_path, tree)
-    found = joining(Question(path, (), ("untrusted",), (1.0, 30.0), 2, own=True))
-    assert found.along("untrusted").mean() < -0.15
-    assert found.along("untrusted", "personal").mean() > -0.05
-    words = verdict(found.break_even("untrusted"), np.array([1.0, 30.0]), -0.2, found.splits[0].pooled)
+    found = study_joining(JoiningRequest(path, (), ("untrusted",), (1.0, 30.0), 2, with_personal=True))
+    assert found.mean_over_silos("untrusted").mean() < -0.15
+    assert found.mean_over_silos("untrusted", "personal").mean() > -0.05
+    words = describe_break_even(
+        found.find_break_even("untrusted"), np.array([1.0, 30.0]), -0.2, found.splits[0].pooled
+    )
     assert words == "never, even without noise"
-    few = joining(
-        Question(
+    few = study_joining(
+        JoiningRequest(
             written(tmp_path, federation_of(flipped("few", 6, 20, 0.17), 6, 20)), (), ("untrusted",), (30.0,), 1
         )
     )
@@ -271,20 +280,20 @@ def test_a_study_that_was_stopped_goes_on_and_its_cache_is_the_owners(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(tmp_path, federation_of(flipped("stopped", 3, 20, 0.0), 3, 20))
-    question = Question(path, (), ("untrusted",), (1.0,), 1)
-    first = joining(question)
+    question = JoiningRequest(path, (), ("untrusted",), (1.0,), 1)
+    first = study_joining(question)
     for kind in ("worth", "alone"):
-        assert folder_of(kind).stat().st_mode & 0o777 == 0o700
-        assert all(file.stat().st_mode & 0o777 == 0o600 for file in folder_of(kind).iterdir())
-    real = joined._models
+        assert cache_folder(kind).stat().st_mode & 0o777 == 0o700
+        assert all(file.stat().st_mode & 0o777 == 0o600 for file in cache_folder(kind).iterdir())
+    real = joined._train_models
 
     def nothing_runs(cells: Any) -> Any:
         raise AssertionError("computed again")
 
-    monkeypatch.setattr(joined, "_models", nothing_runs)
-    assert np.array_equal(joining(question).along("untrusted"), first.along("untrusted"))
-    monkeypatch.setattr(joined, "_models", real)
-    chart = gain_chart(first)
+    monkeypatch.setattr(joined, "_train_models", nothing_runs)
+    assert np.array_equal(study_joining(question).mean_over_silos("untrusted"), first.mean_over_silos("untrusted"))
+    monkeypatch.setattr(joined, "_train_models", real)
+    chart = make_gain_chart(first)
     assert "each silo alone" in svg(chart)
     save_chart(chart, tmp_path / "gain.svg")
     assert (
@@ -295,16 +304,16 @@ def test_a_study_that_was_stopped_goes_on_and_its_cache_is_the_owners(
 @pytest.mark.slow
 def test_a_damaged_study_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path, federation_of(flipped("damaged", 3, 20, 0.0), 3, 20))
-    question = Question(path, (), ("untrusted",), (1.0,), 0)
-    joining(question)
-    (file,) = folder_of("worth").iterdir()
+    question = JoiningRequest(path, (), ("untrusted",), (1.0,), 0)
+    study_joining(question)
+    (file,) = cache_folder("worth").iterdir()
     sound = json.loads(file.read_text())
 
     def computed(_: Any) -> Any:
         raise InterruptedError
 
-    monkeypatch.setattr(joined, "_models", computed)
-    joining(question)
+    monkeypatch.setattr(joined, "_train_models", computed)
+    study_joining(question)
     damages: tuple[dict[str, Any], ...] = (
         {"gains": {"untrusted": [[0.0]]}},
         {"gains": {}},
@@ -318,17 +327,17 @@ def test_a_damaged_study_is_computed_again(tmp_path: Path, monkeypatch: pytest.M
     for damage in damages:
         file.write_text(json.dumps({**sound, **damage}))
         with pytest.raises(InterruptedError):
-            joining(question)
+            study_joining(question)
     for epsilon in (math.nan, math.inf, 0.0):
         with pytest.raises(InputError, match="rising numbers above 0"):
-            joining(Question(path, (), ("untrusted",), (epsilon,), 0))
+            study_joining(JoiningRequest(path, (), ("untrusted",), (epsilon,), 0))
 
 
 @pytest.mark.parametrize(("splits", "seeds"), [(10**8, 2), (0, 10**8)])
 def test_a_study_of_years_is_refused_at_once(tmp_path: Path, splits: int, seeds: int) -> None:
     path = written(tmp_path, federation_of(flipped("said", 2, 20, 0.0), 2, 20))
     with pytest.raises(InputError, match="at most 1,000"):
-        joining(Question(path, (), ("untrusted",), (1.0,), splits, seeds))
+        study_joining(JoiningRequest(path, (), ("untrusted",), (1.0,), splits, seeds))
 
 
 @pytest.mark.slow
@@ -347,14 +356,14 @@ def test_the_command_says_from_where_on_joining_pays(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_cache_of_other_records_or_of_somebody_else_is_not_believed() -> None:
     cell = cell_on(added("poisoned", 2, 40, 1.0), 2, 40)
-    known = references(cell)
-    key = key_of(cell)
+    known = compute_references(cell)
+    key = cache_key(cell)
     assert key is not None
-    (file,) = folder_of("alone").iterdir()
+    (file,) = cache_folder("alone").iterdir()
     tree = json.loads(file.read_text())
     for lie in ({"records": "0" * 64}, {"key": "0" * 64}, {"metric": "rank"}, {"silos": []}):
         file.write_text(json.dumps({**tree, **lie}))
-        assert references(cell) == known
+        assert compute_references(cell) == known
     silo = tree["silos"][0]
     lies: tuple[dict[str, Any], ...] = (
         {"score": 7.0},
@@ -366,18 +375,18 @@ def test_a_cache_of_other_records_or_of_somebody_else_is_not_believed() -> None:
     )
     for wrong in lies:
         file.write_text(json.dumps({**tree, "silos": [{**silo, **wrong}, *tree["silos"][1:]]}))
-        assert known_references(key) is None, wrong
+        assert read_references(key) is None, wrong
     for text in ("[" * 200_000, '{"a":' * 100_000, "", json.dumps({**tree, "of": float("inf")})):
         file.write_text(text)
-        assert known_references(key) is None
+        assert read_references(key) is None
     tree["silos"][0]["score"] = 7.0
     file.write_text(json.dumps(tree))
-    assert references(cell) == known
+    assert compute_references(cell) == known
     file.chmod(0o622)
-    assert known_references(key) is None
+    assert read_references(key) is None
     file.unlink()
     file.symlink_to("/dev/zero")
-    assert known_references(key) is None
+    assert read_references(key) is None
 
 
 @pytest.mark.slow
@@ -389,7 +398,7 @@ def test_a_table_has_the_row_of_each_silo_alone_and_never_computes_it(tmp_path: 
     done = CliRunner().invoke(app, ["worth", str(tmp_path / "run"), "--alone"])
     assert done.exit_code == 0, done.output
     text = render(results, "markdown")
-    mean = np.mean([references(resolve_cell({**tree, "seed": seed}, "x")).mean for seed in (0, 1)])
+    mean = np.mean([compute_references(resolve_cell({**tree, "seed": seed}, "x")).mean_score for seed in (0, 1)])
     (row,) = [line for line in text.splitlines() if "each silo alone, nothing released" in line]
     assert f"{100 * mean:.1f}" in row
     assert "nothing released" in render(results, "latex")
@@ -416,13 +425,13 @@ def test_the_row_of_each_silo_alone_has_its_name_where_nothing_is_swept(tmp_path
 @pytest.mark.parametrize("wrong", [np.full(42, np.nan), np.zeros(7)])
 def test_a_model_of_another_scenario_or_without_numbers_is_refused(wrong: np.ndarray[Any, Any]) -> None:
     cell = cell_on(added("refused-model", 2, 40, 1.0), 2, 40)
-    known = references(cell)
+    known = compute_references(cell)
     with pytest.raises(InputError, match="a model of shape"):
-        gains_of(cell, known, wrong)
+        evaluate_gains(cell, known, wrong)
 
 
 def test_a_silo_of_one_record_has_a_reference() -> None:
-    one = references(cell_on(added("single", 4, 1, 1.0), 4, 1, federation={"rounds": 1, "batch": 1}))
+    one = compute_references(cell_on(added("single", 4, 1, 1.0), 4, 1, federation={"rounds": 1, "batch": 1}))
     assert all(silo.train == 1 for silo in one.silos)
 
 
@@ -441,5 +450,5 @@ def test_splits_that_mean_nothing_are_refused(keys: dict[str, Any], said: str) -
 
 @pytest.mark.parametrize("written", [{"privacy": [1]}, {"algorithm": "sgd"}, {"data": {"name": "/dev/zero"}}, {}])
 def test_a_scenario_that_somebody_wrote_has_no_row(written: dict[str, Any]) -> None:
-    references(cell_on(added("filled", 2, 40, 1.0), 2, 40))
-    assert alone_of([written]) == {}
+    compute_references(cell_on(added("filled", 2, 40, 1.0), 2, 40))
+    assert find_references([written]) == {}

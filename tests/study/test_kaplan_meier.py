@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedpriv.addons.statistics.curves import Z, survival_bands
-from fedpriv.addons.statistics.indicators import summing
+from fedpriv.addons.statistics.curves import Z, compute_survival_bands
+from fedpriv.addons.statistics.indicators import prefix_root_matrix
 
 Floats = NDArray[np.float64]
 QUICK, FULL = 2_000, 20_000
@@ -43,7 +43,7 @@ class World(NamedTuple):
         chances = np.concatenate([self.events * leaving, self.censored * leaving, staying[-1:]])
         counts = draw.multinomial(self.records, chances, federations).astype(float)
         died, gone = counts[:, : self.bins], counts[:, self.bins :]
-        sums = np.hstack([died @ summing(self.bins), gone @ summing(self.bins + 1)])
+        sums = np.hstack([died @ prefix_root_matrix(self.bins), gone @ prefix_root_matrix(self.bins + 1)])
         return sums + self.noise * draw.normal(size=sums.shape)
 
 
@@ -67,11 +67,11 @@ WORLDS = [
 
 def shares_of(world: World, federations: int) -> Floats:
     """How often each edge's band has the truth, among the curves that reach it."""
-    bands = survival_bands(world.released(federations), world.noise)
+    bands = compute_survival_bands(world.released(federations), world.noise)
     assert np.all((bands.low <= bands.values) & (bands.values <= bands.high))
-    hits = (bands.low <= world.truth) & (world.truth <= bands.high) & bands.known
-    assert np.all(np.mean(bands.known, axis=0) > 0.5)
-    return np.asarray(np.sum(hits, axis=0) / np.sum(bands.known, axis=0))
+    hits = (bands.low <= world.truth) & (world.truth <= bands.high) & bands.is_shown
+    assert np.all(np.mean(bands.is_shown, axis=0) > 0.5)
+    return np.asarray(np.sum(hits, axis=0) / np.sum(bands.is_shown, axis=0))
 
 
 @pytest.mark.parametrize("world", WORLDS, ids=str)
@@ -99,7 +99,7 @@ def test_hazards_that_grow_are_covered(federations: int) -> None:
     seen = (event <= censored) & (bins < 10)
     died = np.stack([np.sum(seen & (bins == each), axis=1) for each in range(10)], axis=1)
     gone = np.stack([np.sum(~seen & (bins == each), axis=1) for each in range(11)], axis=1)
-    bands = survival_bands(np.hstack([died @ summing(10), gone @ summing(11)]), 0.0)
+    bands = compute_survival_bands(np.hstack([died @ prefix_root_matrix(10), gone @ prefix_root_matrix(11)]), 0.0)
     truth = np.exp(-0.3 * edges[1:] ** 3)
     covered = np.mean((bands.low <= truth) & (truth <= bands.high), axis=0)
     assert np.min(covered[3:]) >= LEAST - 4.9 * math.sqrt(LEAST * (1.0 - LEAST) / federations)
@@ -109,7 +109,7 @@ def test_a_band_without_an_event_has_a_length() -> None:
     """No event among 100: S may be .97, and a band of S = 1 alone says that nobody dies."""
     gone = np.zeros((1, 4))
     gone[0, -1] = 100.0
-    bands = survival_bands(np.hstack([np.zeros((1, 3)), gone @ summing(4)]), 0.0)
+    bands = compute_survival_bands(np.hstack([np.zeros((1, 3)), gone @ prefix_root_matrix(4)]), 0.0)
     assert np.all(bands.values == 1.0)
     assert np.all(bands.high == 1.0)
     assert np.all(np.abs(bands.low - math.exp(-(Z**2) / 100.0)) < 1e-9)
@@ -119,9 +119,9 @@ def test_a_band_without_an_event_has_a_length() -> None:
 def test_the_start_has_the_deviation_of_its_own_noise(bins: int) -> None:
     """It was that of the number at risk in the first bin, which has half of those censored there: .904 of it."""
     units = np.eye(2 * bins + 1)
-    bands = survival_bands(units, 3.0)
+    bands = compute_survival_bands(units, 3.0)
     assert bands.start_error == pytest.approx(3.0 * float(np.linalg.norm(bands.start)), rel=1e-12)
     world = World(1000, 10.0, bins)
-    found = survival_bands(world.released(QUICK), world.noise)
+    found = compute_survival_bands(world.released(QUICK), world.noise)
     covered = float(np.mean(np.abs(found.start - world.records) <= Z * found.start_error))
     assert abs(covered - 0.95) <= 4.9 * math.sqrt(0.95 * 0.05 / QUICK)

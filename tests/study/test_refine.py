@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import fedpriv
 from fedpriv.addons.worth import local_models as fits
-from fedpriv.addons.worth.worth import held_of, linear_objective
+from fedpriv.addons.worth.worth import find_linear_objective, load_silo_records
 from fedpriv.cli.app import app
 from tests.study.test_worth import added, cell_on, own_cache, two_classes
 
@@ -127,11 +127,11 @@ def test_what_cannot_be_refined_is_told_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [1e30, 1e160, 1e308, np.inf, np.nan])
 def test_a_server_that_picks_every_float_does_not_pick_the_personal_model(size: float) -> None:
     cell = cell_on(added("hostile", 2, 60, 1.0), 2, 60)
-    objective, held = linear_objective(cell), held_of(cell)[1][0]
-    _, kappa = fits.alone(objective, held, cell.seed)
+    objective, held = find_linear_objective(cell), load_silo_records(cell)[1][0]
+    _, kappa = fits.fit_local_model(objective, held, cell.seed)
     hostile = np.where(np.arange(objective.dimension) % 2, -size, size)
-    mine = fits.personal(objective, held, hostile, cell.seed, kappa)
-    assert mine.pull == 0.0
+    mine = fits.fit_personal_model(objective, held, hostile, cell.seed, kappa)
+    assert mine.pull_weight == 0.0
     assert np.abs(mine.point).max() < 100.0
 
 
@@ -155,10 +155,12 @@ def test_nothing_of_a_personal_model_is_in_a_run_or_on_the_wire(tmp_path: Path) 
         assert done.exit_code == 0, done.output
     after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     assert before == after
-    objective, held = linear_objective(cell), held_of(cell)[1][0]
-    own, _ = fits.alone(objective, held, cell.seed)
+    objective, held = find_linear_objective(cell), load_silo_records(cell)[1][0]
+    own, _ = fits.fit_local_model(objective, held, cell.seed)
     released = np.load(next((tmp_path / "run").rglob("*.npy"))).astype(np.float64)
-    mine = fits.personal(objective, held, released, cell.seed, fits.alone(objective, held, cell.seed)[1]).point
+    mine = fits.fit_personal_model(
+        objective, held, released, cell.seed, fits.fit_local_model(objective, held, cell.seed)[1]
+    ).point
     for secret in (own, mine):
         for kind in (np.float32, np.float64):
             piece = secret.astype(kind)[:2].tobytes()

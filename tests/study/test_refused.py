@@ -12,8 +12,8 @@ import pytest
 
 from fedpriv.accounting.selection import NegativeBinomial
 from fedpriv.addons.tune import tune as search
-from fedpriv.addons.tune.grids import HeldOut, Row, check_grid, held_out_of, settings_of, trial
-from fedpriv.addons.tune.tune import check_promise, tuned_privately
+from fedpriv.addons.tune.grids import HeldOut, TuningRow, check_grid, hold_out, list_settings, make_trial
+from fedpriv.addons.tune.tune import check_promise, tune_privately
 from fedpriv.claims.ledger import releases_of
 from fedpriv.claims.outcome import finished_after
 from fedpriv.core.errors import InputError
@@ -162,8 +162,8 @@ def test_a_private_choice_is_divided_by_no_count_that_cells_decide(
     cell = resolve_cell({**table, "federation": {"silos": 2, "rounds": 2, "batches": [2, 2]}}, "test")
     scenario = load_scenario(_written(tmp_path))
     with pytest.raises(InputError, match=rf"--private: by table\..*{key}.* the number of held-out records"):
-        tuned_privately(
-            scenario, [(Row({}, cell, {}), [{}])], HeldOut(5, 40, ((5,),)), [], NegativeBinomial(2.0, 0.0),
+        tune_privately(
+            scenario, [(TuningRow({}, cell, {}), [{}])], HeldOut(5, 40, ((5,),)), [], NegativeBinomial(2.0, 0.0),
             np.random.default_rng(1),
         )  # fmt: skip
 
@@ -179,16 +179,16 @@ def test_a_private_choice_refuses_another_promise_whoever_made_the_grid(tmp_path
     scenario = load_scenario(tmp_path / "plain.toml")
     cell = scenario.points[0].cell
     for key, value in (("privacy.relation", "replace-one"), ("algorithm.trust", "untrusted")):
-        row = Row({"algorithm.name": "dp-sgd"}, cell, {key: [value]})
+        row = TuningRow({"algorithm.name": "dp-sgd"}, cell, {key: [value]})
         with pytest.raises(InputError, match=f"--private: {key} = '{value}' while tuning"):
-            tuned_privately(
-                scenario, [(row, settings_of(row.grid))], held_out_of(cell, 100), [], NegativeBinomial(2.0, 0.0),
+            tune_privately(
+                scenario, [(row, list_settings(row.grid))], hold_out(cell, 100), [], NegativeBinomial(2.0, 0.0),
                 np.random.default_rng(1),
             )  # fmt: skip
-    row = Row({"algorithm.name": "dp-sgd"}, cell, {"algorithm.step": [1.0]})
+    row = TuningRow({"algorithm.name": "dp-sgd"}, cell, {"algorithm.step": [1.0]})
     with pytest.raises(InputError, match=r"--private: data\.validation = 50 while tuning"):
-        tuned_privately(
-            scenario, [(row, settings_of(row.grid))], held_out_of(cell, 100), ["data.validation=50"],
+        tune_privately(
+            scenario, [(row, list_settings(row.grid))], hold_out(cell, 100), ["data.validation=50"],
             NegativeBinomial(2.0, 0.0), np.random.default_rng(1),
         )  # fmt: skip
 
@@ -196,9 +196,9 @@ def test_a_private_choice_refuses_another_promise_whoever_made_the_grid(tmp_path
 def test_a_private_choice_of_a_regression_is_refused_before_a_run(tmp_path: Path) -> None:
     (tmp_path / "plain.toml").write_text(SCENARIO)
     scenario = load_scenario(tmp_path / "plain.toml", ["model.name=linear-regression"])
-    row = Row({}, scenario.points[0].cell, {})
+    row = TuningRow({}, scenario.points[0].cell, {})
     with pytest.raises(InputError, match="which a regression does not have"):
-        tuned_privately(
+        tune_privately(
             scenario, [(row, [{}])], HeldOut(100, 6000, ((100,),)), [], NegativeBinomial(2.0, 0.0),
             np.random.default_rng(1),
         )  # fmt: skip
@@ -273,9 +273,10 @@ def test_trials_of_larger_batches_have_fewer_rounds(tmp_path: Path) -> None:
     """What is left of the records is shared out by the setting's own batch."""
     (tmp_path / "plain.toml").write_text(SCENARIO)
     cell = load_scenario(tmp_path / "plain.toml").points[0].cell
-    held_out = held_out_of(cell, 600)
+    held_out = hold_out(cell, 600)
     rounds = {
-        batch: trial(cell, {"federation.batch": batch}, held_out, [], 1).federation.rounds for batch in (54, 60)
+        batch: make_trial(cell, {"federation.batch": batch}, held_out, [], 1).federation.rounds
+        for batch in (54, 60)
     }
     assert rounds == {54: 20, 60: 18}
 

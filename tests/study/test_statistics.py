@@ -13,9 +13,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedpriv.addons.statistics.indicators import PRESENT, Cells, extent_of, square_root, summing
-from fedpriv.addons.statistics.plan import Asked, read_plan
-from fedpriv.addons.statistics.tables import TRUSTS, Statistics, TableResult, result_of
+from fedpriv.addons.statistics.indicators import (
+    PRESENT_MOMENT,
+    Cells,
+    find_extent,
+    prefix_root,
+    prefix_root_matrix,
+)
+from fedpriv.addons.statistics.plan import TableRequest, read_plan
+from fedpriv.addons.statistics.tables import TRUSTS, Statistics, TableResult, read_table
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import InputError
 from fedpriv.data.schema import TableSchema
@@ -40,10 +46,10 @@ def released(table: Cells, codes: NDArray[np.int64], mu: float, draw: np.random.
     counts, parts, start = np.bincount(codes, minlength=table.size).astype(float), [], 0
     for block in table.blocks:
         own = counts[start : start + block.size]
-        root = summing(block.size)
+        root = prefix_root_matrix(block.size)
         parts.append({"plain": own, "prefix": root @ own, "suffix": root.T @ own}[block.kind])
         start += block.size
-    std = extent_of(table.blocks)[1] / mu
+    std = find_extent(table.blocks)[1] / mu
     return np.concatenate(parts) + std * draw.normal(size=table.size), std
 
 
@@ -60,13 +66,13 @@ def one(
     kind: str, raw: NDArray[np.float64], edges: list[float], mu: float, draw: np.random.Generator
 ) -> TableResult:
     of = ("time", "event") if kind == "survival" else ("time",)
-    asked = Asked(of=of, kind=kind, edges={"time": tuple(edges)})  # type: ignore[arg-type]
+    asked = TableRequest(of=of, kind=kind, edges={"time": tuple(edges)})  # type: ignore[arg-type]
     place = [SCHEMA_OF_TIMES.raw.index(name) for name in of]
     axes: list[dict[str, Any]] = [{"column": place[0], "edges": edges}]
     axes += [{"column": place[1], "words": 2}] if kind == "survival" else []
     form = {"counts": "counts", "quantiles": "prefix", "survival": "survival"}[kind]
     table = Cells.model_validate({"axes": axes, "form": form})
-    return result_of(asked, table, SCHEMA_OF_TIMES, *released(table, table.codes(raw), mu, draw))
+    return read_table(asked, table, SCHEMA_OF_TIMES, *released(table, table.codes(raw), mu, draw))
 
 
 def cells_of(times: NDArray[np.float64], events: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
@@ -123,7 +129,7 @@ def test_intervals_of_raw_sums_up_to_an_edge_cover(federations: int, count: int,
     for seed in range(federations):
         raw = cells_of(draw.gamma(2.0, 1.5, count))
         vector, _ = released(table, table.codes(raw), mu, np.random.default_rng(seed))
-        total = float((summing(len(edges) + 1) @ vector[: len(edges) + 1])[-1])
+        total = float((prefix_root_matrix(len(edges) + 1) @ vector[: len(edges) + 1])[-1])
         (curve,) = one("quantiles", raw, edges, mu, np.random.default_rng(seed)).curves
         below = np.cumsum(np.histogram(raw[:, 1], [-np.inf, *edges])[0]) / total
         for true, low, high in zip(below.tolist(), curve.low, curve.high, strict=True):
@@ -164,12 +170,12 @@ def test_intervals_of_means_and_deviations_cover(federations: int) -> None:
     for _ in range(federations):
         times = np.minimum(draw.gamma(4.0, 1.0, 500), 10.0)
         x = np.append(times, np.nan) / 5.0 - 1.0
-        sums = np.array([np.nansum(x), np.nansum(2.0 * x**2 - 1.0), PRESENT * 500])
+        sums = np.array([np.nansum(x), np.nansum(2.0 * x**2 - 1.0), PRESENT_MOMENT * 500])
         std = table.extent[1] / 1.0
         released_sums = sums + std * draw.normal(size=3)
-        asked = Asked(of=("time",), kind="means")
+        asked = TableRequest(of=("time",), kind="means")
         true = {"values": 500.0, "mean": float(times.mean()), "deviation": float(times.std())}
-        for estimate in result_of(asked, table, SCHEMA_OF_TIMES, released_sums, std).estimates:
+        for estimate in read_table(asked, table, SCHEMA_OF_TIMES, released_sums, std).estimates:
             wanted = true[estimate.of[0]] if estimate.covers == "these records" else 3.98635
             hits.setdefault((estimate.of[0], estimate.covers), []).append(estimate.low <= wanted <= estimate.high)
     told("500 records, mu 1", {" ".join(name): float(np.mean(each)) for name, each in hits.items()})
@@ -214,8 +220,8 @@ def test_a_curve_ends_where_too_few_are_at_risk_and_never_rises() -> None:
     assert list(curve.values) == sorted(curve.values, reverse=True)
     assert all(low <= value <= high for low, value, high in zip(curve.low, curve.values, curve.high, strict=True))
 
-    assert summing(5) @ summing(5) == pytest.approx(np.tril(np.ones((5, 5))))
-    assert square_root(1).tolist() == [1.0]
+    assert prefix_root_matrix(5) @ prefix_root_matrix(5) == pytest.approx(np.tril(np.ones((5, 5))))
+    assert prefix_root(1).tolist() == [1.0]
 
 
 def tree_of(path: Path, **changes: Any) -> dict[str, Any]:
@@ -230,13 +236,13 @@ def tree_of(path: Path, **changes: Any) -> dict[str, Any]:
 
 def values_of(asked: Statistics, engine: str = "vectorized") -> list[TableResult]:
     (outcome,) = engine_named(engine)([asked.cell], RunObserver())
-    return asked.results(outcome.finished.model)
+    return asked.read_tables(outcome.finished.model)
 
 
 def test_sites_are_counted_like_any_column(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "t.csv", rows(600))
     privacy = {"relation": "replace-one", "mu": 50.0}
-    asked = Statistics.of(read_plan(tree_of(path, table=[{"of": ["hospital"]}], privacy=privacy)))
+    asked = Statistics.from_plan(read_plan(tree_of(path, table=[{"of": ["hospital"]}], privacy=privacy)))
     (table,) = values_of(asked)
     train = [row for row in rows(600) if row["part"] == "train"]
     for estimate in table.estimates:
@@ -246,7 +252,7 @@ def test_sites_are_counted_like_any_column(tmp_path: Path) -> None:
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_engines_release_the_same_tables_near_the_truth(tmp_path: Path, trust: str) -> None:
     path = write_csv(tmp_path / "t.csv", rows(600))
-    asked = Statistics.of(read_plan(tree_of(path, trust=trust)))
+    asked = Statistics.from_plan(read_plan(tree_of(path, trust=trust)))
     assert asked.cell.batch_sizes == (360, 240)
     train = [row for row in rows(600) if row["part"] == "train"]
     first, second = values_of(asked), values_of(asked, "inprocess")
@@ -256,21 +262,21 @@ def test_engines_release_the_same_tables_near_the_truth(tmp_path: Path, trust: s
     for estimate in first[1].estimates:
         true = sum((row["sex"], row["outcome"]) == estimate.of for row in train)
         assert abs(estimate.value - true) <= 4.5 * estimate.standard_error
-    assert asked.errors(trust) == asked.errors()
-    assert asked.errors("untrusted")[0] == pytest.approx(math.sqrt(2) * asked.errors("trusted")[0])
+    assert asked.noise_stds(trust) == asked.noise_stds()
+    assert asked.noise_stds("untrusted")[0] == pytest.approx(math.sqrt(2) * asked.noise_stds("trusted")[0])
 
 
 def test_integers_of_a_simulation_are_those_tables(tmp_path: Path) -> None:
     """In process, with the arithmetic and the noise of a deployment under the test key."""
     path = write_csv(tmp_path / "t.csv", rows(600))
-    asked = Statistics.of(read_plan(tree_of(path, trust="secure-aggregation")))
+    asked = Statistics.from_plan(read_plan(tree_of(path, trust="secure-aggregation")))
     run = asked.cell.run.model_copy(update={"arithmetic": "integers"})
     (outcome,) = engine_named("inprocess")([asked.cell.model_copy(update={"run": run})], RunObserver())
     stream = outcome.finished.releases[0]
     assert stream.integers is not None
     assert stream.mu <= 1.0
     train = [row for row in rows(600) if row["part"] == "train"]
-    for estimate in asked.results(outcome.finished.model, released=True)[1].estimates:
+    for estimate in asked.read_tables(outcome.finished.model, for_release=True)[1].estimates:
         true = sum((row["sex"], row["outcome"]) == estimate.of for row in train)
         assert abs(estimate.value - true) <= 4.5 * estimate.standard_error
 
@@ -281,9 +287,9 @@ def test_persons_count_once_however_many_rows_they_have(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "t.csv", listed)
     privacy = {"relation": "replace-one", "mu": 50.0, "unit": "user", "records": 8}
     tree = tree_of(path, privacy=privacy, data={"name": str(path), "table": {**FILLED, "person": "patient"}})
-    asked = Statistics.of(read_plan({**tree, "trust": "trusted"}))
+    asked = Statistics.from_plan(read_plan({**tree, "trust": "trusted"}))
     persons = {row["patient"] for row in listed}
-    assert asked.records == len(persons)
+    assert asked.unit_count == len(persons)
     shares: dict[str, list[bool]] = {}
     for row in listed:
         if row["part"] == "train":
@@ -312,7 +318,7 @@ def test_plans_that_are_none_are_refused_in_one_line(
 ) -> None:
     path = write_csv(tmp_path / "t.csv", rows())
     with pytest.raises(InputError, match=words) as refused:
-        Statistics.of(read_plan(tree_of(path, **changes)))
+        Statistics.from_plan(read_plan(tree_of(path, **changes)))
     assert "\n" not in str(refused.value)
 
 
@@ -320,12 +326,12 @@ def test_rows_that_are_dropped_are_not_counted_as_if_nobody_lacked_a_value(tmp_p
     path = write_csv(tmp_path / "t.csv", rows())
     data = {"name": str(path), "table": {**SCHEMA, "missing": "drop"}}
     with pytest.raises(InputError, match="to be counted as missing"):
-        Statistics.of(read_plan(tree_of(path, data=data)))
+        Statistics.from_plan(read_plan(tree_of(path, data=data)))
 
 
 def test_a_table_that_puts_no_row_aside_has_statistics_and_no_model(tmp_path: Path) -> None:
     schema = {key: value for key, value in FILLED.items() if key != "split"} | {"test_share": 0.0}
     path = write_csv(tmp_path / "t.csv", rows())
-    asked = Statistics.of(read_plan(tree_of(path, data={"name": str(path), "table": schema})))
-    assert asked.records == 60
+    asked = Statistics.from_plan(read_plan(tree_of(path, data={"name": str(path), "table": schema})))
+    assert asked.unit_count == 60
     assert len(values_of(asked)) == 3

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from fedpriv.accounting.selection import NegativeBinomial, Poisson, Selection
-from fedpriv.addons.tune.command import with_file
+from fedpriv.addons.tune.command import complete_request
 from fedpriv.addons.tune.grids import (
-    chosen_settings,
-    grid_around,
-    held_out_of,
-    places,
-    rows_of,
-    settings_of,
-    trial,
+    choose_settings,
+    find_positions,
+    hold_out,
+    list_settings,
+    make_default_grid,
+    make_trial,
+    pair_grids,
 )
 from fedpriv.addons.tune.options import TuneRequest
 from fedpriv.addons.tune.tune import noisy_score
@@ -190,19 +190,19 @@ def test_held_out_records_are_said_to_be_whose_they_are() -> None:
     """By silo, as a run of the scenario spreads them."""
     tree = small_tree(federation__rounds=1500, federation__silos=4)
     cell = resolve_cell(tree, "test")
-    found = held_out_of(cell, 1000)
-    assert found.of == len(task_of_cell(cell).train.labels) == 6000
-    assert sum(found.runs[0]) == 1000, "every record is read once"
-    (by_silo,) = found.runs
+    found = hold_out(cell, 1000)
+    assert found.total_count == len(task_of_cell(cell).train.labels) == 6000
+    assert sum(found.silo_counts_by_run[0]) == 1000, "every record is read once"
+    (by_silo,) = found.silo_counts_by_run
     assert by_silo == tuple(int((order >= 5000).sum()) for order in spread(cell))
-    assert f"{min(by_silo)} to {max(by_silo)} to each of 4" in found.words
-    of_clients = held_out_of(
+    assert f"{min(by_silo)} to {max(by_silo)} to each of 4" in found.description
+    of_clients = hold_out(
         resolve_cell(small_tree(federation__rounds=750, privacy__unit="client", privacy__records=2), "test"), 1000
     )
-    assert of_clients.of == 6000
-    assert 700 < sum(of_clients.runs[0]) < 800, "three quarters of the records are read"
+    assert of_clients.total_count == 6000
+    assert 700 < sum(of_clients.silo_counts_by_run[0]) < 800, "three quarters of the records are read"
     with pytest.raises(InputError, match="--held-out 6000: synthetic has 6000 training records"):
-        held_out_of(cell, 6000)
+        hold_out(cell, 6000)
 
 
 @pytest.mark.every(3)
@@ -212,8 +212,8 @@ def test_held_out_records_are_said_to_be_whose_they_are() -> None:
 )  # fmt: skip
 def test_what_is_left_of_the_records_is_what_trials_read(federation: dict[str, Any]) -> None:
     cell = resolve_cell({**small_tree(), "federation": federation}, "test")
-    held_out = held_out_of(cell, 1500)
-    tried = trial(cell, {"algorithm.diameter": 0.2}, held_out, [], 5)
+    held_out = hold_out(cell, 1500)
+    tried = make_trial(cell, {"algorithm.diameter": 0.2}, held_out, [], 5)
     assert (tried.data.validation, tried.seed, tried.run.evaluations) == (1500, 5, 1)
     assert len(task_of_cell(tried).train.labels) == 4500
     read = np.concatenate([order.numpy() for order in spread(tried)])
@@ -224,10 +224,10 @@ def test_what_is_left_of_the_records_is_what_trials_read(federation: dict[str, A
 def test_rows_of_other_grids_get_as_many_settings() -> None:
     grids = [{"a": [1, 2, 3]}, {"a": [1, 2], "b": [3, 4, 5, 6]}, {"a": [7, 8, 9]}]
     with pytest.raises(InputError, match="grids of 3 and 8 settings: every row gets as many, so give --trials 3"):
-        chosen_settings(grids, None, np.random.default_rng(1))
+        choose_settings(grids, None, np.random.default_rng(1))
     with pytest.raises(InputError, match="--trials 4: the smallest grid has 3 settings"):
-        chosen_settings(grids, 4, np.random.default_rng(1))
-    found = chosen_settings(grids, 2, np.random.default_rng(1))
+        choose_settings(grids, 4, np.random.default_rng(1))
+    found = choose_settings(grids, 2, np.random.default_rng(1))
     assert [len({tuple(setting.items()) for setting in settings}) for settings in found] == [2, 2, 2]
     assert [setting["a"] + 6 for setting in found[0]] == [setting["a"] for setting in found[2]]
 
@@ -240,12 +240,12 @@ def test_without_a_grid_the_numbers_of_the_scenario_are_varied() -> None:
         ),
         "test",
     )
-    grid = grid_around(cell)
+    grid = make_default_grid(cell)
     assert grid["algorithm.clip"] == [0.2222, 0.6667, 2.0, 6.0, 18.0]
     assert set(grid) == {"algorithm.clip", "algorithm.step"}, "momentum lies between 0 and 1: no scale"
-    (of_two, edge) = places(grid, {"algorithm.clip": 2.0, "algorithm.step": grid["algorithm.step"][-1]})
-    assert ((of_two.number, of_two.of, of_two.edge), edge.edge) == ((3, 5, False), True)
-    assert len(grid_around(resolve_cell(small_tree(), "test"))["algorithm.diameter"]) == 25
+    (of_two, edge) = find_positions(grid, {"algorithm.clip": 2.0, "algorithm.step": grid["algorithm.step"][-1]})
+    assert ((of_two.number, of_two.count, of_two.is_edge), edge.is_edge) == ((3, 5, False), True)
+    assert len(make_default_grid(resolve_cell(small_tree(), "test"))["algorithm.diameter"]) == 25
 
 
 @pytest.mark.slow
@@ -362,16 +362,16 @@ TUNINGS = sorted((Path(__file__).resolve().parents[2] / "scenarios" / "tuning").
 @pytest.mark.parametrize("path", TUNINGS, ids=lambda path: path.stem)
 def test_every_row_of_the_table_gets_the_same_number_of_settings(path: Path) -> None:
     """Every value of the axis has a grid, no grid is for a row that is not there, and seeds are fresh."""
-    asked, grids = with_file(TuneRequest(path))
+    asked, grids = complete_request(TuneRequest(path))
     scenario = load_scenario(asked.scenario)
-    assert grids.of_value is not None
+    assert grids.by_value is not None
     assert not set(asked.seeds or []) & set(scenario.seeds)
-    rows = rows_of(scenario, grids.of_value, grids.axis)
+    rows = pair_grids(scenario, grids.by_value, grids.axis)
     printed = BY_THEOREM.get(path.stem, frozenset())
     points = [point for point in scenario.points if point.swept.get(grids.axis) not in printed]
     assert len(rows) == len(points) / len(scenario.seeds)
-    assert {len(settings_of(grid)) for _, _, grid in rows} == {len(settings_of(rows[0][2]))}
+    assert {len(list_settings(grid)) for _, _, grid in rows} == {len(list_settings(rows[0][2]))}
     values = scenario.axes.get(grids.axis)
-    assert values is None or set(values) == set(grids.of_value) | printed
+    assert values is None or set(values) == set(grids.by_value) | printed
     of_theorems = [point.cell.algorithm.settings for point in scenario.points if point not in points]
     assert all(getattr(own, "step") == "paper" for own in of_theorems)  # noqa: B009 - momentum's alone

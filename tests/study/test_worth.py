@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 import fedpriv
 from fedpriv.addons.worth import local_models as fits
 from fedpriv.addons.worth import worth
-from fedpriv.addons.worth.local_models import PENALTIES, Held, LinearHazards, folds_of
-from fedpriv.addons.worth.references import MOST_SILOS, Alone, References, spread
-from fedpriv.addons.worth.worth import gains_of, held_of, linear_objective, references
+from fedpriv.addons.worth.local_models import PENALTIES, LinearHazards, SiloRecords, assign_folds
+from fedpriv.addons.worth.references import MAX_REFERENCE_SILOS, LocalModelScores, References, deviation_over_silos
+from fedpriv.addons.worth.worth import compute_references, evaluate_gains, find_linear_objective, load_silo_records
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError
 from fedpriv.loss.objective import Records
@@ -73,20 +73,20 @@ def added(name: str, silos: int, each: int, distance: float, tests: int = 2_000)
 def test_a_federation_of_small_silos_gains_what_pooling_gives() -> None:
     """|m| = .75, 15 records a silo: ten such federations gain 14 to 18 points by pooling."""
     cell = cell_on(added("worth-gains", 40, 15, 0.75), 40, 15)
-    known = references(cell)
-    pooled = gains_of(cell, known, worth.pooled(cell))
+    known = compute_references(cell)
+    pooled = evaluate_gains(cell, known, worth.fit_pooled_model(cell))
     assert known.of == 40
-    assert len(known.silos) == MOST_SILOS
-    assert 0.55 < known.mean < 0.70
+    assert len(known.silos) == MAX_REFERENCE_SILOS
+    assert 0.55 < known.mean_score < 0.70
     assert 0.12 < pooled.gain < 0.20
 
 
 def test_alone_is_the_minimum_of_the_penalised_mean_loss() -> None:
     cell = cell_on(added("worth-minimum", 2, 40, 1.0), 2, 40)
-    objective = linear_objective(cell)
-    held = held_of(cell)[1][0]
-    penalty = fits.penalties(objective, held.train, 0.1)
-    found = torch.tensor(fits.fit(objective, held.train, penalty, np.zeros(objective.dimension), 1e-6))
+    objective = find_linear_objective(cell)
+    held = load_silo_records(cell)[1][0]
+    penalty = fits.make_penalties(objective, held.train, 0.1)
+    found = torch.tensor(fits.fit_model(objective, held.train, penalty, np.zeros(objective.dimension), 1e-6))
     point = found.requires_grad_()
     loss = objective.losses(point, held.train).mean() + (torch.from_numpy(penalty) * point.square()).sum() / 2.0
     (gradient,) = torch.autograd.grad(loss, point)
@@ -101,25 +101,25 @@ def test_labels_flipped_in_half_of_the_silos_make_joining_lose_and_own_intercept
     train, test = two_classes(8, 40, 1.5, 1_000)
     sites = np.repeat(np.arange(8), 40)
     labels = np.where(sites % 2 == 1, 1 - train[1], train[1])
-    objective = linear_objective(cell_on(added("worth-flipped", 8, 40, 1.5), 8, 40))
-    model = held_of(cell_on("worth-flipped", 8, 40))[1][0]
+    objective = find_linear_objective(cell_on(added("worth-flipped", 8, 40, 1.5), 8, 40))
+    model = load_silo_records(cell_on("worth-flipped", 8, 40))[1][0]
     scores, united = [], []
     features = np.concatenate([train[0] / 8.0, np.ones((320, 1))], axis=1)
     tests = np.concatenate([test[0] / 8.0, np.ones((1_000, 1))], axis=1)
     pooled = Records(torch.from_numpy(features), torch.from_numpy(labels))
-    x, _ = fits.alone(objective, Held(-1, "pooled", pooled, np.arange(320), model.test), 0)
+    x, _ = fits.fit_local_model(objective, SiloRecords(-1, "pooled", pooled, np.arange(320), model.test), 0)
     for silo in range(8):
         own = sites == silo
         right = 1 - test[1] if silo % 2 else test[1]
-        held = Held(
+        held = SiloRecords(
             silo,
             f"silo {silo}",
             Records(torch.from_numpy(features[own]), torch.from_numpy(labels[own])),
             np.arange(40),
             Records(torch.from_numpy(tests), torch.from_numpy(right)),
         )
-        scores.append(fits.score_of(objective, fits.alone(objective, held, 0)[0], held.test))
-        united.append(fits.score_of(objective, fits.recalibrated(objective, held, x), held.test))
+        scores.append(fits.score_model(objective, fits.fit_local_model(objective, held, 0)[0], held.test))
+        united.append(fits.score_model(objective, fits.recalibrate(objective, held, x), held.test))
     assert np.mean(scores) > 0.8
     assert np.mean(united) < np.mean(scores) - 0.2
 
@@ -129,8 +129,8 @@ def test_skewed_labels_are_judged_on_the_silos_own_shares() -> None:
     cell = cell_on(
         added("worth-skewed", 4, 50, 1.0), 4, 50, data={"partition": "shards", "shards": 1, "name": "worth-skewed"}
     )
-    known = references(cell)
-    assert known.mean > 0.95
+    known = compute_references(cell)
+    assert known.mean_score > 0.95
     assert all(silo.penalty == PENALTIES[0] for silo in known.silos if silo.majority == 1.0)
     assert [silo.constant for silo in known.silos if silo.majority == 1.0] == [1.0] * sum(
         silo.majority == 1.0 for silo in known.silos
@@ -139,47 +139,49 @@ def test_skewed_labels_are_judged_on_the_silos_own_shares() -> None:
 
 def test_recalibration_fits_intercepts_and_one_scale_and_nothing_else() -> None:
     cell = cell_on(added("worth-intercepts", 2, 40, 1.0), 2, 40)
-    objective, held = linear_objective(cell), held_of(cell)[1][0]
-    released = 1e-4 * fits.alone(objective, held, 0)[0]
-    own, weights = fits.recalibrated(objective, held, released).reshape(2, -1), released.reshape(2, -1)
+    objective, held = find_linear_objective(cell), load_silo_records(cell)[1][0]
+    released = 1e-4 * fits.fit_local_model(objective, held, 0)[0]
+    own, weights = fits.recalibrate(objective, held, released).reshape(2, -1), released.reshape(2, -1)
     scale = own[0, 0] / weights[0, 0]
     assert scale > 100.0
     assert np.allclose(own[:, :-1], scale * weights[:, :-1], rtol=1e-9)
-    assert fits.score_of(objective, own.ravel(), held.train) > 0.8
+    assert fits.score_model(objective, own.ravel(), held.train) > 0.8
 
 
 def test_folds_keep_units_whole_and_share_classes_out() -> None:
     units = np.repeat(np.arange(30), 3)
     labels = torch.from_numpy(np.repeat(np.arange(30) % 2, 3))
-    held = Held(0, "silo 0", Records(torch.zeros(90, 2), labels), units, Records(torch.zeros(1, 2), labels[:1]))
-    folds = folds_of(held, seed=5)
+    held = SiloRecords(
+        0, "silo 0", Records(torch.zeros(90, 2), labels), units, Records(torch.zeros(1, 2), labels[:1])
+    )
+    folds = assign_folds(held, seed=5)
     assert all(len(set(folds[units == unit])) == 1 for unit in range(30))
     for fold in range(5):
         assert int((folds == fold).sum()) == 18
         assert 6 <= int(labels[torch.from_numpy(folds == fold)].sum()) <= 12
-    assert not (folds == folds_of(held, seed=6)).all()
+    assert not (folds == assign_folds(held, seed=6)).all()
 
 
 @pytest.mark.slow
 def test_a_model_gains_nothing_over_itself_and_references_come_from_the_cache(own_cache: Path) -> None:
     cell = cell_on(added("worth-cached", 1, 40, 1.0), 1, 40)
-    known = references(cell)
+    known = compute_references(cell)
     (file,) = own_cache.iterdir()
-    x, _ = fits.alone(linear_objective(cell), held_of(cell)[1][0], cell.seed)
-    assert gains_of(cell, known, x).gain == 0.0
+    x, _ = fits.fit_local_model(find_linear_objective(cell), load_silo_records(cell)[1][0], cell.seed)
+    assert evaluate_gains(cell, known, x).gain == 0.0
     tree = json.loads(file.read_text())
     tree["silos"][0]["score"] = 0.25
     file.write_text(json.dumps(tree))
-    assert references(cell).mean == 0.25
+    assert compute_references(cell).mean_score == 0.25
     file.write_text("{")
-    assert references(cell) == known
+    assert compute_references(cell) == known
 
 
 @pytest.mark.slow
 def test_other_records_or_another_model_are_another_reference(own_cache: Path) -> None:
-    references(cell_on(added("worth-first", 2, 40, 1.0), 2, 40))
-    references(cell_on("worth-first", 2, 40, model={"feature_norm": 4.0}))
-    references(cell_on("worth-first", 2, 40, seed=4))
+    compute_references(cell_on(added("worth-first", 2, 40, 1.0), 2, 40))
+    compute_references(cell_on("worth-first", 2, 40, model={"feature_norm": 4.0}))
+    compute_references(cell_on("worth-first", 2, 40, seed=4))
     assert len(list(own_cache.iterdir())) == 3
 
 
@@ -204,7 +206,7 @@ def test_what_has_no_reference_is_refused_in_one_line(sections: dict[str, Any], 
         kept = {} if name in ("federation", "model") else tree[name]
         tree[name] = {**kept, **keys}
     with pytest.raises(InputError, match=said):
-        references(resolve_cell(tree, "test"))
+        compute_references(resolve_cell(tree, "test"))
 
 
 @pytest.mark.slow
@@ -237,10 +239,10 @@ def test_a_reference_is_no_part_of_the_run_folder(tmp_path: Path) -> None:
 
 
 def test_spread_is_over_silos() -> None:
-    silo = Alone(0, "a", 10, 10, 0.5, 0.5, 0.1, 0.5, 0.5)
-    known = References("accuracy", 2, (silo, Alone(1, "b", 10, 10, 0.7, 0.5, 0.1, 0.5, 0.5)))
-    assert known.mean == pytest.approx(0.6)
-    assert spread([silo.score for silo in known.silos]) == pytest.approx(0.1 * 2**0.5)
+    silo = LocalModelScores(0, "a", 10, 10, 0.5, 0.5, 0.1, 0.5, 0.5)
+    known = References("accuracy", 2, (silo, LocalModelScores(1, "b", 10, 10, 0.7, 0.5, 0.1, 0.5, 0.5)))
+    assert known.mean_score == pytest.approx(0.6)
+    assert deviation_over_silos([silo.score for silo in known.silos]) == pytest.approx(0.1 * 2**0.5)
 
 
 @pytest.mark.slow
@@ -249,7 +251,7 @@ def test_worth_computes_in_one_thread_and_leaves_the_callers_as_they_were(
 ) -> None:
     """Two threads of torch on a busy machine took 7 minutes where one takes 5 s."""
     seen: set[int] = set()
-    value = type(linear_objective(cell_on(added("threads", 2, 40, 1.0), 2, 40))).evaluate
+    value = type(find_linear_objective(cell_on(added("threads", 2, 40, 1.0), 2, 40))).evaluate
 
     def watched(self: Any, *given: Any) -> Any:
         seen.add(torch.get_num_threads())
@@ -258,16 +260,16 @@ def test_worth_computes_in_one_thread_and_leaves_the_callers_as_they_were(
     tree = cell_on("threads", 2, 40).canonical()
     fedpriv.run({**tree, "sweep": {"privacy.mu": [0.5, 8.0], "seeds": 1}}, out=tmp_path / "run")
     before = torch.get_num_threads()
-    monkeypatch.setattr(type(linear_objective(resolve_cell(tree, "x"))), "evaluate", watched)
+    monkeypatch.setattr(type(find_linear_objective(resolve_cell(tree, "x"))), "evaluate", watched)
     real = fits.minimize
     monkeypatch.setattr(fits, "minimize", lambda *a, **k: (seen.add(torch.get_num_threads()), real(*a, **k))[1])
     torch.set_num_threads(2)
     try:
-        worth.rows_of(tmp_path / "run", read_claims(tmp_path / "run"), own=True)
-        worth.gains_of(
+        worth.compare_run(tmp_path / "run", read_claims(tmp_path / "run"), with_personal=True)
+        worth.evaluate_gains(
             cell_on("threads", 2, 40),
-            references(cell_on("threads", 2, 40)),
-            worth.pooled(cell_on("threads", 2, 40)),
+            compute_references(cell_on("threads", 2, 40)),
+            worth.fit_pooled_model(cell_on("threads", 2, 40)),
         )
         assert torch.get_num_threads() == 2
     finally:
@@ -279,25 +281,25 @@ def test_worth_computes_in_one_thread_and_leaves_the_callers_as_they_were(
 def test_hazards_are_fitted_alone_by_their_losses(tmp_path: Path) -> None:
     """Age moves the hazard: each of two clinics beats constant hazards, and the likelihood is what is compared."""
     cell = resolve_cell(hazards(tmp_path), "test")
-    objective, held = linear_objective(cell), held_of(cell)[1][0]
-    point, kappa = fits.alone(objective, held, cell.seed)
+    objective, held = find_linear_objective(cell), load_silo_records(cell)[1][0]
+    point, kappa = fits.fit_local_model(objective, held, cell.seed)
     assert kappa < PENALTIES[0]
     losses = objective.losses(torch.from_numpy(point), held.test)
-    assert float(losses.mean()) == pytest.approx(-fits.score_of(objective, point, held.test), rel=1e-12)
+    assert float(losses.mean()) == pytest.approx(-fits.score_model(objective, point, held.test), rel=1e-12)
     moved = torch.from_numpy(point).requires_grad_()
     loss = objective.losses(moved, held.train).mean() + kappa * moved.square().sum() / 2.0
     (gradient,) = torch.autograd.grad(loss, moved)
     assert float(gradient.abs().max()) < 1e-6
-    known = references(cell)
+    known = compute_references(cell)
     assert known.metric == "-loss"
     assert all(silo.score > silo.constant for silo in known.silos)
-    assert gains_of(cell, known, worth.pooled(cell)).gain == pytest.approx(0.0, abs=0.1)
+    assert evaluate_gains(cell, known, worth.fit_pooled_model(cell)).gain == pytest.approx(0.0, abs=0.1)
     with pytest.raises(InputError, match="no learner of hazards"):
-        references(cell, any_model=True)
+        compute_references(cell, with_any_learner=True)
 
 
 def test_constant_hazards_are_those_of_the_table_of_deaths(tmp_path: Path) -> None:
-    objective = linear_objective(resolve_cell(hazards(tmp_path), "test"))
+    objective = find_linear_objective(resolve_cell(hazards(tmp_path), "test"))
     assert isinstance(objective, LinearHazards)
     bins, survived, died = (
         objective.bins,
@@ -312,7 +314,7 @@ def test_constant_hazards_are_those_of_the_table_of_deaths(tmp_path: Path) -> No
 def test_hazards_of_a_hidden_layer_are_refused(tmp_path: Path) -> None:
     tree = hazards(tmp_path) | {"model": {"name": "hazard-mlp"}}
     with pytest.raises(InputError, match="hazard regression"):
-        references(resolve_cell(tree, "test"))
+        compute_references(resolve_cell(tree, "test"))
 
 
 @pytest.mark.slow

@@ -14,9 +14,17 @@ from fedpriv.accounting.gaussian import epsilon_of
 from fedpriv.accounting.renyi import mu_of_zcdp
 from fedpriv.addons.worth import local_models as fits
 from fedpriv.addons.worth import references as kept
-from fedpriv.addons.worth.break_even import break_even, estimate, verdict
-from fedpriv.addons.worth.joining import Question, joining
-from fedpriv.addons.worth.worth import Bench, bench_of, gains_of, held_of, linear_objective, pooled, references
+from fedpriv.addons.worth.break_even import describe_break_even, estimate_break_even, estimate_gain
+from fedpriv.addons.worth.joining import JoiningRequest, study_joining
+from fedpriv.addons.worth.worth import (
+    GainEvaluator,
+    compute_references,
+    evaluate_gains,
+    find_linear_objective,
+    fit_pooled_model,
+    load_silo_records,
+    make_evaluator,
+)
 from fedpriv.core.files import scenario_file
 from fedpriv.data.fetch import default_root
 from fedpriv.loss.objective import Records
@@ -52,9 +60,9 @@ def test_mnist_in_a_hundred_silos(own_alone: Path) -> None:
         },
         "test",
     )
-    objective = linear_objective(cell)
-    held = held_of(cell, 8)[1]
-    scores = [fits.score_of(objective, fits.alone(objective, each, 0)[0], each.test) for each in held]
+    objective = find_linear_objective(cell)
+    held = load_silo_records(cell, 8)[1]
+    scores = [fits.score_model(objective, fits.fit_local_model(objective, each, 0)[0], each.test) for each in held]
     assert 100.0 * float(np.mean(scores)) == pytest.approx(86.0, abs=0.4)
 
 
@@ -65,9 +73,9 @@ def test_hospitals_over_splits(own_alone: Path) -> None:
     for split in range(1, 21):
         words = [f"data.split={split}", "seeds=1", "sweep.privacy.epsilon=[1.0]"]
         cell = load_scenario(scenario_file(Path("heart-hospitals")), words).points[0].cell
-        known = references(cell)
-        united = gains_of(cell, known, pooled(cell))
-        found.append((known.mean, np.mean(united.released), np.mean(united.recalibrated)))
+        known = compute_references(cell)
+        united = evaluate_gains(cell, known, fit_pooled_model(cell))
+        found.append((known.mean_score, np.mean(united.released), np.mean(united.recalibrated)))
     assert 100.0 * np.mean(found, axis=0) == pytest.approx([83.4, 80.7, 83.1], abs=1.2)
 
 
@@ -108,7 +116,7 @@ def test_pooling_gains_twelve_points_where_silos_are_small_and_alike() -> None:
         tree = world(f"small-{seed}", 50, 13, 0.75, seed)
         tree["data"] |= {"partition": "dirichlet", "concentration": 1e6}  # as many of both classes
         cell = resolve_cell(tree, "test")
-        gains.append(gains_of(cell, references(cell), pooled(cell)).gain)
+        gains.append(evaluate_gains(cell, compute_references(cell), fit_pooled_model(cell)).gain)
     assert 100.0 * float(np.mean(gains)) == pytest.approx(12.2, abs=2.0)
 
 
@@ -131,7 +139,7 @@ def test_the_break_even_falls_with_the_number_of_silos_and_with_masks() -> None:
             for seed in range(WORLDS):
                 tree = world(f"gains-{silos}-{seed}", silos, TRAIN, 1.0, seed)
                 tree["algorithm"]["trust"] = trust
-                bench: Bench | None = None
+                bench: GainEvaluator | None = None
                 results = fedpriv.run(
                     {**{k: v for k, v in tree.items() if k != "seed"},
                      "sweep": {"privacy.epsilon": grid.tolist(), "seeds": [seed]}},
@@ -140,9 +148,9 @@ def test_the_break_even_falls_with_the_number_of_silos_and_with_masks() -> None:
                 for place, result in enumerate(results):
                     if bench is None:
                         cell = resolve_cell(tree, "test")
-                        bench = bench_of(cell, references(cell))
-                    gains[place, seed, 0] = bench.gains(result.model().astype(np.float64)).gain
-            found[trust, silos] = break_even(grid, gains, 0.0, monotone=True).epsilon
+                        bench = make_evaluator(cell, compute_references(cell))
+                    gains[place, seed, 0] = bench.evaluate(result.model().astype(np.float64)).gain
+            found[trust, silos] = estimate_break_even(grid, gains, 0.0, monotone=True).epsilon
     untrusted = [found["untrusted", silos] for silos in COUNTS]
     assert untrusted == sorted(untrusted, reverse=True)
     masked = [found["secure-aggregation", silos] for silos in COUNTS]
@@ -172,7 +180,7 @@ def test_coverage_over_redrawn_federations() -> None:
         for _ in range(20):
             order = draw.permuted(records, axis=1)
             values.append((order[:, :20].mean() + draw.normal(0.0, 0.05, 2)).tolist())
-        told = estimate(np.array(values), 0.5)
+        told = estimate_gain(np.array(values), 0.5)
         assert told.error is not None
         hit += abs(told.mean) <= 1.96 * told.error
     assert hit / 600 >= 0.88
@@ -189,11 +197,13 @@ def test_labels_flipped_in_half_of_the_silos_lose_at_every_epsilon(tmp_path: Pat
     grid, released, own = (0.3, 3.0, 30.0), [], []
     for seed in range(2):
         path = written(tmp_path, federation_of(flipped(f"half-{seed}", 20, 20, 0.5, 1.0, seed), 20, 20))
-        found = joining(Question(path, (), ("untrusted",), grid, 0, own=True))
+        found = study_joining(JoiningRequest(path, (), ("untrusted",), grid, 0, with_personal=True))
         split = found.published
         released.append([*split.gains["untrusted"].mean(axis=(1, 2)), split.noiseless.mean(), split.pooled])
         own.append(split.personal["untrusted"].mean(axis=1))
-        words = verdict(found.break_even("untrusted"), np.array(grid), float(split.noiseless.mean()), split.pooled)
+        words = describe_break_even(
+            found.find_break_even("untrusted"), np.array(grid), float(split.noiseless.mean()), split.pooled
+        )
         assert words == "never, even without noise"
     assert 100.0 * np.mean(released, axis=0) == pytest.approx(-24.5, abs=3.0)
     assert 100.0 * float(np.mean(own)) > -1.5
@@ -207,8 +217,8 @@ def test_labels_flipped_in_a_fifth_gain_for_most_and_cost_the_others(tmp_path: P
     for seed in range(2):
         tree = federation_of(flipped(f"fifth-{seed}", 20, 20, 0.2, 1.0, seed), 20, 20)
         cell = resolve_cell(tree, "test")
-        known = references(cell)
-        gains = np.array(gains_of(cell, known, pooled(cell)).gains)
+        known = compute_references(cell)
+        gains = np.array(evaluate_gains(cell, known, fit_pooled_model(cell)).gains)
         bad = np.array([int(silo.name[1:]) < 4 for silo in known.silos])
         means.append([gains[~bad].mean(), gains[bad].mean(), 0.8 * gains[~bad].mean() + 0.2 * gains[bad].mean()])
     most, some, mean = 100.0 * np.mean(means, axis=0)
@@ -222,14 +232,16 @@ def test_labels_flipped_in_a_fifth_gain_for_most_and_cost_the_others(tmp_path: P
 def test_coverage_over_redrawn_federations_of_models() -> None:
     """Golden 6: 6 silos of 60 records drawn anew, models on splits of them, noise; plain errors cover far less."""
     fedpriv.add_data("covered", lambda: normal(2, 60, 1.0, 0), classes=2)
-    objective = linear_objective(
+    objective = find_linear_objective(
         resolve_cell({**world("covered", 2, 60, 1.0, 0), "data": {"name": "covered"}}, "x")
     )
     worlds, splits, train, start = 40, 10, 40, np.zeros(objective.dimension)
     ratio, told, plain = 20 / 40, [], []
 
     def fitted(records: Records) -> Any:
-        return fits.fit(objective, records, fits.penalties(objective, records, 0.1), start, fits.ROUGH)
+        return fits.fit_model(
+            objective, records, fits.make_penalties(objective, records, 0.1), start, fits.ROUGH_TOLERANCE
+        )
 
     for number in range(worlds):
         draw = np.random.default_rng(number)
@@ -247,11 +259,13 @@ def test_coverage_over_redrawn_federations_of_models() -> None:
             ]
             whole = Records(*(torch.cat([getattr(part[0], name) for part in parts]) for name in Records._fields))
             united = fitted(whole)
-            alone = np.mean([fits.score_of(objective, fitted(part[0]), part[1]) for part in parts])
+            alone = np.mean([fits.score_model(objective, fitted(part[0]), part[1]) for part in parts])
             for seed in range(2):
                 noisy = united + 0.3 * draw.standard_normal(len(united))
-                gains[split, seed] = np.mean([fits.score_of(objective, noisy, part[1]) for part in parts]) - alone
-        told.append(estimate(gains, ratio))
+                gains[split, seed] = (
+                    np.mean([fits.score_model(objective, noisy, part[1]) for part in parts]) - alone
+                )
+        told.append(estimate_gain(gains, ratio))
         plain.append(gains.mean(axis=1).std(ddof=1) / math.sqrt(splits))
     means = np.array([each.mean for each in told])
     errors = np.array([each.error for each in told])

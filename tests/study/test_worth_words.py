@@ -11,19 +11,19 @@ from typer.testing import CliRunner
 
 import fedpriv
 from fedpriv.addons.worth import local_models as fits
-from fedpriv.addons.worth.break_even import break_even, error_words, verdict
-from fedpriv.addons.worth.command import _budgets, _verdict
-from fedpriv.addons.worth.joining import Question, joining
-from fedpriv.addons.worth.joining_command import gain_chart, print_joining
+from fedpriv.addons.worth.break_even import describe_break_even, estimate_break_even, format_error
+from fedpriv.addons.worth.command import _describe_budgets, _describe_gains
+from fedpriv.addons.worth.joining import JoiningRequest, study_joining
+from fedpriv.addons.worth.joining_command import make_gain_chart, print_joining
 from fedpriv.addons.worth.worth import (
     Gains,
-    Row,
-    bench_of,
-    gains_of,
-    held_of,
-    linear_objective,
-    pooled,
-    references,
+    PointGains,
+    compute_references,
+    evaluate_gains,
+    find_linear_objective,
+    fit_pooled_model,
+    load_silo_records,
+    make_evaluator,
 )
 from fedpriv.cli.app import app
 from fedpriv.data.schema import TableSchema
@@ -35,9 +35,9 @@ from tests.study.test_worth import added, cell_on, own_cache
 GRID = np.array([0.1, 1.0, 30.0])
 
 
-def row_of(*gains: float, mu: float = 1.0) -> Row:
+def row_of(*gains: float, mu: float = 1.0) -> PointGains:
     found = tuple(Gains((0.5,), (0.5,), (gain,), (0.5,)) for gain in gains)
-    return Row({"privacy.mu": mu}, tuple(range(len(gains))), (), found, {})
+    return PointGains({"privacy.mu": mu}, tuple(range(len(gains))), (), found, {})
 
 
 def test_joining_is_not_told_apart_only_where_the_interval_covers_zero() -> None:
@@ -49,7 +49,7 @@ def test_joining_is_not_told_apart_only_where_the_interval_covers_zero() -> None
         row_of(0.3, mu=4.0),
         row_of(0.1, 0.1, mu=5.0),
     ]
-    said = _verdict(rows)
+    said = _describe_gains(rows)
     assert said[0] == "On these records joining gains: privacy.mu = 8.0.\n"
     assert said[1] == "On these records joining loses: privacy.mu = 0.1.\n"
     assert "not told apart from staying alone: privacy.mu = 1.0; privacy.mu = 2.0" in said[2]
@@ -59,37 +59,37 @@ def test_joining_is_not_told_apart_only_where_the_interval_covers_zero() -> None
         assert row.interval is not None
         covers = row.interval[0] <= 0.0 <= row.interval[1]
         assert covers == (row.point["privacy.mu"] in (1.0, 2.0))
-    assert all("s.e." not in line for line in _verdict([row_of(0.3)]))
+    assert all("s.e." not in line for line in _describe_gains([row_of(0.3)]))
 
 
 @pytest.mark.parametrize(
     ("error", "words"), [(None, "none"), (0.0, "none"), (0.01, "<0.1"), (0.06, "0.1"), (1.23, "1.2")]
 )
 def test_no_standard_error_is_printed_as_zero(error: float | None, words: str) -> None:
-    assert error_words(error, 1) == words
+    assert format_error(error, 1) == words
 
 
 def test_budgets_are_told_where_they_are_swept_and_not_where_all_are_whole() -> None:
     rows = [
-        dataclasses.replace(row_of(0.02, mu=mu), shares=shares)
+        dataclasses.replace(row_of(0.02, mu=mu), budget_shares=shares)
         for mu, shares in ((1.0, {"a": 1.0, "b": 0.5}), (2.0, {"a": 1.0, "b": 0.1}), (4.0, {"a": 1.0, "b": 1.0}))
     ]
-    assert _budgets(rows) == [
+    assert _describe_budgets(rows) == [
         "At privacy.mu = 1.0: ε is the whole budget, of which each silo's records spend a share: a 1, b 0.5.\n",
         "At privacy.mu = 2.0: ε is the whole budget, of which each silo's records spend a share: a 1, b 0.1.\n",
     ]
-    assert _budgets(rows[:1])[0].startswith("ε is the whole budget")
-    assert _budgets(rows[2:]) == []
+    assert _describe_budgets(rows[:1])[0].startswith("ε is the whole budget")
+    assert _describe_budgets(rows[2:]) == []
 
 
 def test_never_is_said_only_where_the_interval_has_no_crossing() -> None:
     draw = np.random.default_rng(0)
     gains = -0.01 + 0.03 * draw.standard_normal((1, 10, 1)) + np.zeros((3, 10, 2))
-    unsure = break_even(GRID, gains, 0.5, monotone=True)
+    unsure = estimate_break_even(GRID, gains, 0.5, monotone=True)
     assert np.isinf(unsure.epsilon)
-    assert verdict(unsure, GRID, -0.01, -0.2) == "above 30 (below 0.1 to above 30)"
-    sure = break_even(GRID, gains - 0.2, 0.5, monotone=True)
-    assert verdict(sure, GRID, -0.2, -0.2) == "never, even without noise"
+    assert describe_break_even(unsure, GRID, -0.01, -0.2) == "above 30 (below 0.1 to above 30)"
+    sure = estimate_break_even(GRID, gains - 0.2, 0.5, monotone=True)
+    assert describe_break_even(sure, GRID, -0.2, -0.2) == "never, even without noise"
 
 
 def tips(chart: Chart) -> str:
@@ -132,13 +132,15 @@ def test_one_split_or_one_seed_says_that_there_is_no_standard_error(
     assert "none" in row
     assert "2 noise seeds: no standard error" in text
     assert "one split: no interval" in text
-    print_joining(joining(Question(path, (), ("untrusted",), (1.0,), 0, seeds=1)), as_json=False, plot=None)
+    print_joining(
+        study_joining(JoiningRequest(path, (), ("untrusted",), (1.0,), 0, seeds=1)), as_json=False, plot=None
+    )
     text = capsys.readouterr().out
     (row,) = [line for line in text.splitlines() if line.startswith("untrusted")]
     assert "one seed" in row
     assert "1 noise seed: no standard error" in text
-    one = joining(Question(path, (), ("untrusted",), (1.0,), 1))
-    chart = gain_chart(one)
+    one = study_joining(JoiningRequest(path, (), ("untrusted",), (1.0,), 1))
+    chart = make_gain_chart(one)
     assert "one split, no standard error" in chart.note
     assert "no standard error" in tips(chart)
     assert "± 0.0" not in tips(chart)
@@ -158,29 +160,29 @@ def test_a_fit_along_the_records_directions_ends_at_the_same_model(
     fedpriv.add_data(f"along-{kind}", lambda: parts, **({"classes": 2} if kind == "classes" else {"classes": 0}))
     model = {"name": "softmax-regression" if kind == "classes" else "linear-regression", "feature_norm": 8.0}
     cell = cell_on(f"along-{kind}", 1, 120, model=model)
-    objective, held = linear_objective(cell), held_of(cell)[1][0]
+    objective, held = find_linear_objective(cell), load_silo_records(cell)[1][0]
     pull = fits.Pull(0.1, np.full(objective.dimension, 0.2))
     start = np.zeros(objective.dimension)
 
     def found() -> list[Any]:
-        penalty = fits.penalties(objective, held.train, 0.01)
-        exact = [fits.fit(objective, held.train, penalty, start, 1e-8, each) for each in (None, pull)]
+        penalty = fits.make_penalties(objective, held.train, 0.01)
+        exact = [fits.fit_model(objective, held.train, penalty, start, 1e-8, each) for each in (None, pull)]
         return [
             *exact,
-            fits.fit(objective, held.train, penalty, exact[0], 1e-4),
-            fits.alone(objective, held, 0)[1],
+            fits.fit_model(objective, held.train, penalty, exact[0], 1e-4),
+            fits.fit_local_model(objective, held, 0)[1],
         ]
 
     plain = found()
-    monkeypatch.setattr(fits, "_MANY", 0)
+    monkeypatch.setattr(fits, "_MIN_BASIS_RECORDS", 0)
     along = found()
     for one, other in zip(plain[:2], along[:2], strict=True):
         assert not np.array_equal(one, other)
         assert one == pytest.approx(other, abs=1e-4)
     assert plain[2] == pytest.approx(along[2], abs=0.05)
     assert plain[3] == along[3]
-    penalty = fits.penalties(objective, held.train, 0.01)
-    none = fits.fit(objective, held.train, penalty, start, 1e-8, fits.Pull(0.0, pull.towards))
+    penalty = fits.make_penalties(objective, held.train, 0.01)
+    none = fits.fit_model(objective, held.train, penalty, start, 1e-8, fits.Pull(0.0, pull.released))
     assert none.tobytes() == along[0].tobytes()  # golden 5 there, too
 
 
@@ -202,20 +204,20 @@ def test_references_of_a_regression_are_negated_losses_and_constants_are_means()
     name = regression("worth-real", 6, 12, 0.3)
     model = {"name": "linear-regression", "feature_norm": 2.3}
     cell = cell_on(name, 6, 12, model=model, federation={"rounds": 4, "batch": 3})
-    known = references(cell)
+    known = compute_references(cell)
     assert known.metric == "-loss"
     assert len(known.silos) == 6
     assert all(silo.score < 0.0 and silo.majority == 0.0 for silo in known.silos)
-    bench = bench_of(cell, known)
+    bench = make_evaluator(cell, known)
     for silo, held in zip(known.silos, bench.silos, strict=True):
         mean = held.train.labels.mean()
         assert silo.constant == pytest.approx(-float((held.test.labels - mean).square().mean()) / 2.0)
         assert silo.balanced == silo.score
-    united = gains_of(cell, known, pooled(cell))
+    united = evaluate_gains(cell, known, fit_pooled_model(cell))
     assert united.gain > 0.0  # 72 records know five slopes better than 12 do
     assert max(united.released) <= -(0.3**2) / 2.0 * 0.8
-    assert known.mean > np.mean([silo.constant for silo in known.silos])
-    assert references(cell) == known  # from the cache
+    assert known.mean_score > np.mean([silo.constant for silo in known.silos])
+    assert compute_references(cell) == known  # from the cache
 
 
 TABLE = {
@@ -254,18 +256,18 @@ def test_a_split_of_persons_keeps_all_records_of_a_person_on_one_side(tmp_path: 
     sides = []
     for split in (1, 2):
         data: Any = tree["data"]
-        held = held_of(resolve_cell({**tree, "data": {**data, "split": split}}, "test"))[1]
+        held = load_silo_records(resolve_cell({**tree, "data": {**data, "split": split}}, "test"))[1]
         for silo in held:
             counts = np.bincount(silo.units)
             assert set(counts[counts > 0]) == {3}
             trained, tested = (set(part.features[:, 0].tolist()) for part in (silo.train, silo.test))
             assert not trained & tested
             assert len(silo.test.labels) % 3 == 0
-            folds = fits.folds_of(silo, 0)
+            folds = fits.assign_folds(silo, 0)
             assert all(len(set(folds[silo.units == unit])) == 1 for unit in set(silo.units.tolist()))
         sides.append([tuple(sorted(silo.test.features[:, 0].tolist())) for silo in held])
     assert sides[0] != sides[1]
-    found = joining(Question(written(tmp_path, tree), (), ("untrusted",), (8.0,), None))
+    found = study_joining(JoiningRequest(written(tmp_path, tree), (), ("untrusted",), (8.0,), None))
     assert len(found.splits) == 2
     assert all(split.tests.sum() % 3 == 0 for split in found.splits)
 
@@ -276,8 +278,8 @@ __all__ = ["own_cache"]
 def test_one_units_records_are_never_held_out_from_themselves(own_cache: Path) -> None:
     """One unit's records cannot be held out from themselves: the silo stays alone."""
     cell = cell_on(added("few-units", 3, 10, 1.0), 3, 10)
-    held = held_of(cell)[1]
+    held = load_silo_records(cell)[1]
     one = dataclasses.replace(held[0], units=np.zeros(len(held[0].train.labels), np.int64))
-    objective = linear_objective(cell)
+    objective = find_linear_objective(cell)
     released = np.ones(objective.dimension)
-    assert fits.personal(objective, one, released, 0, 1.0).pull == 0.0
+    assert fits.fit_personal_model(objective, one, released, 0, 1.0).pull_weight == 0.0

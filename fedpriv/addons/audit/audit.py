@@ -24,19 +24,19 @@ import torch
 
 from fedpriv.accounting.gaussian import epsilon_of
 from fedpriv.addons.audit import secret
-from fedpriv.addons.audit.canaries import objective_for, rows_read
-from fedpriv.addons.audit.counts import A_RELEASE, COUNTS, found_of, small_cell
+from fedpriv.addons.audit.canaries import make_canary_objective, rows_by_round
+from fedpriv.addons.audit.counts import CANARIES_PER_RELEASE, COUNTS, audit_counts, make_counts_cell
 from fedpriv.addons.audit.families import (
-    CANARIES,
+    CANARY_COUNT,
     FAMILIES,
-    Found,
-    Progress,
-    Steps,
-    canaries,
-    evaluations_of,
-    parts_of,
-    seed_of,
-    tried,
+    FamilyResult,
+    ProgressCallback,
+    StepCounter,
+    audit_canaries,
+    make_evaluation_parts,
+    make_run_parts,
+    run_families,
+    run_seed,
 )
 from fedpriv.addons.audit.statistics import ClaimedCurve
 from fedpriv.addons.audit.transcripts import check_clients
@@ -47,8 +47,8 @@ from fedpriv.noise.trust import CLIENT, RECORD
 from fedpriv.plan.plan import plan_of
 from fedpriv.scenario.schema import Cell
 
-LEAST_TRIALS = 2 * CANARIES
-SMALLEST_MU, LARGEST_MU = 1e-3, 100.0  # beyond, no number of trials that can be run says anything
+MIN_TRIALS = 2 * CANARY_COUNT
+MIN_MU, MAX_MU = 1e-3, 100.0  # beyond, no number of trials that can be run says anything
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def audit(
     trials: int = 16_384,
     confidence: float = 0.99,
     seed: int = 0,
-    progress: Progress = lambda _: None,
+    progress: ProgressCallback = lambda _: None,
     families: Collection[str] = tuple(FAMILIES),
 ) -> Audit:
     """Audit a cell's code path, recalibrated to `claimed_mu` and cut to a few rounds and silos by the same code.
@@ -108,18 +108,18 @@ def audit(
 
     Guarantee: code that keeps its claim is refuted with probability at most 1 - confidence.
     """
-    _check(cell, claimed_mu, trials, confidence, seed)
+    _check_options(cell, claimed_mu, trials, confidence, seed)
     started = time.perf_counter()
     with one_thread(), torch.inference_mode():
         if cell.schedule.secret:
-            return _secret(cell, claimed_mu, trials, confidence, seed, progress, started)
+            return _audit_secret_rounds(cell, claimed_mu, trials, confidence, seed, progress, started)
         if cell.model.name == STATISTICS:
-            return _counted(cell, claimed_mu, trials, confidence, seed, progress, started)
-        runs = -(-trials // CANARIES)
-        parts = parts_of(cell, claimed_mu, runs, seed)
-        found = tried(parts, 1.0 - confidence, families, progress)
-    bound = _bound_of(_worst(found), cell.privacy.delta)
-    return _outcome(cell, parts["rounds"].small, bound, found, confidence, runs * CANARIES, started)
+            return _audit_statistics(cell, claimed_mu, trials, confidence, seed, progress, started)
+        runs = -(-trials // CANARY_COUNT)
+        parts = make_run_parts(cell, claimed_mu, runs, seed)
+        found = run_families(parts, 1.0 - confidence, families, progress)
+    bound = _make_bound(_worst_result(found), cell.privacy.delta)
+    return _make_audit(cell, parts["rounds"].small_cell, bound, found, confidence, runs * CANARY_COUNT, started)
 
 
 class _Bound(NamedTuple):
@@ -133,16 +133,16 @@ class _Bound(NamedTuple):
     alarms: float | None = None
 
 
-def _bound_of(worst: Found, delta: float) -> _Bound:
-    shown, claimed = epsilon_of(worst.mu, delta) if worst.mu else 0.0, epsilon_of(worst.claimed, delta)
-    return _Bound(worst.claimed, worst.mu, shown, claimed, worst.test)
+def _make_bound(worst: FamilyResult, delta: float) -> _Bound:
+    shown, claimed = epsilon_of(worst.mu, delta) if worst.mu else 0.0, epsilon_of(worst.claimed_mu, delta)
+    return _Bound(worst.claimed_mu, worst.mu, shown, claimed, worst.test)
 
 
-def _outcome(
+def _make_audit(
     cell: Cell,
     small: Cell,
     bound: _Bound,
-    found: Mapping[str, Found],
+    found: Mapping[str, FamilyResult],
     confidence: float,
     trials: int,
     started: float,
@@ -151,8 +151,12 @@ def _outcome(
         **bound._asdict(),
         delta=cell.privacy.delta,
         families={family: each.mu for family, each in found.items()},
-        claims={family: each.claimed for family, each in found.items()},
-        sees={family: each.sees for family, each in found.items() if each.sees is not None},
+        claims={family: each.claimed_mu for family, each in found.items()},
+        sees={
+            family: each.detectable_noise_share
+            for family, each in found.items()
+            if each.detectable_noise_share is not None
+        },
         confidence=confidence,
         trials=trials,
         rounds=small.schedule.rounds,
@@ -166,18 +170,18 @@ def _outcome(
     )
 
 
-def _worst(found: Mapping[str, Found]) -> Found:
+def _worst_result(found: Mapping[str, FamilyResult]) -> FamilyResult:
     """The bound that is the largest part of its claim."""
-    return max(found.values(), key=lambda each: each.mu / each.claimed)
+    return max(found.values(), key=lambda each: each.mu / each.claimed_mu)
 
 
-def _check(cell: Cell, claimed_mu: float, trials: int, confidence: float, seed: int) -> None:
+def _check_options(cell: Cell, claimed_mu: float, trials: int, confidence: float, seed: int) -> None:
     if cell.privacy.target is None:
         raise InputError('privacy.mode = "none": a run without noise claims nothing that could be audited')
-    if trials < LEAST_TRIALS or not 0.5 <= confidence < 1.0 or not SMALLEST_MU <= claimed_mu <= LARGEST_MU:
+    if trials < MIN_TRIALS or not 0.5 <= confidence < 1.0 or not MIN_MU <= claimed_mu <= MAX_MU:
         raise InputError(
-            f"trials = {trials}, confidence = {confidence}, mu = {claimed_mu}: expected at least {LEAST_TRIALS} "
-            f"trials, a confidence in [0.5, 1) and a mu in [{SMALLEST_MU:g}, {LARGEST_MU:g}]"
+            f"trials = {trials}, confidence = {confidence}, mu = {claimed_mu}: expected at least {MIN_TRIALS} "
+            f"trials, a confidence in [0.5, 1) and a mu in [{MIN_MU:g}, {MAX_MU:g}]"
         )
     if cell.algorithm.row.model is not None:
         raise InputError(
@@ -193,44 +197,49 @@ def _check(cell: Cell, claimed_mu: float, trials: int, confidence: float, seed: 
     if cell.algorithm.trust == "curator":
         raise InputError('algorithm.trust = "curator": the audit is of what a deployment runs, and none runs this')
     if not cell.schedule.secret:
-        rows_read(cell)
+        rows_by_round(cell)
     if seed < 0:
         raise InputError(f"seed = {seed}: expected a whole number of at least 0")
 
 
-def _counted(
-    cell: Cell, mu: float, trials: int, confidence: float, seed: int, progress: Progress, started: float
+def _audit_statistics(
+    cell: Cell, mu: float, trials: int, confidence: float, seed: int, progress: ProgressCallback, started: float
 ) -> Audit:
     """Statistics: releases of the plan's own tables, in which the canary is in one of two cells of each."""
-    releases = -(-trials // A_RELEASE)
-    found = {COUNTS: found_of(cell, mu, releases, 1.0 - confidence, seed, Steps(progress, releases))}
-    bound = _bound_of(found[COUNTS], cell.privacy.delta)
-    return _outcome(cell, small_cell(cell, mu), bound, found, confidence, releases, started)
+    releases = -(-trials // CANARIES_PER_RELEASE)
+    found = {COUNTS: audit_counts(cell, mu, releases, 1.0 - confidence, seed, StepCounter(progress, releases))}
+    bound = _make_bound(found[COUNTS], cell.privacy.delta)
+    return _make_audit(cell, make_counts_cell(cell, mu), bound, found, confidence, releases, started)
 
 
-def _secret(
-    cell: Cell, mu: float, trials: int, confidence: float, seed: int, progress: Progress, started: float
+def _audit_secret_rounds(
+    cell: Cell, mu: float, trials: int, confidence: float, seed: int, progress: ProgressCallback, started: float
 ) -> Audit:
     """Secret rounds against the curve that is claimed for them: canaries, and a canary in known company."""
-    small, few = secret.canary_cell(cell, mu), secret.company_cell(cell, mu)
-    plan, alone = (plan_of(each, objective_for(each, 1), released=True) for each in (small, few))
-    runs, companies = -(-trials // secret.CANARIES), trials // secret.COMPANIES
-    steps = Steps(progress, runs + companies / secret.COMPANIES_A_STEP)
-    gathered = [secret.canaries(small, seed_of(seed, number)) for number in steps.after(range(runs))]
-    seen = secret.Seen(*(np.concatenate(columns) for columns in zip(*gathered, strict=True)))
-    beside = secret.company(few, companies, seed, steps)
-    tests, failure = evaluations_of(cell, mu, -(-trials // CANARIES), seed), 1.0 - confidence
-    of_tests = canaries(tests, failure / 5.0, steps) if tests else {}
-    failure, curve = failure * (0.4 if tests else 0.5), ClaimedCurve(secret.guarantee_of(plan))
+    small, few = secret.make_canary_cell(cell, mu), secret.make_company_cell(cell, mu)
+    plan, alone = (plan_of(each, make_canary_objective(each, 1), released=True) for each in (small, few))
+    runs, companies = -(-trials // secret.CANARY_COUNT), trials // secret.TRIALS_PER_COMPANY_RUN
+    steps = StepCounter(progress, runs + companies / secret.COMPANY_RUNS_PER_STEP)
+    gathered = [secret.run_canaries(small, run_seed(seed, number)) for number in steps.after(range(runs))]
+    seen = secret.CanaryTrials(*(np.concatenate(columns) for columns in zip(*gathered, strict=True)))
+    beside = secret.run_company(few, companies, seed, steps)
+    tests, failure = make_evaluation_parts(cell, mu, -(-trials // CANARY_COUNT), seed), 1.0 - confidence
+    of_tests = audit_canaries(tests, failure / 5.0, steps) if tests else {}
+    failure, curve = failure * (0.4 if tests else 0.5), ClaimedCurve(secret.sampled_guarantee(plan))
     shown = {
-        "canaries": secret.canaries_shown(small, plan, seen, curve, failure),
-        "company": secret.company_shown(alone, beside, ClaimedCurve(secret.guarantee_of(alone)), failure),
+        "canaries": secret.evaluate_canaries(small, plan, seen, curve, failure),
+        "company": secret.evaluate_company(alone, beside, ClaimedCurve(secret.sampled_guarantee(alone)), failure),
     }
     best, delta = max(shown.values(), key=lambda each: each.excess), cell.privacy.delta
     bound = _Bound(
-        best.allowed, max(0.0, best.mu), best.epsilon(delta), epsilon_of(mu, delta), best.test, best.alarms
+        best.allowed_mu,
+        max(0.0, best.mu),
+        best.epsilon(delta),
+        epsilon_of(mu, delta),
+        best.test,
+        best.false_alarm_rate,
     )
-    if bound.mu <= bound.claimed_mu and of_tests and (worst := _worst(of_tests)).mu > worst.claimed:
-        bound = _bound_of(worst, delta)
-    found = {family: Found(max(0.0, each.mu), each.test, each.allowed) for family, each in shown.items()}
-    return _outcome(cell, small, bound, found | of_tests, confidence, len(seen.present) + companies, started)
+    if bound.mu <= bound.claimed_mu and of_tests and (worst := _worst_result(of_tests)).mu > worst.claimed_mu:
+        bound = _make_bound(worst, delta)
+    found = {family: FamilyResult(max(0.0, each.mu), each.test, each.allowed_mu) for family, each in shown.items()}
+    return _make_audit(cell, small, bound, found | of_tests, confidence, len(seen.present) + companies, started)

@@ -37,22 +37,22 @@ from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import Allowed, Policy
 from fedpriv.silo.shard import Shard, Views
 
-_RUNS = 8  # that a policy of the audit pays for
+_RUN_COUNT = 8  # that a policy of the audit pays for
 
 
-class Restartable(Answering, Protocol):
+class RestartableSilo(Answering, Protocol):
     """A silo, asked as a guard is, whose process can end."""
 
     def restart(self) -> None:
         """The process ends, and another one goes on."""
 
-    def keep(self) -> Callable[[], None]:
+    def back_up(self) -> Callable[[], None]:
         """Copy all that it keeps, as a backup of its disk does; the result puts it back."""
 
     def close(self) -> None: ...
 
 
-class InFileOrder(Views):
+class PublicOrderViews(Views):
     """A shard whose persons are read in the order of their names, which is public.
 
     A guard's own order follows from the key of the run and is told to nobody.  What it releases is a mixture over
@@ -70,7 +70,7 @@ class PublicGuard(Guard):
 
     def __init__(self, policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
         super().__init__(policy, ledger, shard)
-        self._views = InFileOrder(shard)
+        self._views = PublicOrderViews(shard)
 
 
 class GuardedSilo:
@@ -80,18 +80,18 @@ class GuardedSilo:
         self._cell = json.dumps(cell.canonical(), sort_keys=True)
         self._policy, self._shard = policy, shard
         begin_ledger(policy, shard)
-        self._ledger, self._guard = self._opened()
+        self._ledger, self._guard = self._open()
 
     def restart(self) -> None:
         """The guard's process ends, and another one goes on from the ledger."""
         self._ledger.close()
-        self._ledger, self._guard = self._opened()
+        self._ledger, self._guard = self._open()
 
-    def keep(self) -> Callable[[], None]:
+    def back_up(self) -> Callable[[], None]:
         """Ledger, mark and key: a machine that is restored from its backup has all of them restored."""
         self._ledger.close()
         kept = {path: path.read_bytes() for path in self._files()}
-        self._ledger, self._guard = self._opened()
+        self._ledger, self._guard = self._open()
 
         def put_back() -> None:
             self._ledger.close()
@@ -99,7 +99,7 @@ class GuardedSilo:
                 path.unlink()
             for path, content in kept.items():
                 path.write_bytes(content)
-            self._ledger, self._guard = self._opened()
+            self._ledger, self._guard = self._open()
 
         return put_back
 
@@ -117,19 +117,19 @@ class GuardedSilo:
     def public_key(self, run: str) -> bytes:
         return self._guard.public_key(run, self._cell)
 
-    def _opened(self) -> tuple[SiloLedger, Guard]:
+    def _open(self) -> tuple[SiloLedger, Guard]:
         ledger = SiloLedger(self._policy.ledger)
         return ledger, PublicGuard(self._policy, ledger, self._shard)
 
 
-def guarded(folder: Path, cell: Cell, plan: Plan, shards: Sequence[Shard]) -> list[GuardedSilo]:
+def open_guarded_silos(folder: Path, cell: Cell, plan: Plan, shards: Sequence[Shard]) -> list[GuardedSilo]:
     """The guards of silos 0, 1, … with these shards."""
-    allow = _allowed(cell, plan)
+    allow = _make_limits(cell, plan)
     policies = [
         Policy(
             silo=number,
             shard=folder / f"{number}.npz",
-            classes=CLASSES,
+            classes=CLASS_COUNT,
             ledger=folder / f"{number}.sqlite",
             socket=folder / f"{number}.sock",
             allow=allow,
@@ -139,12 +139,12 @@ def guarded(folder: Path, cell: Cell, plan: Plan, shards: Sequence[Shard]) -> li
     return [GuardedSilo(policy, cell, shard) for policy, shard in zip(policies, shards, strict=True)]
 
 
-def _allowed(cell: Cell, plan: Plan) -> Allowed:
+def _make_limits(cell: Cell, plan: Plan) -> Allowed:
     """A policy no narrower than the scenario: the audit is of what guards answer, not of their refusals."""
     rounds = plan.schedule.rounds
     target = cell.target
     assert target is not None  # a cell without noise claims nothing
-    known, secret = {"budget": target * _RUNS}, {"budget": 1e6, "slack": 0.1, "slack_per_run": 1e-5}
+    known, secret = {"budget": target * _RUN_COUNT}, {"budget": 1e6, "slack": 0.1, "slack_per_run": 1e-5}
     return Allowed.model_validate(
         {
             "trust": cell.algorithm.trust,
@@ -159,14 +159,17 @@ def _allowed(cell: Cell, plan: Plan) -> Allowed:
     )
 
 
-FAR = 1e4
+FAR_NORM = 1e4
 """The norm of a canary's features: far above a clip of 1, so that a missing clip cannot go unseen."""
-CLASSES = 2
-_RECORDS, _TOO_MANY = 4, 3  # of a person: at most so many count, and so many times as many are there
+CLASS_COUNT = 2
+_RECORDS_PER_PERSON, _EXCESS_FACTOR = (
+    4,
+    3,
+)  # of a person: at most so many count, and so many times as many are there
 _CLIP = 1.0  # where a scenario takes its clip from the loss's constants, which are not the canaries'
 
 
-def auditable(cell: Cell, mu: float, rounds: int, silos: int, batch: int, epochs: int = 1) -> Cell:
+def make_audit_cell(cell: Cell, mu: float, rounds: int, silos: int, batch: int, epochs: int = 1) -> Cell:
     """The cell cut to a size that can be repeated, on a linear model, recalibrated to `mu` by the same code.
 
     Persons and clients keep a few records each; where silos come from does not matter to who they are.
@@ -176,7 +179,7 @@ def auditable(cell: Cell, mu: float, rounds: int, silos: int, batch: int, epochs
         size = {"rounds": rounds, "clients": rounds // epochs * batch, "cohort": batch}
     whole: dict[str, Any] = {"samples": None, "size_skew": None, "batches": None, "drop_out": 0.0, "away": {}}
     federation = cell.federation.model_copy(update={**size, **whole})
-    few = None if cell.privacy.records is None else min(cell.privacy.records, _RECORDS)
+    few = None if cell.privacy.records is None else min(cell.privacy.records, _RECORDS_PER_PERSON)
     target = {"mu": mu, "rho": None, "zcdp": None, "epsilon": None, "records": few, "shares": None}
     privacy = cell.privacy.model_copy(update=target)
     run = cell.run.model_copy(
@@ -189,16 +192,16 @@ def auditable(cell: Cell, mu: float, rounds: int, silos: int, batch: int, epochs
     algorithm = cell.algorithm
     if getattr(algorithm.settings, "clip", _CLIP) in ("lipschitz", None):
         algorithm = algorithm.model_copy(update={"clip": _CLIP})
-    model = ModelSection.model_validate({"name": "softmax-regression", "feature_norm": FAR})
+    model = ModelSection.model_validate({"name": "softmax-regression", "feature_norm": FAR_NORM})
     return cell.derived(privacy, federation, algorithm, data=data, model=model, run=run)
 
 
-def objective_for(cell: Cell, features: int) -> Objective:
+def make_canary_objective(cell: Cell, features: int) -> Objective:
     """The small model's loss over records of so many features, as the silos' own code builds it; and a bias."""
-    return cell.model.row.objective((features + 1,), CLASSES, DTYPES[cell.run.dtype], cell.model.settings)
+    return cell.model.row.objective((features + 1,), CLASS_COUNT, DTYPES[cell.run.dtype], cell.model.settings)
 
 
-def rows_read(cell: Cell) -> list[range]:
+def rows_by_round(cell: Cell) -> list[range]:
     """The rows of a silo's order that rounds 1, 2, … read, by definition: each batch once, one after another.
 
     Every pass has the same order, and so have the turns of cohorts of clients.  InputError for a scenario of no
@@ -220,7 +223,7 @@ def rows_read(cell: Cell) -> list[range]:
     return rows
 
 
-def misread(cell: Cell, rows: Sequence[range]) -> str | None:
+def why_misread(cell: Cell, rows: Sequence[range]) -> str | None:
     """Where the schedule that silos follow is not the one that the claim is about; None if nowhere."""
     size = cell.batch_sizes[0]
     for t, defined in enumerate(rows, start=1):
@@ -236,12 +239,12 @@ def misread(cell: Cell, rows: Sequence[range]) -> str | None:
 class CanaryLayout:
     """In which round each canary takes part, and in which row of the silo's order: (n,) each."""
 
-    round: NDArray[np.int64]
-    row: NDArray[np.int64]
-    rows: int
+    rounds: NDArray[np.int64]
+    row_indices: NDArray[np.int64]
+    row_count: int
 
     @staticmethod
-    def of(passes: Sequence[range], heaviest: int, canaries: int, batch: int) -> "CanaryLayout":
+    def from_rows(passes: Sequence[range], heaviest: int, canaries: int, batch: int) -> "CanaryLayout":
         """As many as fit in round `heaviest`, where one weighs most; the others spread over the other rounds.
 
         Of rounds that read the same rows, the first one stands for all.
@@ -253,21 +256,21 @@ class CanaryLayout:
         row = [passes[t - 1].start + place for t, place in zip(rounds.tolist(), places, strict=True)]
         return CanaryLayout(rounds, np.array(row), max(read.stop for read in passes))
 
-    def shard(self, present: NDArray[np.bool_], relation: str) -> Shard:
+    def make_shard(self, present: NDArray[np.bool_], relation: str) -> Shard:
         """Zeros, and each canary in its row: its own feature, far longer than the clip.
 
         An absent one is zero under zero-out, and under replace-one a record whose increment points the other way.
         """
-        count = len(self.round)
-        images: NDArray[Any] = np.zeros((self.rows, count), np.float32)
-        labels = np.zeros(self.rows, np.int64)
+        count = len(self.rounds)
+        images: NDArray[Any] = np.zeros((self.row_count, count), np.float32)
+        labels = np.zeros(self.row_count, np.int64)
         there = np.arange(count) if relation == "replace-one" else np.flatnonzero(present)
-        images[self.row[there], there] = FAR
-        labels[self.row] = ~present
+        images[self.row_indices[there], there] = FAR_NORM
+        labels[self.row_indices] = ~present
         return Shard(images, labels)
 
 
-def in_units(shard: Shard, unit: Unit) -> Shard:
+def expand_units(shard: Shard, unit: Unit) -> Shard:
     """The same with a unit for every row: where units are persons, each canary's has more records than count.
 
     All of them point one way, far beyond the clip, so that a clip of record by record adds them up.
@@ -275,20 +278,20 @@ def in_units(shard: Shard, unit: Unit) -> Shard:
     if unit.name == RECORD.name:
         return shard
     there = shard.images.reshape(len(shard.labels), -1).any(axis=1)
-    rows = np.repeat(np.arange(len(shard.labels)), np.where(there, _TOO_MANY * unit.records, 1))
+    rows = np.repeat(np.arange(len(shard.labels)), np.where(there, _EXCESS_FACTOR * unit.records, 1))
     return Shard(shard.images[rows], shard.labels[rows], persons=rows)
 
 
-def units_of(shard: Shard, cell: Cell) -> Records:
+def unit_records(shard: Shard, cell: Cell) -> Records:
     """A shard of canaries as the cell's model sees it, in its units; a client holds what counts, and all alike."""
     unit = cell.privacy.protected
     if unit.name != CLIENT.name:
-        return in_units(shard, unit).seen(cell)
+        return expand_units(shard, unit).seen(cell)
     images, labels = shard.images.repeat(unit.records, axis=0), shard.labels.repeat(unit.records)
     records = ModelInputs.of(cell).records(images, labels)
     return rows_of(records, in_a_row(len(records.labels), unit.records))
 
 
-def nothing(rows: int, features: int) -> Shard:
+def zero_shard(rows: int, features: int) -> Shard:
     """Records of zeros, which move nothing but the bias."""
     return Shard(np.zeros((rows, features), np.float32), np.zeros(rows, np.int64))

@@ -24,25 +24,25 @@ from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell
 from fedpriv.show.statement import check_audited, power_words, store_audit
 
-_LINE_EVERY = 5.0  # seconds, where there is no terminal to draw a bar on
+_LINE_SECONDS = 5.0  # seconds, where there is no terminal to draw a bar on
 
 
 def audit_scenario(asked: AuditRequest) -> None:
     """Audit the first cell of a scenario."""
     import_files(asked.imports or [])
-    cell = _cell_of(asked)
+    cell = _load_cell(asked)
     if asked.store is not None:
         if cell.schedule.secret:
             raise InputError(
                 "--store: a report draws the claim of an audit as a mu, and secret rounds have none; leave it out"
             )
         check_audited(asked.store, cell.canonical())
-    with _progress() as progress:
+    with _show_progress() as progress:
         outcome = audit(cell, asked.mu, asked.trials, asked.confidence, asked.seed, progress)
     told = {**dataclasses.asdict(outcome), "stands": outcome.stands}
     if asked.store is not None:
         store_audit(asked.store, told)
-    say(json.dumps(told) + "\n" if asked.as_json else _report(outcome))
+    say(json.dumps(told) + "\n" if asked.as_json else _format_report(outcome))
     if not outcome.stands:
         raise AuditRefutedError(
             f"the claim μ = {upper_figure(outcome.claimed_mu)} is refuted: {outcome.statistic} shows "
@@ -50,7 +50,7 @@ def audit_scenario(asked: AuditRequest) -> None:
         )
 
 
-def _cell_of(asked: AuditRequest) -> Cell:
+def _load_cell(asked: AuditRequest) -> Cell:
     """The first cell of a scenario, or that of a plan of statistics."""
     path, overrides = Path(asked.scenario), asked.overrides or []
     for cell_of in all_added("scenario file").values():
@@ -59,14 +59,14 @@ def _cell_of(asked: AuditRequest) -> Cell:
     return load_scenario(asked.scenario, overrides).points[0].cell
 
 
-def _tested(outcome: Audit, name: str, bound: float) -> str:
+def _format_family(outcome: Audit, name: str, bound: float) -> str:
     """Write a family's bound, and its claim where parts of a run have claims of their own."""
     several = outcome.alarms is None and len(set(outcome.claims.values())) > 1
     return f"{name} μ ≥ {bound:.3g}" + (f" of {outcome.claims[name]:.3g}" if several else "")
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[float], None]]:
+def _show_progress() -> Iterator[Callable[[float], None]]:
     """Show a bar on a terminal, a line now and then elsewhere; on stderr, so that --json stays JSON."""
     console = Console(stderr=True)
     if console.is_terminal:
@@ -78,7 +78,7 @@ def _progress() -> Iterator[Callable[[float], None]]:
 
     def line(done: float) -> None:
         nonlocal last
-        if time.monotonic() - last > _LINE_EVERY:
+        if time.monotonic() - last > _LINE_SECONDS:
             last = time.monotonic()
             sys.stderr.write(f"fedpriv: auditing, {100 * done:.0f} % done\n")
 
@@ -86,7 +86,7 @@ def _progress() -> Iterator[Callable[[float], None]]:
     yield line
 
 
-def _report(outcome: Audit) -> str:
+def _format_report(outcome: Audit) -> str:
     claimed = epsilon_words(outcome.claimed_epsilon, outcome.delta)
     if outcome.alarms is None:
         claimed = f"μ = {upper_figure(outcome.claimed_mu, 6)}, {claimed}"
@@ -103,7 +103,7 @@ def _report(outcome: Audit) -> str:
         f"confidence {outcome.confidence:g}",
         f"by       {outcome.statistic}",
         f"for      {outcome.unit}, {outcome.relation} neighbours, {trust_named(outcome.trust).title}",
-        "tests    " + ", ".join(_tested(outcome, name, bound) for name, bound in outcome.families.items()),
+        "tests    " + ", ".join(_format_family(outcome, name, bound) for name, bound in outcome.families.items()),
         f"power    {power_words(outcome.sees, outcome.trials)}",
         f"from     {outcome.trials} canaries in {outcome.seconds:.1f} s; {size}:",
         f"         the scenario, recalibrated to this mu and cut to this size by the code under audit, on {path}",

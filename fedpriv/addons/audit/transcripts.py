@@ -30,14 +30,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.addons.audit.canaries import (
-    FAR,
+    FAR_NORM,
     CanaryLayout,
-    Restartable,
-    guarded,
-    in_units,
-    nothing,
-    objective_for,
-    units_of,
+    RestartableSilo,
+    expand_units,
+    make_canary_objective,
+    open_guarded_silos,
+    unit_records,
+    zero_shard,
 )
 from fedpriv.clients.simulated import client_app_of
 from fedpriv.core.errors import InputError
@@ -54,25 +54,25 @@ from fedpriv.server.journal import Entries, ServerJournal
 from fedpriv.silo.shard import Shard
 from fedpriv.silo.silo import Silo
 
-MOST_PASSES = 3
+MAX_PASSES = 3
 """Of cyclic cohorts, and evaluations of the same test records."""
-_BEYOND = 10.0
-_FIRST_MOVE = FAR * 0.5**0.5
+_CLIP_MARGIN = 10.0
+_FIRST_GRADIENT = FAR_NORM * 0.5**0.5
 """The gradient of a canary where the model is 0, with probabilities ½ and ½ of its two classes."""
 
 
-def passes_of(cell: Cell) -> int:
+def count_passes(cell: Cell) -> int:
     """Number of turns of a client; of records as often as the scenario says."""
     if cell.federation.clients is None:
         return cell.federation.epochs
     return -(-cell.federation.total_rounds // cell.federation.rounds_per_epoch)
 
 
-def known_rounds(cell: Cell, most: int) -> tuple[int, int]:
+def public_run_size(cell: Cell, max_rounds: int) -> tuple[int, int]:
     """Rounds and passes of a run of at most `most` rounds whose order is no secret."""
-    passes = min(MOST_PASSES, passes_of(cell))
+    passes = min(MAX_PASSES, count_passes(cell))
     each = cell.schedule.rounds if passes == 1 else cell.federation.rounds_per_epoch
-    return passes * min(each, most // passes), passes
+    return passes * min(each, max_rounds // passes), passes
 
 
 def check_clients(cell: Cell) -> None:
@@ -92,26 +92,26 @@ def check_clients(cell: Cell) -> None:
             "canaries have no direction; audit without it"
         )
     step, clip = getattr(settings, "local_step", None), getattr(settings, "clip", None)
-    if step is not None and isinstance(clip, float) and step * _FIRST_MOVE < _BEYOND * clip:
+    if step is not None and isinstance(clip, float) and step * _FIRST_GRADIENT < _CLIP_MARGIN * clip:
         raise InputError(
             f"algorithm.local_step = {step:g}: steps so short do not lead a canary beyond clip = {clip:g}; audit "
-            f"with --set algorithm.local_step={_BEYOND * clip / _FIRST_MOVE:.3g} or more"
+            f"with --set algorithm.local_step={_CLIP_MARGIN * clip / _FIRST_GRADIENT:.3g} or more"
         )
 
 
-class Pool:
+class ClientPool:
     """Silo 0 of a plan whose rows are clients; each of `shard` holds as many alike records as count."""
 
     def __init__(self, cell: Cell, plan: Plan, shard: Shard) -> None:
-        self._plan, self._records, self._key = plan, units_of(shard, cell), system_key()
-        self._silo = self._begun()
+        self._plan, self._records, self._key = plan, unit_records(shard, cell), system_key()
+        self._silo = self._make_silo()
         self._state = self._silo.start()
 
     def restart(self) -> None:
         """It is built again from its key, and goes on from its state."""
-        self._silo = self._begun()
+        self._silo = self._make_silo()
 
-    def keep(self) -> Callable[[], None]:
+    def back_up(self) -> Callable[[], None]:
         """Its state: its key is the same for good."""
         state = self._state
 
@@ -132,13 +132,13 @@ class Pool:
         release, self._state = self._silo.answer(self._state, t, query)
         return self._silo.message(release.vector, t, keys, self._state.chain)
 
-    def _begun(self) -> Silo:
+    def _make_silo(self) -> Silo:
         return Silo.of(0, self._plan, self._records, self._key, b"")
 
 
-_PUSH = 1e2 / FAR  # a weight that makes the model sure of a canary's class
+_CONFIDENT_WEIGHT = 1e2 / FAR_NORM  # a weight that makes the model sure of a canary's class
 
-_MEMORY = "/dev/shm"
+_MEMORY_FOLDER = "/dev/shm"
 """Ledgers of an audit need not survive a power cut, and waiting for a disk takes most of its time."""
 
 
@@ -149,40 +149,40 @@ class Trials(NamedTuple):
     records under other queries: (n, rounds), and (n, 0) where no adversary sees both.
     """
 
-    seen: NDArray[np.float64]
-    apart: NDArray[np.float64]
-    twice: NDArray[np.float64]
+    releases: NDArray[np.float64]
+    silo_differences: NDArray[np.float64]
+    run_differences: NDArray[np.float64]
     present: NDArray[np.bool_]
-    round: NDArray[np.int64]
+    rounds: NDArray[np.int64]
 
-    def of_round(self, t: int) -> "Trials":
+    def select_round(self, t: int) -> "Trials":
         """The canaries of one round."""
-        chosen = self.round == t
+        chosen = self.rounds == t
         return Trials(*(column[chosen] for column in self))
 
 
 @dataclasses.dataclass(frozen=True)
-class Watching:
+class RecordingOptimizer:
     """An optimizer that asks what it is told to and notes what it is given: the server's releases, unprocessed."""
 
     queries: Sequence[Tensor]
-    seen: list[Tensor]
+    releases: list[Tensor]
 
     def start(self, initial: Tensor) -> Tensor:
         return initial
 
     def query(self, state: Tensor) -> Tensor:
-        return self.queries[min(len(self.seen), len(self.queries) - 1)]
+        return self.queries[min(len(self.releases), len(self.queries) - 1)]
 
     def update(self, state: Tensor, released: Tensor, current: Round) -> Tensor:
-        self.seen.append(released)
+        self.releases.append(released)
         return state
 
     def output(self, state: Tensor) -> Tensor:
         return state
 
 
-def zeros(plan: Plan) -> list[Tensor]:
+def zero_queries(plan: Plan) -> list[Tensor]:
     """Queries at which every canary's increment is known."""
     return [torch.zeros_like(plan.objective.initial())] * plan.schedule.rounds
 
@@ -194,94 +194,102 @@ def run_trials(cell: Cell, layout: CanaryLayout, seed: int, queries: Sequence[Te
 
     Guarantee: what is returned is what the trust setting shows its adversary, and nothing else.
     """
-    count = len(layout.round)
-    plan = plan_of(cell, objective_for(cell, count), released=True)
-    present, shards = _shards(cell, plan, layout, seed)
-    asked, none = queries or zeros(plan), np.empty((count, 0))
-    with folder_of_silos(cell, plan, shards) as (folder, silos):
+    count = len(layout.rounds)
+    plan = plan_of(cell, make_canary_objective(cell, count), released=True)
+    present, shards = _draw_shards(cell, plan, layout, seed)
+    asked, none = queries or zero_queries(plan), np.empty((count, 0))
+    with open_silos(cell, plan, shards) as (folder, silos):
         if queries is not None or plan.trust.releases(SERVER):
-            seen = _along(seen_of(plan, folder, silos, asked))
-            return Trials(seen, none, none, present, layout.round)
-        first, again, other = _two_runs(plan, silos, asked)
-    seen = _along(first)
-    apart = seen - _along(other) if other else none
-    return Trials(seen, apart, seen - _along(again), present, layout.round)
+            seen = _project_on_canaries(collect_transcript(plan, folder, silos, asked))
+            return Trials(seen, none, none, present, layout.rounds)
+        first, again, other = _run_twice(plan, silos, asked)
+    seen = _project_on_canaries(first)
+    apart = seen - _project_on_canaries(other) if other else none
+    return Trials(seen, apart, seen - _project_on_canaries(again), present, layout.rounds)
 
 
-def rolled_back(cell: Cell, layout: CanaryLayout, seed: int, t: int) -> Trials:
+def run_rollback(cell: Cell, layout: CanaryLayout, seed: int, t: int) -> Trials:
     """A run that is put back to before round t, silos and server, and asked something else in this round.
 
     `twice` are its releases of rounds t, t + 1, … minus those of before, which were asked the same but for t.
     """
-    count = len(layout.round)
-    plan = plan_of(cell, objective_for(cell, count), released=True)
-    present, shards = _shards(cell, plan, layout, seed)
-    before = zeros(plan)
-    after = [*before[: t - 1], _pushed(before[0]), *before[t:]]
-    with folder_of_silos(cell, plan, shards) as (folder, silos):
+    count = len(layout.rounds)
+    plan = plan_of(cell, make_canary_objective(cell, count), released=True)
+    present, shards = _draw_shards(cell, plan, layout, seed)
+    before = zero_queries(plan)
+    after = [*before[: t - 1], _confident_query(before[0]), *before[t:]]
+    with open_silos(cell, plan, shards) as (folder, silos):
         if t > 1:
-            seen_of(plan, folder, silos, before[: t - 1])
-        backup = {path: path.read_bytes() for path in _journal(folder)}
-        put_back = [silo.keep() for silo in silos]
-        first = _along(seen_of(plan, folder, silos, before))
-        for path in _journal(folder) - backup.keys():
+            collect_transcript(plan, folder, silos, before[: t - 1])
+        backup = {path: path.read_bytes() for path in _journal_files(folder)}
+        put_back = [silo.back_up() for silo in silos]
+        first = _project_on_canaries(collect_transcript(plan, folder, silos, before))
+        for path in _journal_files(folder) - backup.keys():
             path.unlink()
         for path, content in backup.items():
             path.write_bytes(content)
             path.chmod(0o600)
         for silo in put_back:
             silo()
-        again = _along(seen_of(plan, folder, silos, after))
-    return Trials(first, np.empty((count, 0)), first[:, t - 1 :] - again[:, t - 1 :], present, layout.round)
+        again = _project_on_canaries(collect_transcript(plan, folder, silos, after))
+    return Trials(first, np.empty((count, 0)), first[:, t - 1 :] - again[:, t - 1 :], present, layout.rounds)
 
 
-def _journal(folder: Path) -> set[Path]:
+def _journal_files(folder: Path) -> set[Path]:
     """Make the journal that the server keeps of the run."""
     return set((folder / "journal").glob("*"))
 
 
-def _shards(cell: Cell, plan: Plan, layout: CanaryLayout, seed: int) -> tuple[NDArray[np.bool_], list[Shard]]:
+def _draw_shards(cell: Cell, plan: Plan, layout: CanaryLayout, seed: int) -> tuple[NDArray[np.bool_], list[Shard]]:
     """Fair coins of a run, of which longer runs have more, and its silos' records: canaries are silo 0's."""
-    present = public_generator(seed, "audit coins").random(len(layout.round)) < 0.5
-    idle = [nothing(layout.rows, len(layout.round))] * (len(plan.weights) - 1)
-    return present, [layout.shard(present, cell.privacy.relation), *idle]
+    present = public_generator(seed, "audit coins").random(len(layout.rounds)) < 0.5
+    idle = [zero_shard(layout.row_count, len(layout.rounds))] * (len(plan.weights) - 1)
+    return present, [layout.make_shard(present, cell.privacy.relation), *idle]
 
 
-def seen_of(plan: Plan, folder: Path, silos: Sequence[Restartable], queries: Sequence[Tensor]) -> list[Tensor]:
+def collect_transcript(
+    plan: Plan, folder: Path, silos: Sequence[RestartableSilo], queries: Sequence[Tensor]
+) -> list[Tensor]:
     """Collect what this trust setting's adversary sees of the rounds that have `queries`; some may be over."""
     if plan.trust.draws(SERVER):
-        return broadcasts(plan, folder, silos, queries)
-    return _means(plan, masked_sums(plan, silos, queries)) if plan.masked else replies(silos[0], queries)
+        return collect_broadcasts(plan, folder, silos, queries)
+    return (
+        _decode_means(plan, collect_masked_sums(plan, silos, queries))
+        if plan.masked
+        else collect_replies(silos[0], queries)
+    )
 
 
 def temporary_folder() -> tempfile.TemporaryDirectory[str]:
     """A folder for ledgers, in memory where there is room."""
-    memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None
+    memory = _MEMORY_FOLDER if os.access(_MEMORY_FOLDER, os.W_OK) else None
     return tempfile.TemporaryDirectory(prefix="fedpriv-audit-", dir=memory)
 
 
 @contextmanager
-def folder_of_silos(
+def open_silos(
     cell: Cell, plan: Plan, shards: Sequence[Shard]
-) -> Iterator[tuple[Path, Sequence[Restartable]]]:
+) -> Iterator[tuple[Path, Sequence[RestartableSilo]]]:
     """Guards with these shards, or a pool of clients, in a folder that is gone afterwards."""
     with temporary_folder() as name:
-        silos: Sequence[Restartable]
+        silos: Sequence[RestartableSilo]
         if cell.federation.clients is not None:
-            silos = [Pool(cell, plan, shard) for shard in shards]
+            silos = [ClientPool(cell, plan, shard) for shard in shards]
         else:
-            silos = guarded(Path(name), cell, plan, [in_units(shard, cell.privacy.protected) for shard in shards])
+            silos = open_guarded_silos(
+                Path(name), cell, plan, [expand_units(shard, cell.privacy.protected) for shard in shards]
+            )
         with ExitStack() as stack:
             for silo in silos:
                 stack.callback(silo.close)
             yield Path(name), silos
 
 
-def _two_runs(
-    plan: Plan, silos: Sequence[Restartable], queries: Sequence[Tensor]
+def _run_twice(
+    plan: Plan, silos: Sequence[RestartableSilo], queries: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Silo 0's replies in two runs at a time, and those of silo 1, if there is one, in the first."""
-    pushed = _pushed(queries[0])
+    pushed = _confident_query(queries[0])
     first, again, other = [], [], []
     for t, query in enumerate(queries, start=1):
         first.append(silos[0].answer("first", t, query))
@@ -292,14 +300,16 @@ def _two_runs(
     return first, again, other
 
 
-def _pushed(query: Tensor) -> Tensor:
+def _confident_query(query: Tensor) -> Tensor:
     """A model that is sure of a canary's class, so that one of its two worlds adds next to nothing."""
     pushed = torch.zeros_like(query)
-    pushed.view(2, -1)[0, :-1], pushed.view(2, -1)[1, :-1] = _PUSH, -_PUSH
+    pushed.view(2, -1)[0, :-1], pushed.view(2, -1)[1, :-1] = _CONFIDENT_WEIGHT, -_CONFIDENT_WEIGHT
     return pushed
 
 
-def masked_sums(plan: Plan, silos: Sequence[Restartable], queries: Sequence[Tensor]) -> NDArray[np.int64]:
+def collect_masked_sums(
+    plan: Plan, silos: Sequence[RestartableSilo], queries: Sequence[Tensor]
+) -> NDArray[np.int64]:
     """The sums of the masked words (T, d), as the receiver of all of them decodes them."""
     keys, sums = b"".join(silo.public_key("run") for silo in silos), []
     for t, query in enumerate(queries, start=1):
@@ -310,7 +320,7 @@ def masked_sums(plan: Plan, silos: Sequence[Restartable], queries: Sequence[Tens
     return np.stack(sums)
 
 
-def _means(plan: Plan, noisy: NDArray[np.int64]) -> list[Tensor]:
+def _decode_means(plan: Plan, noisy: NDArray[np.int64]) -> list[Tensor]:
     """The noisy running sums that follow from noisy integers."""
     step, means = IntegerSteps(plan, b""), list[Tensor]()
     state = step.start(SERVER)
@@ -320,12 +330,14 @@ def _means(plan: Plan, noisy: NDArray[np.int64]) -> list[Tensor]:
     return means
 
 
-def replies(silo: Restartable, queries: Sequence[Tensor]) -> list[Tensor]:
+def collect_replies(silo: RestartableSilo, queries: Sequence[Tensor]) -> list[Tensor]:
     """Collect the messages of one silo in a run."""
     return [silo.answer("run", t, query) for t, query in enumerate(queries, start=1)]
 
 
-def broadcasts(plan: Plan, folder: Path, silos: Sequence[Restartable], queries: Sequence[Tensor]) -> list[Tensor]:
+def collect_broadcasts(
+    plan: Plan, folder: Path, silos: Sequence[RestartableSilo], queries: Sequence[Tensor]
+) -> list[Tensor]:
     """Collect what a deployed server with noise of its own releases in the rounds that have `queries`.
 
     It is killed half-way and goes on.
@@ -334,7 +346,7 @@ def broadcasts(plan: Plan, folder: Path, silos: Sequence[Restartable], queries: 
     broadcast: list[Tensor] = []
     for rounds in (len(queries) // 2, len(queries)):
         broadcast.clear()
-        watched = dataclasses.replace(plan, optimizer=Watching(queries, broadcast))
+        watched = dataclasses.replace(plan, optimizer=RecordingOptimizer(queries, broadcast))
         with flower_quiet(), ServerJournal(folder / "journal", Entries.of(plan)) as journal:
             if rounds:
                 deployed_strategy(watched, initial, journal).run(grid, rounds)
@@ -342,7 +354,7 @@ def broadcasts(plan: Plan, folder: Path, silos: Sequence[Restartable], queries: 
     return broadcast
 
 
-def _along(vectors: Sequence[Tensor]) -> NDArray[np.float64]:
+def _project_on_canaries(vectors: Sequence[Tensor]) -> NDArray[np.float64]:
     """Every canary's coordinate (n, rounds): its direction is its feature, class 0 against class 1."""
     classes = torch.stack([vector.double() for vector in vectors]).view(len(vectors), 2, -1)[..., :-1]
     return np.asarray(((classes[:, 1] - classes[:, 0]) / 2**0.5).T.numpy().copy())

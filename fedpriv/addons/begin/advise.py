@@ -36,7 +36,7 @@ from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.demo import toml_lines
 
-ROUNDS, MOST_ROUNDS = 30, 100
+DEFAULT_ROUNDS, MAX_ROUNDS = 30, 100
 CLIP = 0.1
 """Of F: less than most gradients have."""
 CLASSES_TRAVEL, CLASSES_POWER = 6.0, 2.0 / 3.0
@@ -44,7 +44,7 @@ CLASSES_TURN, TURN_POWER = 20.0, 0.75
 """The most that a round moves a score where all records pull one way; of 2 classes, and growing with classes/2."""
 REAL_TRAVEL, REAL_TURN = 0.7, 2.0
 """The same of a prediction in -1 … 1."""
-LEAST = {True: 3.5, False: 1.5}
+MIN_Q = {True: 3.5, False: 1.5}
 """q of a regression, and of classes, below which a constant does as well."""
 
 
@@ -55,7 +55,7 @@ REASONS = {
     "algorithm.name": "dp-sgd with independent noise: where a record takes part in every round, "
     "independent noise has the least error in the sum of all rounds; correlated noise (dp-ftrl) is for "
     "rounds that read different records",
-    "federation.rounds": f"{ROUNDS}, up to {MOST_ROUNDS} where the travel needs them, and never more than "
+    "federation.rounds": f"{DEFAULT_ROUNDS}, up to {MAX_ROUNDS} where the travel needs them, and never more than "
     "the network allows: more rounds cost messages and no privacy, and gain little where noise decides "
     "how far a model travels",
     "algorithm.clip": f"{CLIP:g} of a record's largest feature norm F: records then count alike, and only "
@@ -102,21 +102,21 @@ class Facts:
     records_of_person: int | None = None
 
     def __post_init__(self) -> None:
-        _check_whole("silos", len(self.sizes), 1, 100_000)
+        _check_integer("silos", len(self.sizes), 1, 100_000)
         for silo, size in enumerate(self.sizes):
-            _check_whole(f"records of silo {silo}", size, 1, 10**9)
-        _check_whole("features", self.features, 1, 10**7)
+            _check_integer(f"records of silo {silo}", size, 1, 10**9)
+        _check_integer("features", self.features, 1, 10**7)
         if self.classes != 0:
-            _check_whole("classes", self.classes, 2, 10**5, " (0 for a regression)")
+            _check_integer("classes", self.classes, 2, 10**5, " (0 for a regression)")
         if self.rounds is not None:
-            _check_whole("rounds", self.rounds, 1, 10**6)
+            _check_integer("rounds", self.rounds, 1, 10**6)
         if self.feature_norm is not None:
             _check_number("feature_norm", self.feature_norm, 1e-6, 1e6)
         _check_number("epsilon", self.epsilon, 1e-3, 100.0)
         _check_number("delta", self.delta, 1e-30, 0.01)
 
     @property
-    def units(self) -> int:
+    def unit_count(self) -> int:
         """n."""
         return sum(self.sizes)
 
@@ -126,7 +126,7 @@ class Facts:
         return math.sqrt(self.features) if self.feature_norm is None else self.feature_norm
 
 
-def _check_whole(name: str, value: object, low: int, high: int, more: str = "") -> None:
+def _check_integer(name: str, value: object, low: int, high: int, more: str = "") -> None:
     if type(value) is not int or not low <= value <= high:
         raise InputError(f"advise: {name} = {value!r}: expected a whole number from {low:,} to {high:,}{more}")
 
@@ -137,7 +137,7 @@ def _check_number(name: str, value: object, low: float, high: float) -> None:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class Recommendation:
     """One setting: its key and value, and the reason in a sentence."""
 
     key: str
@@ -145,7 +145,7 @@ class Chosen:
     why: str
 
 
-_OF_A_CONSTANT = """ A constant is right as often as the largest class occurs, which nothing here tells: where \
+_CONSTANT_CAVEAT = """ A constant is right as often as the largest class occurs, which nothing here tells: where \
 that is far above the others, compare with it, or judge by AUC."""
 
 
@@ -171,7 +171,7 @@ class Forecast:
         told += f"{self.travel:.3g} at most; q = {self.q:.3g}."
         if not self.enough:
             return f"{told} So little is left of the signal that a constant prediction is likely to do as well."
-        return told + _OF_A_CONSTANT * bool(self.classes)
+        return told + _CONSTANT_CAVEAT * bool(self.classes)
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Advice:
     facts: Facts
     tree: Mapping[str, Any]
     """The scenario as nested dictionaries, which `fedpriv.run` takes."""
-    chosen: tuple[Chosen, ...]
+    chosen: tuple[Recommendation, ...]
     forecast: Forecast
     epsilon: float
     """Of the plan, by the accountant: at most what was asked for."""
@@ -196,13 +196,13 @@ class Advice:
     def sections(self, notes: Mapping[str, str] | None = None) -> dict[str, str]:
         """The file's sections by name; `notes` are comments below the headers."""
         whys = {one.key: one.why for one in self.chosen}
-        told = {"privacy": comment(self.forecast.sentence), **(notes or {})}
+        told = {"privacy": format_comment(self.forecast.sentence), **(notes or {})}
         found = {}
         for name, keys in self.tree.items():
             if not isinstance(keys, Mapping):
                 continue
             lines = [
-                comment(whys.get(f"{name}.{key}", "")) + toml_lines({key: value})
+                format_comment(whys.get(f"{name}.{key}", "")) + toml_lines({key: value})
                 for key, value in keys.items()
                 if key != "table"
             ]
@@ -212,35 +212,35 @@ class Advice:
         return found
 
 
-def comment(text: str) -> str:
+def format_comment(text: str) -> str:
     """A sentence as comments of a TOML file; nothing for nothing."""
     return "".join(f"# {line}\n" for line in textwrap.wrap(text, 100))
 
 
-def advice_of(facts: Facts, data: Mapping[str, Any] | None = None, name: str = "advised") -> Advice:
+def advise_on_facts(facts: Facts, data: Mapping[str, Any] | None = None, name: str = "advised") -> Advice:
     """Advise for these facts; `data` is the scenario's [data], by default an .npz file that is still to be named.
 
     InputError, in one line, for facts that no run can have.  Guarantee: nothing is read but the arguments: facts,
     and the key-value pairs of [data], whose files are not opened.
     """
-    settings = _settings(facts)
-    tree = _tree(facts, settings, data or {"name": "records.npz"}, name)
-    cell, plan = _planned(facts, tree)
+    settings = _choose_numbers(facts)
+    tree = _make_tree(facts, settings, data or {"name": "records.npz"}, name)
+    cell, plan = _make_plan(facts, tree)
     claim = claim_of(releases_of(plan, cell.schedule.rounds))
     assert claim is not None
-    forecast = _forecast(facts, settings, plan)
+    forecast = _make_forecast(facts, settings, plan)
     return Advice(
         facts,
         tree,
-        _reasons(facts, tree, settings),
+        _explain_settings(facts, tree, settings),
         forecast,
         float(claim.guarantee.figures(facts.delta)["epsilon"] or math.inf),
-        _others(facts, forecast),
+        _describe_alternatives(facts, forecast),
     )
 
 
 @dataclass(frozen=True)
-class _Settings:
+class _AdvisedNumbers:
     q: float
     rounds: int
     clip: float
@@ -251,33 +251,37 @@ class _Settings:
         return self.travel / (self.clip * self.rounds)
 
 
-def _signal(facts: Facts) -> float:
+def _find_q(facts: Facts) -> float:
     """q of the facts."""
-    parties = 1 if _once(facts.trust) else len(facts.sizes)
-    return facts.units * mu_of(facts.epsilon, facts.delta) / (math.sqrt(parties) * facts.norm)
+    parties = 1 if _has_one_noise_source(facts.trust) else len(facts.sizes)
+    return facts.unit_count * mu_of(facts.epsilon, facts.delta) / (math.sqrt(parties) * facts.norm)
 
 
-def _once(trust: str) -> bool:
+def _has_one_noise_source(trust: str) -> bool:
     """Whether the mean has the noise of one party: the server's, or that of a masked sum."""
     return trust_named(trust).name != UNTRUSTED.name
 
 
-def _settings(facts: Facts) -> _Settings:
-    q, largest = _signal(facts), math.hypot(facts.norm, 1.0)
+def _choose_numbers(facts: Facts) -> _AdvisedNumbers:
+    q, largest = _find_q(facts), math.hypot(facts.norm, 1.0)
     if facts.classes:
         wanted, turn = CLASSES_TRAVEL * q**CLASSES_POWER, CLASSES_TURN * (facts.classes / 2.0) ** TURN_POWER
     else:
         wanted, turn = REAL_TRAVEL * q, REAL_TURN
-    needed = min(MOST_ROUNDS, max(ROUNDS, math.ceil(wanted * largest / turn))) if facts.classes else ROUNDS
+    needed = (
+        min(MAX_ROUNDS, max(DEFAULT_ROUNDS, math.ceil(wanted * largest / turn)))
+        if facts.classes
+        else DEFAULT_ROUNDS
+    )
     rounds = needed if facts.rounds is None else min(needed, facts.rounds)
-    return _Settings(q, rounds, _rounded(CLIP * largest), min(wanted, turn * rounds / largest))
+    return _AdvisedNumbers(q, rounds, _round_to_three_digits(CLIP * largest), min(wanted, turn * rounds / largest))
 
 
-def _rounded(value: float) -> float:
+def _round_to_three_digits(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def _tree(facts: Facts, settings: _Settings, data: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _make_tree(facts: Facts, settings: _AdvisedNumbers, data: Mapping[str, Any], name: str) -> dict[str, Any]:
     privacy = {"relation": facts.relation, "epsilon": float(facts.epsilon), "delta": float(facts.delta)}
     if facts.unit != RECORD.name:
         privacy |= {"unit": facts.unit, "records": facts.records_of_person}
@@ -286,7 +290,7 @@ def _tree(facts: Facts, settings: _Settings, data: Mapping[str, Any], name: str)
         "data": dict(data),
         "model": {
             "name": "softmax-regression" if facts.classes else "linear-regression",
-            "feature_norm": _up(facts.norm),
+            "feature_norm": _round_up(facts.norm),
         },
         "federation": {
             "silos": len(facts.sizes),
@@ -298,7 +302,7 @@ def _tree(facts: Facts, settings: _Settings, data: Mapping[str, Any], name: str)
             "name": "dp-sgd",
             "trust": facts.trust,
             "clip": settings.clip,
-            "step": _rounded(settings.step),
+            "step": _round_to_three_digits(settings.step),
             "output": "last" if facts.classes else "average",
         },
         "privacy": privacy,
@@ -306,13 +310,13 @@ def _tree(facts: Facts, settings: _Settings, data: Mapping[str, Any], name: str)
     }
 
 
-def _up(norm: float) -> float:
+def _round_up(norm: float) -> float:
     """Three digits, rounded up: features of norm √k are not scaled down by a rounding."""
     digits = 2 - math.floor(math.log10(norm))
     return float(f"{math.ceil(norm * 10.0**digits) / 10.0**digits:.12g}")
 
 
-def _planned(facts: Facts, tree: Mapping[str, Any]) -> tuple[Cell, Plan]:
+def _make_plan(facts: Facts, tree: Mapping[str, Any]) -> tuple[Cell, Plan]:
     """The plan that a run of the scenario has; its data are not looked at.
 
     A person counts as a record does: both are clipped to one norm, and batches count them.
@@ -323,15 +327,17 @@ def _planned(facts: Facts, tree: Mapping[str, Any]) -> tuple[Cell, Plan]:
     return cell, plan_of(cell, row.objective((facts.features,), facts.classes, dtype, cell.model.settings))
 
 
-def _forecast(facts: Facts, settings: _Settings, plan: Plan) -> Forecast:
+def _make_forecast(facts: Facts, settings: _AdvisedNumbers, plan: Plan) -> Forecast:
     std = settings.step * plan.noise.std_in_mean * math.sqrt(settings.rounds)
     if not facts.classes:
         std /= math.sqrt(3.0)  # of the average of a random walk
     norm = std * math.sqrt(plan.objective.dimension)
-    return Forecast(std, norm, settings.travel, settings.q, settings.q >= LEAST[facts.classes == 0], facts.classes)
+    return Forecast(std, norm, settings.travel, settings.q, settings.q >= MIN_Q[facts.classes == 0], facts.classes)
 
 
-def _reasons(facts: Facts, tree: Mapping[str, Any], settings: _Settings) -> tuple[Chosen, ...]:
+def _explain_settings(
+    facts: Facts, tree: Mapping[str, Any], settings: _AdvisedNumbers
+) -> tuple[Recommendation, ...]:
     values = {
         "federation.batches": tree["federation"]["batches"],
         "federation.rounds": settings.rounds,
@@ -339,14 +345,14 @@ def _reasons(facts: Facts, tree: Mapping[str, Any], settings: _Settings) -> tupl
         "data.scale": "none",
         **{f"algorithm.{key}": value for key, value in tree["algorithm"].items()},
     }
-    return tuple(Chosen(key, values[key], reason) for key, reason in REASONS.items())
+    return tuple(Recommendation(key, values[key], reason) for key, reason in REASONS.items())
 
 
-def _others(facts: Facts, forecast: Forecast) -> tuple[str, ...]:
+def _describe_alternatives(facts: Facts, forecast: Forecast) -> tuple[str, ...]:
     told = []
     silos = len(facts.sizes)
-    if not _once(facts.trust) and silos > 1:
-        masked = _signal(replace(facts, trust="secure-aggregation"))
+    if not _has_one_noise_source(facts.trust) and silos > 1:
+        masked = _find_q(replace(facts, trust="secure-aggregation"))
         told.append(
             f"Secure aggregation: q = {masked:.3g} in place of {forecast.q:.3g}, as {silos} times the records, or "
             f"about {math.sqrt(silos):.2g} times ε, would give."
@@ -388,7 +394,7 @@ def advise(
         InputError: names the fact that no federation has.
     """
     if isinstance(records, int):
-        _check_whole("silos", silos, 1, 100_000)
+        _check_integer("silos", silos, 1, 100_000)
         assert silos is not None
         sizes = (records,) * silos
     else:
@@ -397,12 +403,12 @@ def advise(
             raise InputError(f"advise: silos = {silos}: records has {len(sizes)} numbers, one for each silo")
     if unknown := sorted(others.keys() - Facts.__dataclass_fields__.keys()):
         raise InputError(f"advise: {unknown[0]}: no fact; known are {', '.join(Facts.__dataclass_fields__)}")
-    return advice_of(Facts(sizes, features, classes, epsilon, **others), data, name)
+    return advise_on_facts(Facts(sizes, features, classes, epsilon, **others), data, name)
 
 
-OWN = "own-data"
-_FACTS = ("federation.silos", "federation.samples", "federation.rounds", "algorithm.trust")
-_MORE = ("privacy.epsilon", "privacy.delta", "privacy.relation", "algorithm.clip", "algorithm.step")
+OWN_DATA_SCENARIO = "own-data"
+_FACT_KEYS = ("federation.silos", "federation.samples", "federation.rounds", "algorithm.trust")
+_FURTHER_KEYS = ("privacy.epsilon", "privacy.delta", "privacy.relation", "algorithm.clip", "algorithm.step")
 _SECTIONS = ("federation.", "algorithm.", "privacy.")
 
 
@@ -413,10 +419,10 @@ def as_advised(tree: Mapping[str, Any], data: Dataset, asked: Mapping[str, Any])
     such as another row or unit, and where no advice can be given for its facts.  Guarantee: of `data`
     the number of records, their width and the number of classes decide; no record and no label does.
     """
-    if any(key.startswith(_SECTIONS) and key not in (*_FACTS, *_MORE) for key in asked):
+    if any(key.startswith(_SECTIONS) and key not in (*_FACT_KEYS, *_FURTHER_KEYS) for key in asked):
         return dict(tree)
     federation, algorithm, privacy = (dict(tree[name]) for name in ("federation", "algorithm", "privacy"))
-    given: dict[str, Any] = {key: asked.get(key) for key in (*_FACTS, *_MORE)}
+    given: dict[str, Any] = {key: asked.get(key) for key in (*_FACT_KEYS, *_FURTHER_KEYS)}
     count = len(data.train_labels)
     try:
         epsilons, trust = given["privacy.epsilon"] or privacy["epsilon"], given["algorithm.trust"]
@@ -436,7 +442,7 @@ def as_advised(tree: Mapping[str, Any], data: Dataset, asked: Mapping[str, Any])
             rounds=given["federation.rounds"],
             relation=given["privacy.relation"] or privacy["relation"],
         )
-        advised = advice_of(facts).tree
+        advised = advise_on_facts(facts).tree
     except (InputError, TypeError, ValueError, ZeroDivisionError):
         return dict(tree)  # what is wrong with a key is said where the scenario is read
     rounds = facts.rounds or advised["federation"]["rounds"]

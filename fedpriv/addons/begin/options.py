@@ -29,10 +29,10 @@ def advise(
 
     Example: fedpriv advise --silos 4 --records 120,80,300,95 --features 13 --classes 2 --epsilon 1 --out mine.toml
     """
-    from fedpriv.addons.begin.command import advise_on
+    from fedpriv.addons.begin.command import print_advice
 
     others = {"epsilon": epsilon, "delta": delta, "trust": trust, "feature_norm": feature_norm, "rounds": rounds}
-    advise_on(silos, records, {"features": features, "classes": classes, **others}, data, out, as_json=as_json)
+    print_advice(silos, records, {"features": features, "classes": classes, **others}, data, out, as_json=as_json)
 
 
 def init(folder: Annotated[Path, typer.Argument(metavar="NAME", help="The folder to make.")]) -> None:
@@ -40,9 +40,9 @@ def init(folder: Annotated[Path, typer.Argument(metavar="NAME", help="The folder
 
     Example: fedpriv init my-study
     """
-    from fedpriv.addons.begin.command import begin
+    from fedpriv.addons.begin.command import create_folder
 
-    for path in begin(folder):
+    for path in create_folder(folder):
         typer.echo(path)
     typer.echo(f"next: cd {folder}, and the commands that README.md there names", err=True)
 
@@ -64,9 +64,9 @@ def data_inspect(
 
     Example: fedpriv data inspect patients.csv --target outcome --site hospital --out patients
     """
-    from fedpriv.addons.begin.command import Roles, inspect_table
+    from fedpriv.addons.begin.command import ColumnRoles, inspect_table
 
-    inspect_table(file, Roles(target, site, person, split, regression), out)
+    inspect_table(file, ColumnRoles(target, site, person, split, regression), out)
 
 
 def register(app: Any, silo: Any, data: Any) -> None:

@@ -36,19 +36,19 @@ from fedpriv.show.table import write_table
 from fedpriv.study.results import read_claims
 from fedpriv.study.sweep import RunOptions, run_sweep
 
-JSON, CSV, PAGE = "statistics.json", "statistics.csv", "statistics.html"
-_WIDTH, _LEFT, _BAR = 560, 190, 22
-_HIGH, _BOTTOM = 260, 30
+JSON_FILE, CSV_FILE, PAGE_FILE = "statistics.json", "statistics.csv", "statistics.html"
+_WIDTH, _LEFT, _BAR_HEIGHT = 560, 190, 22
+_HEIGHT, _BOTTOM = 260, 30
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """A figure with as many digits as one reads."""
     if not math.isfinite(value):
         return "above" if value > 0 else "-"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def rows_of(table: TableResult) -> list[dict[str, Any]]:
+def table_rows(table: TableResult) -> list[dict[str, Any]]:
     """A line an estimate, with its interval and what that covers."""
     rows = []
     for each in table.estimates:
@@ -61,41 +61,45 @@ def rows_of(table: TableResult) -> list[dict[str, Any]]:
     return rows
 
 
-def data_of(asked: Statistics, tables: Sequence[TableResult], record: Mapping[str, Any]) -> dict[str, Any]:
+def statistics_data(asked: Statistics, tables: Sequence[TableResult], record: Mapping[str, Any]) -> dict[str, Any]:
     """Everything as plain data; infinities are null."""
     claim = {name: record[name] for name in ("mu", "epsilon", "delta", "relation", "trust", "engine")}
-    tree = {"name": asked.plan.name, "unit": asked.plan.privacy.unit, "places": asked.records, **claim}
-    return {**tree, "tables": [_finite(dataclasses.asdict(table)) for table in tables]}
+    tree = {"name": asked.plan.name, "unit": asked.plan.privacy.unit, "places": asked.unit_count, **claim}
+    return {**tree, "tables": [_replace_infinities(dataclasses.asdict(table)) for table in tables]}
 
 
-def _finite(value: Any) -> Any:
+def _replace_infinities(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: _replace_infinities(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
+        return [_replace_infinities(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def csv_of(tables: Sequence[TableResult]) -> str:
+def render_csv(tables: Sequence[TableResult]) -> str:
     """All tables as one CSV file."""
     buffer, figures = io.StringIO(), ("value", "low", "high", "covers")
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["table", "of", *figures])
     for table in tables:
-        for row in rows_of(table):
+        for row in table_rows(table):
             of = " / ".join(str(value) for key, value in row.items() if key not in figures)
             writer.writerow([table.name, of, *(row[key] for key in figures)])
     return buffer.getvalue()
 
 
-def write_all(folder: Path, asked: Statistics, tables: Sequence[TableResult], record: Mapping[str, Any]) -> None:
+def write_statistics(
+    folder: Path, asked: Statistics, tables: Sequence[TableResult], record: Mapping[str, Any]
+) -> None:
     """JSON, CSV and the page, beside the results of the run."""
-    write_text(folder / JSON, json.dumps(data_of(asked, tables, record), indent=1, ensure_ascii=False) + "\n")
-    write_text(folder / CSV, csv_of(tables))
-    write_text(folder / PAGE, page_of(asked, tables, record))
+    write_text(
+        folder / JSON_FILE, json.dumps(statistics_data(asked, tables, record), indent=1, ensure_ascii=False) + "\n"
+    )
+    write_text(folder / CSV_FILE, render_csv(tables))
+    write_text(folder / PAGE_FILE, render_statistics_page(asked, tables, record))
 
 
-def page_of(asked: Statistics, tables: Sequence[TableResult], record: Mapping[str, Any]) -> str:
+def render_statistics_page(asked: Statistics, tables: Sequence[TableResult], record: Mapping[str, Any]) -> str:
     """A page that stands alone: bars and curves, each with an interval of 95 % that has the noise in it.
 
     Guarantee: every text of a plan or a table is escaped, and nothing is loaded from elsewhere.
@@ -124,19 +128,19 @@ def page_of(asked: Statistics, tables: Sequence[TableResult], record: Mapping[st
     for table in tables:
         parts.append(Markup("<h2>{}</h2>").format(table.name))
         if table.kind == "counts":
-            parts.append(_bars(table))
-        parts += [_curve(table, curve) for curve in table.curves]
-        parts.append(_as_table(table))
+            parts.append(_draw_bars(table))
+        parts += [_draw_curve(table, curve) for curve in table.curves]
+        parts.append(_render_table(table))
     return str(Markup("\n").join([*parts, Markup("</main></body></html>")])) + "\n"
 
 
-def _as_table(table: TableResult) -> Markup:
-    rows = rows_of(table)
+def _render_table(table: TableResult) -> Markup:
+    rows = table_rows(table)
     head = Markup("").join(Markup("<th>{}</th>").format(name) for name in (rows[0] if rows else ()))
     lines = [
         Markup("<tr>{}</tr>").format(
             Markup("").join(
-                Markup("<td>{}</td>").format(number(value) if isinstance(value, float) else value)
+                Markup("<td>{}</td>").format(format_number(value) if isinstance(value, float) else value)
                 for value in row.values()
             )
         )
@@ -147,7 +151,7 @@ def _as_table(table: TableResult) -> Markup:
     )
 
 
-def _bars(table: TableResult) -> Markup:
+def _draw_bars(table: TableResult) -> Markup:
     scale = (_WIDTH - _LEFT - 20) / max([1.0, *(max(each.high, each.value) for each in table.estimates)])
     bar = Markup(
         '<text x="{}" y="{}" text-anchor="end">{}</text><rect x="{}" y="{}" width="{:.1f}" height="{}" '
@@ -155,19 +159,20 @@ def _bars(table: TableResult) -> Markup:
     )
     drawn = [
         bar.format(
-            _LEFT - 8, y + _BAR / 2 + 2, ", ".join(each.of), _LEFT, y, scale * max(0.0, each.value), _BAR - 6,
-            _LEFT + scale * each.low, y + _BAR / 2 - 3, _LEFT + scale * each.high,
+            _LEFT - 8, y + _BAR_HEIGHT / 2 + 2, ", ".join(each.of), _LEFT, y,
+            scale * max(0.0, each.value), _BAR_HEIGHT - 6, _LEFT + scale * each.low, y + _BAR_HEIGHT / 2 - 3,
+            _LEFT + scale * each.high,
         )
-        for y, each in zip(itertools.count(4, _BAR), table.estimates, strict=False)
+        for y, each in zip(itertools.count(4, _BAR_HEIGHT), table.estimates, strict=False)
     ]  # fmt: skip
-    return _figure(table.name, len(table.estimates) * _BAR + 10, drawn)
+    return _frame_figure(table.name, len(table.estimates) * _BAR_HEIGHT + 10, drawn)
 
 
-def _curve(table: TableResult, curve: Curve) -> Markup:
+def _draw_curve(table: TableResult, curve: Curve) -> Markup:
     """Steps of a survival curve, or the share below every edge, with its band."""
     first, last = curve.at[0], curve.at[-1]
     across = [_LEFT / 3 + (_WIDTH - _LEFT / 3 - 20) * (at - first) / ((last - first) or 1.0) for at in curve.at]
-    up = _HIGH - _BOTTOM
+    up = _HEIGHT - _BOTTOM
 
     def height(share: float) -> float:
         return up - (up - 15) * share
@@ -185,11 +190,11 @@ def _curve(table: TableResult, curve: Curve) -> Markup:
             Markup('<path class="grid" d="M40 {0}H{1}"/>').format(height(share), _WIDTH),
         ]
     for x, at in ((across[0], first), (across[-1], last)):
-        drawn.append(Markup('<text x="{:.0f}" y="{}" text-anchor="middle">{:g}</text>').format(x, _HIGH - 8, at))
-    return _figure(" ".join((table.name, *curve.group)), _HIGH, drawn)
+        drawn.append(Markup('<text x="{:.0f}" y="{}" text-anchor="middle">{:g}</text>').format(x, _HEIGHT - 8, at))
+    return _frame_figure(" ".join((table.name, *curve.group)), _HEIGHT, drawn)
 
 
-def _figure(caption: str, height: float, drawn: Sequence[Markup]) -> Markup:
+def _frame_figure(caption: str, height: float, drawn: Sequence[Markup]) -> Markup:
     frame = Markup('<figure><figcaption>{0}</figcaption><svg viewBox="0 0 {1} {2}" role="img" aria-label="{0}" ')
     return (
         frame.format(escape(caption), _WIDTH, height)
@@ -216,7 +221,7 @@ class StatisticsResults:
         known = {table.name: table for table in self.tables}
         if name not in known:
             raise InputError(f"table {name!r}: the plan has {', '.join(map(repr, known))}")
-        rows = rows_of(known[name])
+        rows = table_rows(known[name])
         try:
             return import_module("pandas").DataFrame(rows)
         except ImportError:
@@ -237,17 +242,17 @@ def statistics(
         InputError: names the key that cannot be used.
         RunError: says why it could not be finished, such as a silo that refused.
     """
-    asked = Statistics.of(read_plan(plan if isinstance(plan, Mapping) else Path(plan)))
-    found: Released = release(asked, engine, None if out is None else Path(out))
+    asked = Statistics.from_plan(read_plan(plan if isinstance(plan, Mapping) else Path(plan)))
+    found: ReleasedTables = release_tables(asked, engine, None if out is None else Path(out))
     return StatisticsResults(found.tables, found.data, results_of(found.folder))
 
 
-_SHOWN = 24
+_MAX_SHOWN_LINES = 24
 """Lines of a table in the terminal; files have all."""
 
 
 @dataclass(frozen=True)
-class Released:
+class ReleasedTables:
     """Tables that were released together, in the folder of their run."""
 
     tables: tuple[TableResult, ...]
@@ -255,15 +260,17 @@ class Released:
     folder: Path
 
 
-def release(asked: Statistics, engine: str, out: Path | None = None, connection: Connection = LOCAL) -> Released:
+def release_tables(
+    asked: Statistics, engine: str, out: Path | None = None, connection: Connection = LOCAL
+) -> ReleasedTables:
     """Run the plan's scenario, and write what it says beside the run's own results."""
     folder = run_sweep(asked.scenario, RunOptions(engine=engine, out=out, connection=connection))
     write_table(folder)
     (record,) = read_claims(folder).cells
     model = np.load(folder / record["model"], allow_pickle=False)
-    tables = tuple(asked.results(model, released=engine_row(engine).releases))
-    write_all(folder, asked, tables, record)
-    return Released(tables, data_of(asked, tables, record), folder)
+    tables = tuple(asked.read_tables(model, for_release=engine_row(engine).releases))
+    write_statistics(folder, asked, tables, record)
+    return ReleasedTables(tables, statistics_data(asked, tables, record), folder)
 
 
 def run_statistics(
@@ -277,16 +284,16 @@ def run_statistics(
     as_json: bool,
 ) -> None:
     """Print errors and price, and release the tables unless it is a dry run; InputError as for a run."""
-    row, asked = engine_row(engine), Statistics.of(read_plan(path, overrides))
+    row, asked = engine_row(engine), Statistics.from_plan(read_plan(path, overrides))
     if dry_run:
-        _print_dry(asked, released=row.releases, as_json=as_json)
+        _print_dry_run(asked, for_release=row.releases, as_json=as_json)
         return
-    found = release(asked, engine, out, connection)
+    found = release_tables(asked, engine, out, connection)
     if as_json:
         sys.stdout.write(json.dumps(found.data) + "\n")
         return
     for table in found.tables:
-        _print(table)
+        _print_result(table)
         sys.stdout.write("\n")
     mu, epsilon, delta = (found.data[name] for name in ("mu", "epsilon", "delta"))
     sys.stdout.write(
@@ -297,13 +304,13 @@ def run_statistics(
     )
 
 
-def _print_dry(asked: Statistics, *, released: bool, as_json: bool) -> None:
+def _print_dry_run(asked: Statistics, *, for_release: bool, as_json: bool) -> None:
     """Say what every table has for cells, what error under each trust, and the price of all."""
     privacy = asked.cell.privacy
     tables = list(zip(asked.plan.table, asked.settings.tables, strict=True))
-    mu = max(stream.mu for stream in releases_of(asked.planned(released=released), 1))
+    mu = max(stream.mu for stream in releases_of(asked.make_plan(for_release=for_release), 1))
     epsilon, unit = epsilon_of(mu, privacy.delta), privacy.protected.noun
-    errors = {trust: asked.errors(trust, released=released) for trust in TRUSTS}
+    errors = {trust: asked.noise_stds(trust, for_release=for_release) for trust in TRUSTS}
     if as_json:
         each = [
             {
@@ -313,7 +320,7 @@ def _print_dry(asked: Statistics, *, released: bool, as_json: bool) -> None:
             }
             for place, (table, cells) in enumerate(tables)
         ]
-        tree = {"mu": mu, "epsilon": epsilon, "delta": privacy.delta, "places": asked.records, "tables": each}
+        tree = {"mu": mu, "epsilon": epsilon, "delta": privacy.delta, "places": asked.unit_count, "tables": each}
         sys.stdout.write(json.dumps(tree) + "\n")
         return
     lines = [
@@ -331,23 +338,27 @@ def _print_dry(asked: Statistics, *, released: bool, as_json: bool) -> None:
         f'"{asked.plan.trust}"\n'
         f"price, of all tables together: μ = {upper_figure(mu)}, {epsilon_words(epsilon, privacy.delta)} for "
         f"every {unit} ({privacy.relation})\n"
-        f"{asked.records} places of {unit}s in {asked.cell.federation.silos} silos; nothing was asked of them\n"
+        f"{asked.unit_count} places of {unit}s in {asked.cell.federation.silos} silos; nothing was asked of them\n"
     )
 
 
-def _print(table: TableResult) -> None:
+def _print_result(table: TableResult) -> None:
     """Numbers with intervals; a count below its own half-width is only known to be small."""
     width = max([1, *(len(each.of) for each in table.estimates)])
     lines = [[table.name, *([""] * (width - 1)), "", "95 %", "covers"]]
-    for each in table.estimates[:_SHOWN]:
+    for each in table.estimates[:_MAX_SHOWN_LINES]:
         of = [*each.of, *([""] * (width - len(each.of)))]
         half = Z * each.standard_error
-        shown = f"< {number(each.high)}" if table.kind == "counts" and each.value < half else number(each.value)
-        lines.append([*of, shown, f"{number(each.low)} … {number(each.high)}", each.covers])
+        shown = (
+            f"< {format_number(each.high)}"
+            if table.kind == "counts" and each.value < half
+            else format_number(each.value)
+        )
+        lines.append([*of, shown, f"{format_number(each.low)} … {format_number(each.high)}", each.covers])
     print_table(lines)
-    if (more := len(table.estimates) - _SHOWN) > 0:
+    if (more := len(table.estimates) - _MAX_SHOWN_LINES) > 0:
         sys.stdout.write(f"and {more} more, in the files\n")
     for curve in table.curves if table.kind == "survival" else ():
         where = " ".join((*curve.group, f"survival to {curve.at[-1]:g}"))
-        band = f"{number(curve.low[-1])} … {number(curve.high[-1])}"
-        say(f"{where}: {number(curve.values[-1])}, {band} of the population\n")
+        band = f"{format_number(curve.low[-1])} … {format_number(curve.high[-1])}"
+        say(f"{where}: {format_number(curve.values[-1])}, {band} of the population\n")

@@ -56,8 +56,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
-from fedpriv.addons.statistics.indicators import Block, extent_of, square_root, summing
-from fedpriv.addons.statistics.roc import TwoClasses, together
+from fedpriv.addons.statistics.indicators import CellBlock, find_extent, prefix_root, prefix_root_matrix
+from fedpriv.addons.statistics.roc import TwoClassTable, combine_groups
 from fedpriv.core.errors import InputError, suggestion
 from fedpriv.data.schema import TableSchema
 from fedpriv.loss.objective import PROVED_DIAMETERS, Records
@@ -85,11 +85,11 @@ class SurvivalBands(NamedTuple):
     values: Floats
     low: Floats
     high: Floats
-    known: NDArray[np.bool_]
+    is_shown: NDArray[np.bool_]
     """Masks, true up to the last edge at which more than 4 standard errors are at risk."""
 
 
-def survival_bands(released: Floats, std: float) -> SurvivalBands:
+def compute_survival_bands(released: Floats, std: float) -> SurvivalBands:
     """Compute the curves and bands of released sums.
 
     Args:
@@ -100,7 +100,7 @@ def survival_bands(released: Floats, std: float) -> SurvivalBands:
     bins = released.shape[-1] // 2
     tail_events, tail_censored = np.zeros((bins + 1, 2 * bins + 1)), np.zeros((bins + 1, 2 * bins + 1))
     # Row b adds up the events, or the censored records, of bin b and all bins behind it.
-    tail_events[:bins, :bins], tail_censored[:, bins:] = summing(bins).T, summing(bins + 1).T
+    tail_events[:bins, :bins], tail_censored[:, bins:] = prefix_root_matrix(bins).T, prefix_root_matrix(bins + 1).T
     event_weights = tail_events[:-1] - tail_events[1:]
     risk_weights = tail_events[:-1] + (tail_censored[:-1] + tail_censored[1:]) / 2.0
     start_weights = tail_events[0] + tail_censored[0]
@@ -136,9 +136,9 @@ def survival_bands(released: Floats, std: float) -> SurvivalBands:
     )
 
 
-REACH = 8.0
+MAX_LOGIT = 8.0
 """Logits beyond ± this are in the outermost bins."""
-_MOST_GROUPS = 64
+_MAX_GROUPS = 64
 
 
 class CurveSettings(BaseModel):
@@ -177,32 +177,32 @@ class CurveSettings(BaseModel):
         return hash(self.model_dump_json())
 
     @cached_property
-    def logits(self) -> Floats:
+    def edge_logits(self) -> Floats:
         """The edges between bins: what lies below the first is in bin 0."""
         cut = math.log(self.threshold / (1.0 - self.threshold))
-        inner = np.linspace(-REACH, REACH, self.bins + 1)[1:-1]
+        inner = np.linspace(-MAX_LOGIT, MAX_LOGIT, self.bins + 1)[1:-1]
         return inner if np.isclose(inner, cut, atol=1e-9).any() else np.sort(np.append(inner, cut))
 
     @property
-    def size(self) -> int:
+    def bin_count(self) -> int:
         """Bins, the one that the threshold adds included."""
-        return len(self.logits) + 1
+        return len(self.edge_logits) + 1
 
     @property
-    def cut(self) -> int:
+    def threshold_bin(self) -> int:
         """The first bin of records that are predicted 1."""
-        return int(np.abs(self.logits - math.log(self.threshold / (1.0 - self.threshold))).argmin()) + 1
+        return int(np.abs(self.edge_logits - math.log(self.threshold / (1.0 - self.threshold))).argmin()) + 1
 
     @property
-    def norm(self) -> float:
+    def increment_norm(self) -> float:
         """Of a record's whole increment, loss and accuracy included."""
         return math.sqrt(0.5) * math.sqrt(1.0 + self.weight)
 
-    def scores_beside(
+    def add_tables(
         self, plain: SummedScores, schema: TableSchema | None, model: ModelSettings, *, scaled: bool
     ) -> "CurveScores":
         """Return `plain` with the tables of the curves.  InputError as for `groupings_of`."""
-        groupings = groupings_of(self, schema, model, scaled=scaled)
+        groupings = make_groupings(self, schema, model, is_scaled=scaled)
         return CurveScores(plain.base, plain.loss_bound, plain.classes, self, groupings)
 
 
@@ -212,7 +212,7 @@ class Grouping:
 
     name: str
     labels: tuple[str, ...]
-    start: int
+    first_feature: int
     """The place of its first feature."""
     edges: tuple[float, ...] | None = None
     """Of a number, as a feature has them; None for words, one feature each."""
@@ -220,17 +220,17 @@ class Grouping:
     def codes(self, features: Tensor) -> Tensor:
         """The group (..., B) of features (..., B, f), each a function of its own row."""
         if self.edges is None:
-            return features[..., self.start : self.start + len(self.labels)].argmax(-1)
+            return features[..., self.first_feature : self.first_feature + len(self.labels)].argmax(-1)
         edges = torch.tensor(self.edges, dtype=features.dtype, device=features.device)
-        return (features[..., self.start, None] >= edges).sum(-1)
+        return (features[..., self.first_feature, None] >= edges).sum(-1)
 
 
-ALL = Grouping("all", ("all",), 0, ())
+ONE_GROUP = Grouping("all", ("all",), 0, ())
 """Everybody in one group."""
 
 
-def groupings_of(
-    settings: CurveSettings, schema: TableSchema | None, model: ModelSettings, *, scaled: bool
+def make_groupings(
+    settings: CurveSettings, schema: TableSchema | None, model: ModelSettings, *, is_scaled: bool
 ) -> tuple[Grouping, ...]:
     """One a table; InputError for labels that have no curve, and for columns that a model's features do not tell.
 
@@ -249,31 +249,33 @@ def groupings_of(
                 raise InputError(f"evaluation.curves.by: {name!r} {said}")
             found.append(Grouping(name, column.values or (), start))
             if column.range is not None and edges is not None:
-                if scaled or not _as_encoded(model, schema):
+                if is_scaled or not _keeps_encoding(model, schema):
                     raise InputError(
                         f"evaluation.curves.by: a model sees numbers of {name!r} scaled once more; "
                         f"take model.feature_norm of {schema.norm:.4g} or more and no [data.scale]"
                     )
-                found[-1] = _bands(name, start, column.range, edges)
+                found[-1] = _make_number_grouping(name, start, column.range, edges)
         start += column.width
     known = [name for name, _ in schema.features]
     if missing := [name for name in settings.by if name not in known]:
         raise InputError(
             f"evaluation.curves.by: {missing[0]!r} is no feature of the table{suggestion(missing[0], known)}"
         )
-    if any(len(each.labels) > _MOST_GROUPS for each in found):
-        raise InputError(f"evaluation.curves.by: more than {_MOST_GROUPS} groups of one column")
+    if any(len(each.labels) > _MAX_GROUPS for each in found):
+        raise InputError(f"evaluation.curves.by: more than {_MAX_GROUPS} groups of one column")
     order = {name: place for place, name in enumerate(settings.by)}
-    return tuple(sorted(found, key=lambda each: order[each.name])) or (ALL,)
+    return tuple(sorted(found, key=lambda each: order[each.name])) or (ONE_GROUP,)
 
 
-def _as_encoded(model: ModelSettings, schema: TableSchema) -> bool:
+def _keeps_encoding(model: ModelSettings, schema: TableSchema) -> bool:
     norm = getattr(model, "feature_norm", None)
     plain = getattr(model, "scaling", "at-most") == "at-most" and not getattr(model, "centre", 0.0)
     return plain and (norm is None or norm >= schema.norm)
 
 
-def _bands(name: str, start: int, bounds: tuple[float, float], edges: tuple[float, ...]) -> Grouping:
+def _make_number_grouping(
+    name: str, start: int, bounds: tuple[float, float], edges: tuple[float, ...]
+) -> Grouping:
     low, high = bounds
     if not all(low < edge <= high for edge in edges):
         raise InputError(f"evaluation.curves.edges: those of {name!r} are not within its range {list(bounds)}")
@@ -296,11 +298,11 @@ class CurveScores(SummedScores):
 
     @property
     def dimension(self) -> int:
-        return 2 + sum(2 * len(each.labels) * self.settings.size for each in self.groupings)
+        return 2 + sum(2 * len(each.labels) * self.settings.bin_count for each in self.groupings)
 
     @property
     def norm(self) -> float:
-        return self.settings.norm
+        return self.settings.increment_norm
 
     @cached_property
     def scale(self) -> float:
@@ -314,16 +316,16 @@ class CurveScores(SummedScores):
 
     @property
     def _extent(self) -> tuple[float, float]:
-        return extent_of((Block(size=self.settings.size, kind="prefix"),) * 2)
+        return find_extent((CellBlock(size=self.settings.bin_count, kind="prefix"),) * 2)
 
     def contributions(self, model: Tensor, records: Records) -> Tensor:
         scores = super().contributions(model, records)
         logits = logits_of(self.base.outputs(model, records)).double()
-        edges = torch.from_numpy(self.settings.logits).to(logits.device)
-        logit = (logits[..., 1] - logits[..., 0]).nan_to_num(nan=0.0, posinf=REACH, neginf=-REACH)
+        edges = torch.from_numpy(self.settings.edge_logits).to(logits.device)
+        logit = (logits[..., 1] - logits[..., 0]).nan_to_num(nan=0.0, posinf=MAX_LOGIT, neginf=-MAX_LOGIT)
         place = (logit.unsqueeze(-1) >= edges).sum(-1)
-        lag = torch.arange(self.settings.size, device=place.device) - place.unsqueeze(-1)
-        root = torch.from_numpy(self.scale * square_root(self.settings.size)).to(place.device)
+        lag = torch.arange(self.settings.bin_count, device=place.device) - place.unsqueeze(-1)
+        root = torch.from_numpy(self.scale * prefix_root(self.settings.bin_count)).to(place.device)
         column = root[lag.clamp(min=0)].where(lag >= 0, 0.0)
         parts, label = [scores], records.labels.long().clamp(0, 1)
         for each in self.groupings:
@@ -337,18 +339,18 @@ class CurveScores(SummedScores):
 
     def tables(self, mean: Tensor, records: int) -> list[Floats]:
         """C n and its noise, (groups, 2, bins) of each table, of a mean (`dimension`,) over so many places."""
-        shapes = [(len(each.labels), 2, self.settings.size) for each in self.groupings]
+        shapes = [(len(each.labels), 2, self.settings.bin_count) for each in self.groupings]
         parts = np.split(mean[2:].double().numpy(), np.cumsum(list(map(math.prod, shapes))))[:-1]
         return [part.reshape(shape) * (records / self.scale) for part, shape in zip(parts, shapes, strict=True)]
 
     def figures(self, mean: Tensor, std: float, places: int, *, groups: bool = True) -> dict[str, float]:
         tables, noise = self.tables(mean, places), float(std) * places / self.scale
-        (negative, positive), whole = together(tables, [noise] * len(tables))
-        logits, cut = self.settings.logits, self.settings.cut
-        parts = {"": TwoClasses(positive, negative, whole, logits, cut)}
+        (negative, positive), whole = combine_groups(tables, [noise] * len(tables))
+        logits, cut = self.settings.edge_logits, self.settings.threshold_bin
+        parts = {"": TwoClassTable(positive, negative, whole, logits, cut)}
         if groups and self.settings.by:
             parts |= {
-                f"_of_{grouping.name}={label}": TwoClasses(counts[1], counts[0], noise, logits, cut)
+                f"_of_{grouping.name}={label}": TwoClassTable(counts[1], counts[0], noise, logits, cut)
                 for grouping, table in zip(self.groupings, tables, strict=True)
                 for label, counts in zip(grouping.labels, table, strict=True)
             }
@@ -356,7 +358,10 @@ class CurveScores(SummedScores):
             f"test_{name}{of}": figure for of, part in parts.items() for name, figure in part.figures().items()
         }
         if groups:
-            named |= {f"test_observed_where_{each.predicted:.3f}": each.share for each in parts[""].reliability()}
+            named |= {
+                f"test_observed_where_{each.mean_score:.3f}": each.observed_share
+                for each in parts[""].reliability()
+            }
         ends = {f"{name}_{end}": getattr(figure, end) for name, figure in named.items() for end in ("low", "high")}
         return {name: figure.value for name, figure in named.items()} | ends
 
@@ -364,31 +369,43 @@ class CurveScores(SummedScores):
 PROVED_DIAMETERS.add(CurveScores)
 
 
-_NAMES = ("auc", "balanced_accuracy", "sensitivity", "specificity", "calibration_error_squared")
-_LOW = re.compile(rf"test_({'|'.join(_NAMES)})_low(?:_at_(.+))?|test_({'|'.join(_NAMES)})_of_(.+)_low")
-_OBSERVED = re.compile(r"test_observed_where_([0-9.]+)")
-Rows = tuple[str, Sequence[str], Sequence[Sequence[str]], int]
+_FIGURE_NAMES = ("auc", "balanced_accuracy", "sensitivity", "specificity", "calibration_error_squared")
+_LOW_KEY = re.compile(
+    rf"test_({'|'.join(_FIGURE_NAMES)})_low(?:_at_(.+))?|test_({'|'.join(_FIGURE_NAMES)})_of_(.+)_low"
+)
+_OBSERVED_KEY = re.compile(r"test_observed_where_([0-9.]+)")
+LabelledTable = tuple[str, Sequence[str], Sequence[Sequence[str]], int]
 """A table's caption, header, body and columns of labels."""
 
 
-def intervals_of(results: Results) -> list[Rows]:
+def intervals_of(results: Results) -> list[LabelledTable]:
     """A table of figures and one of a reliability curve; none without [evaluation.curves].  Means over seeds."""
     figures, observed = list[list[str]](), list[list[str]]()
     for point in points(results):
         cells, named = cells_at(results, point), list(map(value_text, point.values()))
-        for whose in dict.fromkeys(filter(None, (_whose(key) for cell in cells for key in cell))):
-            texts = [_text(cells, _keys(name, whose), _shown(name)) for name in _NAMES]
+        for whose in dict.fromkeys(filter(None, (_find_group(key) for cell in cells for key in cell))):
+            texts = [
+                _format_interval(cells, _interval_keys(name, whose), _find_figure_metric(name))
+                for name in _FIGURE_NAMES
+            ]
             figures.append([*named, whose, *texts])
         for cell in cells:
-            for match in sorted(filter(None, map(_OBSERVED.fullmatch, cell)), key=lambda match: float(match[1])):
+            for match in sorted(
+                filter(None, map(_OBSERVED_KEY.fullmatch, cell)), key=lambda match: float(match[1])
+            ):
                 ends = (match[0], f"{match[0]}_low", f"{match[0]}_high")
                 shown = Metric(match[0], "", 100.0, 1, 1)
                 observed.append(
-                    [*named, str(cell["seed"]), f"{100.0 * float(match[1]):.1f}", _text([cell], ends, shown)]
+                    [
+                        *named,
+                        str(cell["seed"]),
+                        f"{100.0 * float(match[1]):.1f}",
+                        _format_interval([cell], ends, shown),
+                    ]
                 )
     names = list(short_names(results.axes).values())
-    titles = [_shown(name).title for name in _NAMES]
-    tables: list[Rows] = []
+    titles = [_find_figure_metric(name).title for name in _FIGURE_NAMES]
+    tables: list[LabelledTable] = []
     if figures:
         caption = "test records of the silos, with intervals of 95 % that have sampling and noise in them"
         tables.append((caption, [*names, "of", *titles], figures, len(names) + 1))
@@ -398,27 +415,27 @@ def intervals_of(results: Results) -> list[Rows]:
     return tables
 
 
-def _whose(key: str) -> str | None:
+def _find_group(key: str) -> str | None:
     """Of a key with the lower end of an interval whose records it is about."""
-    if (match := _LOW.fullmatch(key)) is None:
+    if (match := _LOW_KEY.fullmatch(key)) is None:
         return None
     return match[4] or (f"at {match[2]}" if match[2] else "all")
 
 
-def _keys(name: str, whose: str) -> tuple[str, str, str]:
+def _interval_keys(name: str, whose: str) -> tuple[str, str, str]:
     if whose == "all" or whose.startswith("at "):
         silo = "" if whose == "all" else f"_at_{whose[3:]}"
         return f"test_{name}{silo}", f"test_{name}_low{silo}", f"test_{name}_high{silo}"
     return (key := f"test_{name}_of_{whose}"), f"{key}_low", f"{key}_high"
 
 
-def _shown(name: str) -> Metric:
+def _find_figure_metric(name: str) -> Metric:
     metric = metric_named(f"test_{name}")
     assert metric is not None
     return metric
 
 
-def _text(cells: Sequence[Mapping[str, Any]], keys: tuple[str, str, str], metric: Metric) -> str:
+def _format_interval(cells: Sequence[Mapping[str, Any]], keys: tuple[str, str, str], metric: Metric) -> str:
     there = [cell for cell in cells if all(key in cell for key in keys)]
     if not there:
         return "–"

@@ -49,28 +49,28 @@ from fedpriv.loss.rows import Model, ModelSettings
 from fedpriv.participation.orders import Dependence
 
 STATISTICS = "statistics"
-PRESENT = 1.7
+PRESENT_MOMENT = 1.7
 """The third moment of a record that has a value."""
-MOST_CELLS, MOST_ORDERED = 2**16, 2**12
+MAX_CELLS, MAX_ORDERED_CELLS = 2**16, 2**12
 """Of all tables together, and of one block of ordered cells."""
 _CHUNK = 2**22
-_NONE = 9.0
+_MISSING_CODE = 9.0
 Floats = NDArray[np.float64]
 
 
-class _Public(BaseModel):
+class _PublicModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 Edges = Annotated[tuple[float, ...], Field(strict=False, min_length=2)]
 
 
-class Axis(_Public):
+class Axis(_PublicModel):
     """One column of a table: numbers between public edges, or words."""
 
     column: Annotated[int, Field(ge=0)] = Field(description="place of the column among the raw cells of a record")
     edges: Edges | None = Field(None, description="of bins [e, e'), the last one closed")
-    words: Annotated[int, Field(ge=1, le=MOST_CELLS)] | None = Field(
+    words: Annotated[int, Field(ge=1, le=MAX_CELLS)] | None = Field(
         None, description="how many words the column has"
     )
 
@@ -83,28 +83,28 @@ class Axis(_Public):
         return self
 
     @property
-    def ordered(self) -> int:
+    def ordered_count(self) -> int:
         """Below, bins and above; or words: the cells apart from that of missing values."""
         return len(self.edges) + 1 if self.edges is not None else self.words or 0
 
     @property
-    def cells(self) -> int:
-        return self.ordered + 1
+    def cell_count(self) -> int:
+        return self.ordered_count + 1
 
     def codes(self, raw: Floats) -> NDArray[np.int64]:
         """The cell of every value (n,), the last for a missing one: a function of that value alone."""
         missing = np.isnan(raw)
         if self.edges is None:
             held = np.where(missing, -1.0, raw)
-            known = (held >= 0.0) & (held < self.ordered) & (held == np.floor(held))
-            return np.where(known, held, self.ordered).astype(np.int64)
+            known = (held >= 0.0) & (held < self.ordered_count) & (held == np.floor(held))
+            return np.where(known, held, self.ordered_count).astype(np.int64)
         edges = np.array(self.edges)
         found = np.searchsorted(edges, raw, side="right")
         found[raw == edges[-1]] = len(edges) - 1
-        return np.where(missing, self.ordered, found).astype(np.int64)
+        return np.where(missing, self.ordered_count, found).astype(np.int64)
 
 
-class Block(BaseModel):
+class CellBlock(BaseModel):
     """Cells of a table that are summed together, in their order."""
 
     model_config = ConfigDict(frozen=True)
@@ -113,7 +113,7 @@ class Block(BaseModel):
     kind: Literal["plain", "prefix", "suffix"]
 
 
-class Cells(_Public):
+class Cells(_PublicModel):
     """One table: its axes, what is summed over it, and its share of the budget."""
 
     axes: Annotated[tuple[Axis, ...], Field(strict=False, min_length=1, max_length=4)]
@@ -130,9 +130,9 @@ class Cells(_Public):
         if len({axis.column for axis in self.axes}) < len(self.axes):
             raise ValueError("a table has a column twice")
         if (
-            cells := math.prod(axis.cells for axis in self.axes)
-        ) > 2 * MOST_CELLS:  # before a list of them is made
-            raise ValueError(f"{cells} cells of one table, at most {MOST_CELLS} are released together")
+            cells := math.prod(axis.cell_count for axis in self.axes)
+        ) > 2 * MAX_CELLS:  # before a list of them is made
+            raise ValueError(f"{cells} cells of one table, at most {MAX_CELLS} are released together")
         if self.form == "moments" and (len(self.axes) > 1 or len(self.axes[0].edges or ()) != 2):
             raise ValueError('form = "moments" is of one number, and its two edges are its range')
         if self.form == "prefix" and self.axes[-1].edges is None:
@@ -141,36 +141,36 @@ class Cells(_Public):
             len(self.axes) < 2 or self.axes[-2].edges is None or self.axes[-1].words != 2
         ):
             raise ValueError('form = "survival" needs a time, with edges, and an event of two words')
-        if any(block.size > MOST_ORDERED for block in self.blocks if block.kind != "plain"):
-            raise ValueError(f"more than {MOST_ORDERED} ordered cells")
+        if any(block.size > MAX_ORDERED_CELLS for block in self.blocks if block.kind != "plain"):
+            raise ValueError(f"more than {MAX_ORDERED_CELLS} ordered cells")
         return self
 
     @property
-    def groups(self) -> tuple[Axis, ...]:
+    def group_axes(self) -> tuple[Axis, ...]:
         """The axes that are crossed: all of counts, and those by which a curve is taken apart."""
         return self.axes[: {"counts": None, "moments": 0, "prefix": -1, "survival": -2}[self.form]]
 
     @property
     def group_count(self) -> int:
-        return math.prod(axis.cells for axis in self.groups)
+        return math.prod(axis.cell_count for axis in self.group_axes)
 
     @property
-    def bins(self) -> int:
+    def bin_count(self) -> int:
         """Bins of time, of a table of survival."""
-        return self.axes[-2].cells - 3
+        return self.axes[-2].cell_count - 3
 
     @property
-    def blocks(self) -> tuple[Block, ...]:
+    def blocks(self) -> tuple[CellBlock, ...]:
         """In the order of the cells; a curve has the same ones for every group."""
         if self.form == "counts":
-            return (Block(size=math.prod(axis.cells for axis in self.axes), kind="plain"),)
+            return (CellBlock(size=math.prod(axis.cell_count for axis in self.axes), kind="plain"),)
         if self.form == "moments":
-            return (Block(size=3, kind="plain"),)
+            return (CellBlock(size=3, kind="plain"),)
         if self.form == "prefix":
-            sums = [Block(size=self.axes[-1].ordered, kind="prefix")]
+            sums = [CellBlock(size=self.axes[-1].ordered_count, kind="prefix")]
         else:  # events, and censored records with those beyond all bins
-            sums = [Block(size=size, kind="suffix") for size in (self.bins, self.bins + 1)]
-        return (*sums, Block(size=1, kind="plain")) * self.group_count
+            sums = [CellBlock(size=size, kind="suffix") for size in (self.bin_count, self.bin_count + 1)]
+        return (*sums, CellBlock(size=1, kind="plain")) * self.group_count
 
     @property
     def size(self) -> int:
@@ -180,53 +180,53 @@ class Cells(_Public):
     def extent(self) -> tuple[float, float]:
         """(c, Δ) of the table's increments; see `extent_of`."""
         if self.form == "moments":
-            return math.sqrt(2.0 + PRESENT**2), max(MOMENTS_APART, math.sqrt(2.0 + PRESENT**2))
-        return extent_of(self.blocks)
+            return math.sqrt(2.0 + PRESENT_MOMENT**2), max(MOMENTS_APART, math.sqrt(2.0 + PRESENT_MOMENT**2))
+        return find_extent(self.blocks)
 
     def codes(self, raw: Floats) -> NDArray[np.int64] | Floats:
         """The cell (n,) of every record's raw cells (n, columns); of moments x, or 9 where there is no number."""
         if self.form == "moments":
             (low, high), held = self.axes[0].edges or (0.0, 1.0), raw[:, self.axes[0].column]
-            return np.where(np.isnan(held), _NONE, 2.0 * (held.clip(low, high) - low) / (high - low) - 1.0)
+            return np.where(np.isnan(held), _MISSING_CODE, 2.0 * (held.clip(low, high) - low) / (high - low) - 1.0)
         each = [axis.codes(raw[:, axis.column]) for axis in self.axes]
         place = np.zeros(len(raw), np.int64)
-        for axis, cell in zip(self.groups, each, strict=False):
-            place = place * axis.cells + cell
+        for axis, cell in zip(self.group_axes, each, strict=False):
+            place = place * axis.cell_count + cell
         if self.form == "counts":
             return place
         if self.form == "prefix":
-            return place * self.axes[-1].cells + each[-1]
-        time, event, bins = each[-2], each[-1], self.bins
+            return place * self.axes[-1].cell_count + each[-1]
+        time, event, bins = each[-2], each[-1], self.bin_count
         beyond, lacking = time == bins + 1, (time == 0) | (time == bins + 2) | (event == 2)
         inside = np.where(event == 1, time - 1, bins + time - 1)
         left = np.where(lacking, 2 * bins + 1, np.where(beyond, 2 * bins, inside))
         return np.asarray(place * (2 * bins + 2) + left, np.int64)
 
 
-def square_root(size: int) -> Floats:
+def prefix_root(size: int) -> Floats:
     """f_0 … f_{size-1}, f_i = C(2i, i)/4^i: the square root of prefix sums."""
     steps = np.arange(1.0, size)
     return np.concatenate([[1.0], np.cumprod((2.0 * steps - 1.0) / (2.0 * steps))])[:size]
 
 
 @lru_cache(maxsize=64)
-def summing(size: int) -> Floats:
+def prefix_root_matrix(size: int) -> Floats:
     """The square root of prefix sums as a matrix, (size, size): row k of its square adds up cells 0 … k."""
-    return toeplitz(square_root(size))
+    return lower_toeplitz(prefix_root(size))
 
 
-def toeplitz(values: Floats) -> Floats:
+def lower_toeplitz(values: Floats) -> Floats:
     """The lower triangular matrix with these values below one another in its first column."""
     lag = np.subtract.outer(np.arange(len(values)), np.arange(len(values)))
     return np.where(lag >= 0, values[lag.clip(0)], 0.0)
 
 
 @lru_cache(maxsize=256)
-def _extent(block: Block) -> tuple[float, float]:
+def _squared_extent(block: CellBlock) -> tuple[float, float]:
     """(largest norm of a column, largest distance of two columns) of a block's C, squared."""
     if block.kind == "plain":
         return 1.0, 2.0 * (block.size > 1)
-    values, furthest = square_root(block.size), 0.0
+    values, furthest = prefix_root(block.size), 0.0
     for lag in range(1, block.size):  # the first column has the most rows behind it
         moved = values.copy()
         moved[lag:] -= values[:-lag]
@@ -234,13 +234,13 @@ def _extent(block: Block) -> tuple[float, float]:
     return float(values @ values), furthest
 
 
-def extent_of(blocks: Sequence[Block]) -> tuple[float, float]:
+def find_extent(blocks: Sequence[CellBlock]) -> tuple[float, float]:
     """(c, Δ): the largest norm of a column of C, and the largest distance of two columns, or of one and zeros.
 
     Guarantee: no column is longer than c and no two records, one of which may be in no cell, are further apart
     than Δ, but for a relative 2^-40.
     """
-    each = [_extent(block) for block in blocks]
+    each = [_squared_extent(block) for block in blocks]
     norms = sorted((longest for longest, _ in each), reverse=True)
     apart = max(furthest for _, furthest in each)
     across = norms[0] + norms[1] if len(norms) > 1 else 0.0
@@ -255,8 +255,8 @@ class StatisticsSettings(ModelSettings):
 
     @model_validator(mode="after")
     def _not_too_many(self) -> Self:
-        if (cells := sum(table.size for table in self.tables)) > MOST_CELLS:
-            raise ValueError(f"{cells} cells of all tables, at most {MOST_CELLS} are released together")
+        if (cells := sum(table.size for table in self.tables)) > MAX_CELLS:
+            raise ValueError(f"{cells} cells of all tables, at most {MAX_CELLS} are released together")
         return self
 
     @property
@@ -264,7 +264,7 @@ class StatisticsSettings(ModelSettings):
         return self.real
 
     @property
-    def columns(self) -> set[int]:
+    def used_columns(self) -> set[int]:
         """Places of the raw cells that are looked at."""
         return {axis.column for table in self.tables for axis in table.axes}
 
@@ -283,9 +283,9 @@ class StatisticsSettings(ModelSettings):
         )
 
 
-def codes_of(cells: NDArray[Any], dtype: torch.dtype, settings: StatisticsSettings) -> Tensor:
+def encode_cells(cells: NDArray[Any], dtype: torch.dtype, settings: StatisticsSettings) -> Tensor:
     """Raw cells (n, columns) -> codes (n, tables), each row a function of that record's own cells."""
-    if cells.ndim != 2 or cells.dtype != np.float64 or max(settings.columns) >= cells.shape[1]:
+    if cells.ndim != 2 or cells.dtype != np.float64 or max(settings.used_columns) >= cells.shape[1]:
         raise InputError(
             f"model.name = {STATISTICS!r}: counts cells of a table; a record here has shape {cells.shape[1:]}"
         )
@@ -333,18 +333,20 @@ class Indicators(Deterministic):
         rows = max(1, _CHUNK // (self.dimension * math.prod(codes.shape[:-2])))
         for start in range(0, codes.shape[-2], rows):
             some, weight = codes[..., start : start + rows, :], weights[..., start : start + rows]
-            vectors = self._vectors(some, weights.dtype) * sum(query.coefficients)
+            vectors = self._make_vectors(some, weights.dtype) * sum(query.coefficients)
             found = clipping(formed(upper_norm(vectors)), weight, clip)
             total = total + (found.factor.unsqueeze(-2) @ found.only(vectors)).squeeze(-2)
             clipped = clipped + found.clipped
         return Increment(total, clipped)
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
-        vectors = self._vectors(batch.records.features, batch.weights.dtype) * sum(query.coefficients)
+        vectors = self._make_vectors(batch.records.features, batch.weights.dtype) * sum(query.coefficients)
         found = clipping(formed(upper_norm(vectors)), batch.weights, clip)
         return found.only(vectors) * found.factor.unsqueeze(-1)
 
-    def whole(self, codes: Floats, there: NDArray[np.bool_], norm: int, factor: float) -> NDArray[np.int64]:
+    def sum_integer_vectors(
+        self, codes: Floats, there: NDArray[np.bool_], norm: int, factor: float
+    ) -> NDArray[np.int64]:
         """The sum of the integer vectors of the records that are `there`, with `codes` (n, tables): (d,).
 
         A record's are -trunc(scale · a_j C_j e_k), with the same scale, `factor` or less, for all of them.
@@ -360,7 +362,7 @@ class Indicators(Deterministic):
             own = codes[there, place]
             if table.form == "moments":
                 x = own[np.abs(own) <= 1.0]
-                moments = np.stack([x, 2.0 * x * x - 1.0, np.full_like(x, PRESENT)])
+                moments = np.stack([x, 2.0 * x * x - 1.0, np.full_like(x, PRESENT_MOMENT)])
                 parts.append(np.trunc(scale * a * moments).astype(np.int64).sum(axis=1))
                 continue
             inside = own[(own >= 0) & (own < table.size)].astype(np.int64)
@@ -371,7 +373,7 @@ class Indicators(Deterministic):
                 if block.kind == "plain":
                     parts.append(held * int(scale * a))
                     continue
-                values = np.trunc(scale * a * square_root(block.size)).astype(np.int64)
+                values = np.trunc(scale * a * prefix_root(block.size)).astype(np.int64)
                 backwards = slice(None, None, -1 if block.kind == "suffix" else 1)
                 parts.append(np.convolve(held[backwards], values)[: block.size][backwards])
         return -np.concatenate(parts)
@@ -380,14 +382,14 @@ class Indicators(Deterministic):
         """0: there is nothing to be right about."""
         return Evaluation(point.sum(-1) * 0.0, None)
 
-    def _vectors(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
+    def _make_vectors(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
         """-(a_j C_j e_k)_j, (..., B, d)."""
         parts = []
-        for place, (table, columns) in enumerate(zip(self.settings.tables, self._columns, strict=True)):
+        for place, (table, columns) in enumerate(zip(self.settings.tables, self._column_tensors, strict=True)):
             low, high, sign, values = (each.to(codes.device) for each in columns)
             if table.form == "moments":
                 x = codes[..., place, None].to(dtype)
-                moments = torch.cat([x, 2.0 * x * x - 1.0, torch.full_like(x, PRESENT)], dim=-1)
+                moments = torch.cat([x, 2.0 * x * x - 1.0, torch.full_like(x, PRESENT_MOMENT)], dim=-1)
                 parts.append((moments * values[0].to(dtype)).where(x.abs() <= 1.0, 0.0))
                 continue
             code = codes[..., place].round().long()
@@ -400,7 +402,7 @@ class Indicators(Deterministic):
         return -torch.cat(parts, dim=-1)
 
     @cached_property
-    def _columns(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    def _column_tensors(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Of every table: rows that a cell's column reaches [low, high), its direction, and a_j f."""
         found = []
         for table, scale in zip(self.settings.tables, self.settings.scales, strict=True):
@@ -413,12 +415,12 @@ class Indicators(Deterministic):
                 sign += [-1 if block.kind == "suffix" else 1] * block.size
                 start += block.size
             longest = max([1, *(block.size for block in table.blocks if block.kind != "plain")])
-            values = torch.from_numpy(scale * square_root(longest))
+            values = torch.from_numpy(scale * prefix_root(longest))
             found.append((torch.tensor(low), torch.tensor(high), torch.tensor(sign), values))
         return found
 
 
-def indicators(
+def make_indicators(
     _shape: tuple[int, ...], _classes: int, dtype: torch.dtype, settings: StatisticsSettings
 ) -> Indicators:
     return Indicators(settings, dtype)
@@ -443,5 +445,11 @@ def check_cell(cell: Any) -> None:
 PROVED_DIAMETERS.add(Indicators)
 ADDED_WHOLE.add(Indicators)
 ROW = Model(
-    StatisticsSettings, codes_of, indicators, evaluated=False, of_cells=True, check=check_cell, guard=STATISTICS
+    StatisticsSettings,
+    encode_cells,
+    make_indicators,
+    evaluated=False,
+    of_cells=True,
+    check=check_cell,
+    guard=STATISTICS,
 )

@@ -25,7 +25,7 @@ class StatisticsGuard:
     """Questions of a guard about a run of statistics."""
 
     @staticmethod
-    def refused(policy: Policy, cell: Cell) -> str | None:
+    def why_refused(policy: Policy, cell: Cell) -> str | None:
         """Return why a policy allows no run of these statistics, or None if it does.
 
         This is data minimisation: the budget protects, within which a model may ask about every column.
@@ -33,9 +33,9 @@ class StatisticsGuard:
         if not isinstance(settings := cell.model.settings, StatisticsSettings):
             return f"model.name = {cell.model.name!r} reads raw cells, and is none of fedpriv's statistics"
         columns = () if policy.table is None else policy.table.raw
-        if max(settings.columns) >= len(columns):
+        if max(settings.used_columns) >= len(columns):
             return "statistics are of the columns of a table, and these records have no such columns"
-        if unknown := sorted({columns[place] for place in settings.columns} - set(policy.allow.statistics)):
+        if unknown := sorted({columns[place] for place in settings.used_columns} - set(policy.allow.statistics)):
             return f"statistics of {unknown[0]!r} are asked for, and allow.statistics does not name it"
         return None
 
@@ -50,20 +50,20 @@ class StatisticsGuard:
                 "table.test_share: by their place in the file other rows would be for testing in a silo's own; "
                 "for statistics of a deployment give a column `split`, or test_share = 0"
             )
-        return {"statistics": [schema.raw[place] for place in sorted(settings.columns)]}
+        return {"statistics": [schema.raw[place] for place in sorted(settings.used_columns)]}
 
 
 GUARD = StatisticsGuard()
 
 
-Names = Annotated[tuple[str, ...], Field(strict=False)]
+ColumnNames = Annotated[tuple[str, ...], Field(strict=False)]
 
 
-class Asked(Section):
+class TableRequest(Section):
     """[[table]] of a plan: one table of counts, sums or curves."""
 
     name: str | None = Field(None, description="of the table; its columns, unless given")
-    of: Annotated[Names, Field(min_length=1, max_length=4)] = Field(
+    of: Annotated[ColumnNames, Field(min_length=1, max_length=4)] = Field(
         description="columns of the data, which are crossed; the last one is ordered for quantiles, the last two "
         "are a time and an event for survival"
     )
@@ -101,7 +101,7 @@ class StatisticsPlan(Section):
     )
     data: DataSection
     privacy: PrivacySection
-    table: Annotated[tuple[Asked, ...], Field(strict=False, min_length=1)]
+    table: Annotated[tuple[TableRequest, ...], Field(strict=False, min_length=1)]
 
     @model_validator(mode="after")
     def _each_name_once(self) -> Self:

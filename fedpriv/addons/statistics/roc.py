@@ -30,15 +30,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpriv.addons.statistics.indicators import summing, toeplitz
+from fedpriv.addons.statistics.indicators import lower_toeplitz, prefix_root_matrix
 
 Floats = NDArray[np.float64]
 _Z = 1.959963984540054
-_LEAST, _ERRORS = 30.0, 4.0
+_MIN_RECORDS, _MIN_STANDARD_ERRORS = 30.0, 4.0
 """Records of a class, or of a bin, and standard errors of their number, below which nothing is said."""
 
 
-class Figure(NamedTuple):
+class IntervalEstimate(NamedTuple):
     """An estimate with an interval of 95 % of the population, noise included."""
 
     value: float
@@ -46,15 +46,15 @@ class Figure(NamedTuple):
     high: float
 
 
-class Observed(NamedTuple):
+class ReliabilityBin(NamedTuple):
     """A bin of a reliability curve: the scores' mean, and the share of class 1 with its interval."""
 
-    predicted: float
-    share: Figure
+    mean_score: float
+    observed_share: IntervalEstimate
 
 
 @dataclass(frozen=True)
-class TwoClasses:
+class TwoClassTable:
     """A noisy table: C n of class 1 and of class 0, (bins,) each, and the noise's deviation, in records."""
 
     ones: Floats
@@ -62,59 +62,62 @@ class TwoClasses:
     std: float
     edges: Floats
     """Between bins, of the logit."""
-    cut: int
+    threshold_bin: int
     """The first bin that is predicted 1."""
 
     @property
-    def enough(self) -> bool:
+    def has_enough_records(self) -> bool:
         """Whether there are enough of both classes: "too little budget", or records, for any figure if not."""
-        error = _ERRORS * self.std * float(np.linalg.norm(summing(len(self.ones))[-1]))
-        return all(self._sums(each)[-1] >= max(_LEAST, error) for each in (self.ones, self.zeros))
+        error = _MIN_STANDARD_ERRORS * self.std * float(np.linalg.norm(prefix_root_matrix(len(self.ones))[-1]))
+        return all(self._prefix_sums(each)[-1] >= max(_MIN_RECORDS, error) for each in (self.ones, self.zeros))
 
-    def figures(self) -> dict[str, Figure]:
+    def figures(self) -> dict[str, IntervalEstimate]:
         """By name; none where there are too few records of a class."""
-        if not self.enough:
+        if not self.has_enough_records:
             return {}
-        (found, one), (missed, other) = self._share(self.ones, above=True), self._share(self.zeros, above=False)
+        (found, one), (missed, other) = (
+            self._share_on_side(self.ones, above=True),
+            self._share_on_side(self.zeros, above=False),
+        )
         squared = self.calibration_error_squared()
         return {
             "auc": self.auc(),
-            "balanced_accuracy": _within((found + missed) / 2.0, math.sqrt(one + other) / 2.0),
-            "sensitivity": _within(found, math.sqrt(one)),
-            "specificity": _within(missed, math.sqrt(other)),
+            "balanced_accuracy": _clip_interval((found + missed) / 2.0, math.sqrt(one + other) / 2.0),
+            "sensitivity": _clip_interval(found, math.sqrt(one)),
+            "specificity": _clip_interval(missed, math.sqrt(other)),
             **({} if squared is None else {"calibration_error_squared": squared}),
         }
 
-    def auc(self) -> Figure:
-        p, n, bins = self._counts(self.ones), self._counts(self.zeros), len(self.ones)
+    def auc(self) -> IntervalEstimate:
+        p, n, bins = self._bin_counts(self.ones), self._bin_counts(self.zeros), len(self.ones)
         above = np.tril(np.ones((bins, bins)), -1) + np.eye(bins) / 2.0
         of_ones, of_zeros = float(p.sum()), float(n.sum())
         pairs = of_ones * of_zeros
         value = float(p @ above @ n) / pairs
-        inverse = _inverse(bins)
+        inverse = _inverse_root_matrix(bins)
         moved = inverse.T @ ((above - value) / pairs) @ inverse
         noise = self.std**2 * float(((moved @ self.zeros) ** 2).sum() + ((self.ones @ moved) ** 2).sum())
         delong = float(p @ (above @ n / of_zeros - value) ** 2) / of_ones**2
         delong += float(n @ (p @ above / of_ones - value) ** 2) / of_zeros**2
         within = min(max(value, 0.5 / of_ones), 1.0 - 0.5 / of_ones)
-        sampled = max(delong, _hanley_mcneil(within, of_ones, of_zeros))
+        sampled = max(delong, _hanley_mcneil_variance(within, of_ones, of_zeros))
         tied = max(0.0, 0.5 * float(p @ n) / pairs)
-        return _within(value, math.sqrt(sampled + noise + tied**2 / 3.0))
+        return _clip_interval(value, math.sqrt(sampled + noise + tied**2 / 3.0))
 
-    def _share(self, released: Floats, *, above: bool) -> tuple[float, float]:
+    def _share_on_side(self, released: Floats, *, above: bool) -> tuple[float, float]:
         """The share of a class on its side of the threshold, and the variance of that."""
-        root, sums = summing(len(released)), self._sums(released)
+        root, sums = prefix_root_matrix(len(released)), self._prefix_sums(released)
         whole = float(sums[-1])
-        below = float(sums[self.cut - 1]) / whole
-        noise = self.std**2 * float(((root[self.cut - 1] - below * root[-1]) ** 2).sum()) / whole**2
+        below = float(sums[self.threshold_bin - 1]) / whole
+        noise = self.std**2 * float(((root[self.threshold_bin - 1] - below * root[-1]) ** 2).sum()) / whole**2
         held = (min(max(below, 0.0), 1.0) * whole + 2.0) / (whole + 4.0)  # Agresti & Coull
         return (1.0 - below if above else below), noise + held * (1.0 - held) / whole
 
-    def calibration_error_squared(self) -> Figure | None:
+    def calibration_error_squared(self) -> IntervalEstimate | None:
         """None where no bin has enough records."""
         total = error = count = 0.0
-        for rows in self._merged():
-            (gap, noise, held), share = self._gap(rows), self._observed(rows)
+        for rows in self._merge_bins():
+            (gap, noise, held), share = self._calibration_gap(rows), self._observed_share(rows)
             spread = noise + share * (1.0 - share) * held
             squared = gap**2 - spread
             total, count = total + squared / held, count + held
@@ -122,53 +125,53 @@ class TwoClasses:
         if not count:
             return None
         value, half = total / count, _Z * math.sqrt(error) / count
-        return Figure(value, max(0.0, value - half), max(0.0, value + half))
+        return IntervalEstimate(value, max(0.0, value - half), max(0.0, value + half))
 
-    def reliability(self) -> list[Observed]:
+    def reliability(self) -> list[ReliabilityBin]:
         """Bins of the logit, neighbours together where there are few records, with their observed shares."""
         found = []
-        for rows in self._merged():
-            (gap, noise, held), share = self._gap(rows), self._observed(rows)
+        for rows in self._merge_bins():
+            (gap, noise, held), share = self._calibration_gap(rows), self._observed_share(rows)
             coins = (share * held + 2.0) / (held + 4.0)
             error = math.sqrt(noise / held**2 + coins * (1.0 - coins) / held)
-            found.append(Observed(min(max(share - gap / held, 0.0), 1.0), _within(share, error)))
+            found.append(ReliabilityBin(min(max(share - gap / held, 0.0), 1.0), _clip_interval(share, error)))
         return found
 
-    def _observed(self, rows: NDArray[np.bool_]) -> float:
-        ones, zeros = (float(self._counts(each)[rows].sum()) for each in (self.ones, self.zeros))
+    def _observed_share(self, rows: NDArray[np.bool_]) -> float:
+        ones, zeros = (float(self._bin_counts(each)[rows].sum()) for each in (self.ones, self.zeros))
         return min(max(ones / (ones + zeros), 0.0), 1.0)
 
-    def _gap(self, rows: NDArray[np.bool_]) -> tuple[float, float, float]:
+    def _calibration_gap(self, rows: NDArray[np.bool_]) -> tuple[float, float, float]:
         """D_b, the variance of its noise, and m_b."""
-        score, inverse = 1.0 / (1.0 + np.exp(-_middles(self.edges))), _inverse(len(self.ones))
+        score, inverse = 1.0 / (1.0 + np.exp(-_bin_centres(self.edges))), _inverse_root_matrix(len(self.ones))
         of_ones, of_zeros = ((1.0 - score) * rows) @ inverse, (-score * rows) @ inverse
         noise = self.std**2 * float((of_ones**2).sum() + (of_zeros**2).sum())
-        held = float((self._counts(self.ones) + self._counts(self.zeros))[rows].sum())
+        held = float((self._bin_counts(self.ones) + self._bin_counts(self.zeros))[rows].sum())
         return float(of_ones @ self.ones + of_zeros @ self.zeros), noise, held
 
-    def _merged(self) -> list[NDArray[np.bool_]]:
+    def _merge_bins(self) -> list[NDArray[np.bool_]]:
         """Bins one logit wide, those beyond ± 4 together, merged from below until each has enough records."""
-        coarse = np.searchsorted(np.arange(-4.0, 5.0), _middles(self.edges))
-        inverse, found = _inverse(len(self.ones)), list[NDArray[np.bool_]]()
+        coarse = np.searchsorted(np.arange(-4.0, 5.0), _bin_centres(self.edges))
+        inverse, found = _inverse_root_matrix(len(self.ones)), list[NDArray[np.bool_]]()
         rows = np.zeros(len(coarse), np.bool_)
         for each in range(10):
             rows = rows | (coarse == each)
             error = self.std * math.sqrt(2.0) * float(np.linalg.norm(rows @ inverse))
-            if self._gap(rows)[2] >= max(_LEAST, _ERRORS * error):
+            if self._calibration_gap(rows)[2] >= max(_MIN_RECORDS, _MIN_STANDARD_ERRORS * error):
                 found.append(rows)
                 rows = np.zeros(len(coarse), np.bool_)
         if found and rows.any():
             found[-1] = found[-1] | rows
         return found
 
-    def _sums(self, released: Floats) -> Floats:
-        return np.asarray(summing(len(released)) @ released, np.float64)
+    def _prefix_sums(self, released: Floats) -> Floats:
+        return np.asarray(prefix_root_matrix(len(released)) @ released, np.float64)
 
-    def _counts(self, released: Floats) -> Floats:
-        return np.asarray(_inverse(len(released)) @ released, np.float64)
+    def _bin_counts(self, released: Floats) -> Floats:
+        return np.asarray(_inverse_root_matrix(len(released)) @ released, np.float64)
 
 
-def together(tables: Sequence[Floats], stds: Sequence[float]) -> tuple[Floats, float]:
+def combine_groups(tables: Sequence[Floats], stds: Sequence[float]) -> tuple[Floats, float]:
     """Everybody's (2, bins) of tables (groups, 2, bins), by inverse variance, and the deviation of its noise."""
     variances = np.array([len(table) * std**2 for table, std in zip(tables, stds, strict=True)])
     if not variances.all():
@@ -178,25 +181,25 @@ def together(tables: Sequence[Floats], stds: Sequence[float]) -> tuple[Floats, f
     return np.asarray(sums / shares.sum(), np.float64), float(1.0 / math.sqrt(shares.sum()))
 
 
-def _within(value: float, error: float) -> Figure:
+def _clip_interval(value: float, error: float) -> IntervalEstimate:
     half = _Z * error
-    return Figure(value, min(max(value - half, 0.0), 1.0), min(max(value + half, 0.0), 1.0))
+    return IntervalEstimate(value, min(max(value - half, 0.0), 1.0), min(max(value + half, 0.0), 1.0))
 
 
-def _hanley_mcneil(area: float, ones: float, zeros: float) -> float:
+def _hanley_mcneil_variance(area: float, ones: float, zeros: float) -> float:
     first, second = area / (2.0 - area), 2.0 * area**2 / (1.0 + area)
     spread = (ones - 1.0) * (first - area**2) + (zeros - 1.0) * (second - area**2)
     return (area * (1.0 - area) + spread) / (ones * zeros)
 
 
-def _middles(edges: Floats) -> Floats:
+def _bin_centres(edges: Floats) -> Floats:
     """Of the bins, the outermost as wide as their neighbours."""
     ends = np.concatenate([[2.0 * edges[0] - edges[1]], edges, [2.0 * edges[-1] - edges[-2]]])
     return np.asarray((ends[1:] + ends[:-1]) / 2.0, np.float64)
 
 
 @lru_cache(maxsize=8)
-def _inverse(size: int) -> Floats:
+def _inverse_root_matrix(size: int) -> Floats:
     """Of `summing`: the series of √(1 - x)."""
     steps = np.arange(1.0, size)
-    return toeplitz(np.concatenate([[1.0], np.cumprod((steps - 1.5) / steps)]))
+    return lower_toeplitz(np.concatenate([[1.0], np.cumprod((steps - 1.5) / steps)]))

@@ -18,9 +18,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpriv.addons.statistics.curves import Z, survival_bands
-from fedpriv.addons.statistics.indicators import PRESENT, STATISTICS, Cells, StatisticsSettings, summing
-from fedpriv.addons.statistics.plan import Asked, StatisticsPlan, is_plan, read_plan
+from fedpriv.addons.statistics.curves import Z, compute_survival_bands
+from fedpriv.addons.statistics.indicators import (
+    PRESENT_MOMENT,
+    STATISTICS,
+    Cells,
+    StatisticsSettings,
+    prefix_root_matrix,
+)
+from fedpriv.addons.statistics.plan import StatisticsPlan, TableRequest, is_plan, read_plan
 from fedpriv.core.errors import InputError, suggestion
 from fedpriv.data.named import load, schema_of
 from fedpriv.data.partition import roster
@@ -33,9 +39,9 @@ from fedpriv.scenario.messages import validated
 from fedpriv.scenario.schema import Cell
 
 MISSING, SITE = "missing", "site"
-_BINS = 10
+_DEFAULT_BINS = 10
 TRUSTS = ("untrusted", "secure-aggregation", "trusted")
-_LEAST = 4.0
+_MIN_STANDARD_ERRORS = 4.0
 """Standard errors of the number of values below which there is no mean of them."""
 Floats = NDArray[np.float64]
 
@@ -49,13 +55,13 @@ class Statistics:
     scenario: Scenario
 
     @staticmethod
-    def of(plan: StatisticsPlan) -> "Statistics":
+    def from_plan(plan: StatisticsPlan) -> "Statistics":
         """InputError for columns that there are not, and for what no run can be."""
         schema = schema_of(plan.data.name, plan.data.table)
         if schema is None:
             raise InputError(f"data.name = {plan.data.name!r}: statistics are of a table, .csv or .parquet")
-        sizes = plan.records or _sizes(plan, schema)
-        tables = [_cells(asked, schema) for asked in plan.table]
+        sizes = plan.records or _count_units(plan, schema)
+        tables = [_make_cells(asked, schema) for asked in plan.table]
         privacy = plan.privacy.model_dump(mode="json", exclude_none=True, exclude_unset=True)
         tree = {
             "name": plan.name,
@@ -86,34 +92,34 @@ class Statistics:
         return found
 
     @property
-    def records(self) -> int:
+    def unit_count(self) -> int:
         """Rows, or persons, that have a place: the public denominator of all means."""
         return sum(self.cell.batch_sizes)
 
-    def planned(self, trust: str | None = None, *, released: bool = False) -> Plan:
+    def make_plan(self, trust: str | None = None, *, for_release: bool = False) -> Plan:
         """The run's plan, from public facts alone."""
         cell = self.cell
         if trust is not None:
             cell = cell.model_copy(update={"algorithm": cell.algorithm.model_copy(update={"trust": trust})})
-        return plan_of(cell, task_of_schema(cell, self.schema).objective, released=released)
+        return plan_of(cell, task_of_schema(cell, self.schema).objective, released=for_release)
 
-    def errors(self, trust: str | None = None, *, released: bool = False) -> tuple[float, ...]:
+    def noise_stds(self, trust: str | None = None, *, for_release: bool = False) -> tuple[float, ...]:
         """The deviation of the noise of every table's coordinates, in records."""
-        std = self.planned(trust, released=released).noise.std_in_mean * self.records
+        std = self.make_plan(trust, for_release=for_release).noise.std_in_mean * self.unit_count
         return tuple(float(std) / scale for scale in self.settings.scales)
 
-    def results(self, model: NDArray[np.floating[Any]], *, released: bool = False) -> "list[TableResult]":
+    def read_tables(self, model: NDArray[np.floating[Any]], *, for_release: bool = False) -> "list[TableResult]":
         """What the released mean of increments says, table by table: a function of it and of public numbers."""
-        settings, stds = self.settings, self.errors(released=released)
+        settings, stds = self.settings, self.noise_stds(for_release=for_release)
         parts = np.split(np.asarray(model), np.cumsum([table.size for table in settings.tables]))[:-1]
         values = [
-            part.astype(np.float64) * (self.records / a) for part, a in zip(parts, settings.scales, strict=True)
+            part.astype(np.float64) * (self.unit_count / a) for part, a in zip(parts, settings.scales, strict=True)
         ]
         each = zip(self.plan.table, settings.tables, values, stds, strict=True)
-        return [result_of(asked, table, self.schema, own, std) for asked, table, own, std in each]
+        return [read_table(asked, table, self.schema, own, std) for asked, table, own, std in each]
 
 
-def _sizes(plan: StatisticsPlan, schema: TableSchema) -> tuple[int, ...]:
+def _count_units(plan: StatisticsPlan, schema: TableSchema) -> tuple[int, ...]:
     """Rows or persons of each silo of a simulation; the relation makes their number public."""
     data = load(plan.data.name, table=plan.data.table)
     sites = None if data.sites is None else data.sites.train
@@ -129,42 +135,42 @@ def _sizes(plan: StatisticsPlan, schema: TableSchema) -> tuple[int, ...]:
     return (count // silos,) * silos
 
 
-def _cells(asked: Asked, schema: TableSchema) -> Cells:
+def _make_cells(asked: TableRequest, schema: TableSchema) -> Cells:
     """A table of a plan as the model has it; InputError for columns that there are not."""
     if unknown := [name for name in asked.edges if name not in asked.of]:
         raise InputError(f"table {asked.title!r}: edges of {unknown[0]!r}, which is none of its columns")
-    axes = [_axis(asked, name, schema) for name in asked.of]
+    axes = [_axis_data(asked, name, schema) for name in asked.of]
     form = {"counts": "counts", "means": "moments", "quantiles": "prefix", "survival": "survival"}[asked.kind]
     return validated(Cells, {"axes": axes, "form": form, "weight": asked.weight}, f"table {asked.title!r}")
 
 
-def _axis(asked: Asked, name: str, schema: TableSchema) -> dict[str, Any]:
+def _axis_data(asked: TableRequest, name: str, schema: TableSchema) -> dict[str, Any]:
     if name not in schema.raw:
         known = ", ".join(map(repr, schema.raw))
         raise InputError(
             f"table {asked.title!r}: {name!r} is no column, only {known}{suggestion(name, schema.raw)}"
         )
-    place, words = schema.raw.index(name), words_of(name, schema)
+    place, words = schema.raw.index(name), column_words(name, schema)
     if words is not None:
         if name in asked.edges:
             raise InputError(f"table {asked.title!r}: edges of {name!r}, a column of words")
         return {"column": place, "words": len(words)}
     bounds = schema.range if name == schema.target else schema.columns[name].range
     assert bounds is not None
-    bins = 1 if asked.kind == "means" else _BINS
+    bins = 1 if asked.kind == "means" else _DEFAULT_BINS
     return {"column": place, "edges": asked.edges.get(name) or tuple(np.linspace(*bounds, bins + 1).tolist())}
 
 
-def words_of(name: str, schema: TableSchema) -> tuple[str, ...] | None:
+def column_words(name: str, schema: TableSchema) -> tuple[str, ...] | None:
     """The words of a column; None for one of numbers."""
     if name == schema.target:
         return schema.classes
     return schema.sites if name == schema.site else schema.columns[name].values
 
 
-def _labels(name: str, table: Cells, place: int, schema: TableSchema) -> list[str]:
+def _cell_labels(name: str, table: Cells, place: int, schema: TableSchema) -> list[str]:
     """Of the cells of one axis, the missing ones last."""
-    words, edges = words_of(name, schema), table.axes[place].edges
+    words, edges = column_words(name, schema), table.axes[place].edges
     if edges is None:
         return [*(words or ()), MISSING]
     bins = [f"{low:g} – {high:g}" for low, high in itertools.pairwise(edges)]
@@ -172,7 +178,7 @@ def _labels(name: str, table: Cells, place: int, schema: TableSchema) -> list[st
 
 
 @dataclass(frozen=True)
-class Estimate:
+class TableEstimate:
     """One number of a table, with an interval of 95 % that has the noise in it."""
 
     of: tuple[str, ...]
@@ -193,7 +199,7 @@ class TableResult:
     kind: str
     standard_error: float
     """Of every coordinate that was released, in records."""
-    estimates: tuple[Estimate, ...]
+    estimates: tuple[TableEstimate, ...]
     curves: "tuple[Curve, ...]" = ()
 
 
@@ -208,63 +214,65 @@ class Curve:
     high: tuple[float, ...]
 
 
-def result_of(asked: Asked, table: Cells, schema: TableSchema, released: Floats, std: float) -> TableResult:
+def read_table(
+    asked: TableRequest, table: Cells, schema: TableSchema, released: Floats, std: float
+) -> TableResult:
     """What one table's released coordinates say; `std` is the deviation of the noise of each."""
-    names = [_labels(name, table, place, schema) for place, name in enumerate(asked.of)]
-    groups = _crossed(names[: len(table.groups)])
+    names = [_cell_labels(name, table, place, schema) for place, name in enumerate(asked.of)]
+    groups = _cross_labels(names[: len(table.group_axes)])
     found = TableResult(asked.title, asked.of, asked.kind, std, ())
     if table.form == "counts":
         half = Z * std
         counts = tuple(
-            Estimate(label, value, std, max(0.0, value - half), max(0.0, value + half))
+            TableEstimate(label, value, std, max(0.0, value - half), max(0.0, value + half))
             for label, value in zip(groups, released.tolist(), strict=True)
         )
         return replace(found, estimates=counts)
     if table.form == "moments":
-        return replace(found, estimates=tuple(_means(table, released, std)))
+        return replace(found, estimates=tuple(_estimate_moments(table, released, std)))
     parts = released.reshape(len(groups), -1)
-    of_group = partial(_quantiles, asked) if table.form == "prefix" else _survival
+    of_group = partial(_estimate_quantiles, asked) if table.form == "prefix" else _estimate_survival
     each = [of_group(table, group, part, std) for group, part in zip(groups, parts, strict=True)]
     estimates = tuple(estimate for some, _ in each for estimate in some)
     return replace(found, estimates=estimates, curves=tuple(curve for _, curve in each if len(curve.at) > 1))
 
 
-def _means(table: Cells, released: Floats, std: float) -> list[Estimate]:
+def _estimate_moments(table: Cells, released: Floats, std: float) -> list[TableEstimate]:
     """Number of values, mean and deviation; the last two where there are more than 4 standard errors of values.
 
     Intervals are of these records, by the delta method, and of the population, the variance of the mean added.
     """
     low, high = table.axes[0].edges or (0.0, 1.0)
     unit, (first, second, third) = (high - low) / 2.0, released.tolist()
-    count, error = third / PRESENT, std / PRESENT
-    found = [_estimate("values", count, error)]
-    if count <= _LEAST * error:
+    count, error = third / PRESENT_MOMENT, std / PRESENT_MOMENT
+    found = [_make_estimate("values", count, error)]
+    if count <= _MIN_STANDARD_ERRORS * error:
         return found
     mean, square = first / count, second / count
-    of_mean = np.array([1.0, 0.0, -mean / PRESENT]) * std / count
-    of_variance = np.array([-2.0 * mean, 0.5, (2.0 * mean**2 - square / 2.0) / PRESENT]) * std / count
+    of_mean = np.array([1.0, 0.0, -mean / PRESENT_MOMENT]) * std / count
+    of_variance = np.array([-2.0 * mean, 0.5, (2.0 * mean**2 - square / 2.0) / PRESENT_MOMENT]) * std / count
     variance = min(1.0, max((square + 1.0) / 2.0 - mean**2, 1.0 / count))
     error, sampled = float(np.linalg.norm(of_mean)), math.sqrt(float(of_mean @ of_mean) + variance / count)
     at, spread = low + unit * (1.0 + mean), unit * float(np.linalg.norm(of_variance)) / (2.0 * math.sqrt(variance))
     return [
         *found,
-        _estimate("mean", at, unit * error),
-        replace(_estimate("mean", at, unit * sampled), covers="the population"),
-        _estimate("deviation", unit * math.sqrt(variance), spread),
+        _make_estimate("mean", at, unit * error),
+        replace(_make_estimate("mean", at, unit * sampled), covers="the population"),
+        _make_estimate("deviation", unit * math.sqrt(variance), spread),
     ]
 
 
-def _estimate(name: str, value: float, error: float) -> Estimate:
-    return Estimate((name,), value, error, value - Z * error, value + Z * error)
+def _make_estimate(name: str, value: float, error: float) -> TableEstimate:
+    return TableEstimate((name,), value, error, value - Z * error, value + Z * error)
 
 
-def _crossed(names: list[list[str]]) -> list[tuple[str, ...]]:
+def _cross_labels(names: list[list[str]]) -> list[tuple[str, ...]]:
     return list(itertools.product(*names))
 
 
-def _quantiles(
-    asked: Asked, table: Cells, group: tuple[str, ...], released: Floats, std: float
-) -> tuple[list[Estimate], Curve]:
+def _estimate_quantiles(
+    asked: TableRequest, table: Cells, group: tuple[str, ...], released: Floats, std: float
+) -> tuple[list[TableEstimate], Curve]:
     """Quantiles of the known values, each the upper edge of its bin, and the share of records below every edge.
 
     An interval of the records is where a band of ± 1.96 deviations of the noise of N_k - q n holds 0; one of the
@@ -274,7 +282,7 @@ def _quantiles(
 
     edges = np.array(table.axes[-1].edges)
     ordered = len(edges) + 1
-    root = summing(ordered)
+    root = prefix_root_matrix(ordered)
     sums = root @ released[:ordered]
     total, upper = float(sums[-1]), np.append(edges, np.inf)
     shown = isotonic_regression(sums).x.clip(0.0, max(total, 0.0))
@@ -282,12 +290,12 @@ def _quantiles(
     for share in asked.quantiles:
         apart = sums - share * total
         noise = std * np.linalg.norm(root - share * root[-1], axis=1)
-        at = _first(shown - share * total, upper)
+        at = _find_first_edge(shown - share * total, upper)
         sampled = np.sqrt(noise**2 + max(total, 0.0) * share * (1.0 - share))
         for covers, error in (("these records", noise), ("the population", sampled)):
-            low, high = _first(apart + Z * error, upper), _first(apart - Z * error, upper)
+            low, high = _find_first_edge(apart + Z * error, upper), _find_first_edge(apart - Z * error, upper)
             label = (*group, f"quantile {share:g}")
-            estimates.append(Estimate(label, at, float(noise.max()), low, max(low, high), covers))
+            estimates.append(TableEstimate(label, at, float(noise.max()), low, max(low, high), covers))
     scale = 1.0 / total if total > 0.0 else 0.0
     error = Z * std * np.linalg.norm(root, axis=1)[:-1]
     curve = Curve(
@@ -300,24 +308,26 @@ def _quantiles(
     return estimates, curve if scale else replace(curve, at=())
 
 
-def _first(values: Floats, upper: Floats) -> float:
+def _find_first_edge(values: Floats, upper: Floats) -> float:
     """The smallest edge from which on a value is not below 0; the last one where none is."""
     reached = np.flatnonzero(values >= 0.0)
     return float(upper[reached[0]] if reached.size else upper[-1])
 
 
-def _survival(table: Cells, group: tuple[str, ...], released: Floats, std: float) -> tuple[list[Estimate], Curve]:
+def _estimate_survival(
+    table: Cells, group: tuple[str, ...], released: Floats, std: float
+) -> tuple[list[TableEstimate], Curve]:
     """Kaplan–Meier's curve at the edges of the bins, and the number at risk at its beginning."""
-    bands = survival_bands(released[: 2 * table.bins + 1], std)
+    bands = compute_survival_bands(released[: 2 * table.bin_count + 1], std)
     start, half = float(bands.start), Z * bands.start_error
     low, high = max(0.0, start - half), max(0.0, start + half)
-    last = int(np.sum(bands.known))
+    last = int(np.sum(bands.is_shown))
     edges = table.axes[-2].edges or ()
     rows = ([1.0, *row[:last].tolist()] for row in (bands.values, bands.low, bands.high))
-    found = Estimate((*group, "at risk at the start"), start, bands.start_error, low, high)
+    found = TableEstimate((*group, "at risk at the start"), start, bands.start_error, low, high)
     return [found], Curve(group, tuple(map(float, edges[: last + 1])), *map(tuple, rows))
 
 
 def cell_of_plan(path: Path, overrides: Sequence[str]) -> Cell | None:
     """Return the cell that a plan's file asks for, or None for another file."""
-    return Statistics.of(read_plan(path, overrides)).cell if is_plan(path) else None
+    return Statistics.from_plan(read_plan(path, overrides)).cell if is_plan(path) else None

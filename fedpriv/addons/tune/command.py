@@ -14,29 +14,29 @@ from fedpriv.accounting.selection import Law, NegativeBinomial, Poisson
 from fedpriv.addons.tune.grids import (
     Grid,
     HeldOut,
-    Row,
     Setting,
+    TuningRow,
     check_grid,
     check_settings,
-    chosen_settings,
-    given_grid,
-    grid_around,
-    held_out_of,
-    rows_of,
-    settings_of,
+    choose_settings,
+    hold_out,
+    list_settings,
+    make_default_grid,
+    pair_grids,
+    parse_grid,
 )
 from fedpriv.addons.tune.options import TuneRequest
 from fedpriv.addons.tune.tune import (
     ACCURACY,
     HEADER,
-    Choice,
-    costs,
-    edges,
-    lines,
-    not_chosen,
-    tuned_openly,
-    tuned_privately,
-    tuned_text,
+    TuningChoice,
+    describe_costs,
+    drop_chosen_keys,
+    format_tuned_scenario,
+    table_lines,
+    tune_openly,
+    tune_privately,
+    warn_of_edges,
     write_tuning,
 )
 from fedpriv.cli.explore import Column, print_plain, print_rich
@@ -50,9 +50,9 @@ from fedpriv.scenario.load import Scenario, load_scenario, read_toml
 from fedpriv.scenario.published import Tuned, TunedRow, parsed_assignment
 from fedpriv.study.sweep import RunOptions, locked
 
-_SEED = 100  # that scenarios do not use
-_TRIALS = 25
-_MEAN = 20.0
+_DEFAULT_SEED = 100  # that scenarios do not use
+_DEFAULT_TRIALS = 25
+_DEFAULT_MEAN_RUNS = 20.0
 TUNING_KEYS = {"scenario", "seeds", "fixed", "grid", "axis", "metric"}
 
 
@@ -60,18 +60,18 @@ TUNING_KEYS = {"scenario", "seeds", "fixed", "grid", "axis", "metric"}
 class Grids:
     """Values to try, for every value of a swept key, or the same for all rows."""
 
-    of_value: Mapping[Any, Grid] | None = None
+    by_value: Mapping[Any, Grid] | None = None
     """By the value of `axis`; None where all rows have the same, or one around their own numbers."""
-    of_all: Grid = field(default_factory=dict)
+    for_all: Grid = field(default_factory=dict)
     axis: str = "algorithm.name"
 
 
-def with_file(given: TuneRequest) -> tuple[TuneRequest, Grids]:
+def complete_request(given: TuneRequest) -> tuple[TuneRequest, Grids]:
     """Complete a request by its tuning file, if it names one.
 
     InputError for keys that a tuning file does not have, and for a grid over keys that do not train.
     """
-    own, fixed = given_grid(given.grid or []), given.fixed or []
+    own, fixed = parse_grid(given.grid or []), given.fixed or []
     check_grid(own, "--grid")
     for assignment in fixed:
         if parsed_assignment(assignment, "--while-tuning")[0] == "data.validation":
@@ -79,7 +79,7 @@ def with_file(given: TuneRequest) -> tuple[TuneRequest, Grids]:
     path = scenario_file(given.scenario)
     tree = read_toml(path)
     if not {"scenario", "grid"} <= tree.keys():
-        return replace(given, seeds=given.seeds or [_SEED]), Grids(of_all=own)
+        return replace(given, seeds=given.seeds or [_DEFAULT_SEED]), Grids(for_all=own)
     if unknown := sorted(tree.keys() - TUNING_KEYS):
         raise InputError(f"{given.scenario}: {unknown[0]}: a tuning file has {', '.join(sorted(TUNING_KEYS))}")
     if own:
@@ -95,7 +95,7 @@ def with_file(given: TuneRequest) -> tuple[TuneRequest, Grids]:
         scenario=(path.parent / tree["scenario"]).resolve(),
         fixed=[*said, *fixed],
         held_out=held.get("data.validation") if given.held_out is None else given.held_out,
-        seeds=given.seeds or tree.get("seeds", [_SEED]),
+        seeds=given.seeds or tree.get("seeds", [_DEFAULT_SEED]),
         metric=tree.get("metric", given.metric),
     )
     return request, Grids(tree["grid"], axis=str(tree.get("axis", Grids.axis)))
@@ -103,26 +103,28 @@ def with_file(given: TuneRequest) -> tuple[TuneRequest, Grids]:
 
 def tune_scenario(given: TuneRequest) -> None:
     """Choose, write, show; InputError for a scenario that cannot be tuned."""
-    asked, grids = with_file(given)
+    asked, grids = complete_request(given)
     import_files(asked.imports or [])
     scenario = load_scenario(asked.scenario, asked.overrides or [])
     if scenario.tuned is not None:
         raise InputError(f"{asked.scenario}: has [tuned] already; tune the scenario that it was made from")
-    metric = asked.metric or metric_of(scenario)
-    law = _law(asked) if asked.private else None
+    metric = asked.metric or default_metric(scenario)
+    law = _make_run_count(asked) if asked.private else None
     if law is None and (asked.poisson or asked.eta):
         raise InputError("--poisson and --eta say how many runs a private choice makes: give --private with them")
     generator = np.random.default_rng(asked.seed if asked.seed is not None or asked.private else 0)
-    rows = _with_settings(scenario, asked, grids, generator)
+    rows = _choose_row_settings(scenario, asked, grids, generator)
     cells = [point.cell for point in scenario.points]
-    held_out = held_out_of(cells[0], asked.held_out).in_runs(cells)  # refuses what cannot run before a trial does
+    held_out = hold_out(cells[0], asked.held_out).count_in_runs(
+        cells
+    )  # refuses what cannot run before a trial does
     for row, settings in rows:
         check_settings(row, settings)
     folder, fixed = asked.out or Path("runs") / f"{scenario.name}-tuned", asked.fixed or []
     if law is None:
         workers = None if asked.workers is None else Workers(asked.workers)
         options = RunOptions(out=folder / "trials", resume=asked.resume, workers=workers)
-        choices = tuned_openly(
+        choices = tune_openly(
             *(scenario, rows, held_out, fixed, asked.seeds or [], metric), options, [Progress(quiet=False)]
         )
     else:
@@ -131,11 +133,11 @@ def tune_scenario(given: TuneRequest) -> None:
                 "--private: keeps no trials to resume from, runs in this process and compares accuracies; leave "
                 "--resume, --workers and --metric out"
             )
-        choices = tuned_privately(scenario, rows, held_out, fixed, law, generator)
+        choices = tune_privately(scenario, rows, held_out, fixed, law, generator)
     _write_and_show(scenario, asked, metric, choices, held_out, law, len(rows[0][1]), folder)
 
 
-def metric_of(scenario: Scenario) -> str:
+def default_metric(scenario: Scenario) -> str:
     """The metric that settings are compared by where none is named."""
     cell = scenario.points[0].cell
     if not cell.model.regression:
@@ -147,7 +149,7 @@ def _write_and_show(
     scenario: Scenario,
     asked: TuneRequest,
     metric: str,
-    choices: Sequence[Choice],
+    choices: Sequence[TuningChoice],
     held_out: HeldOut,
     law: Law | None,
     tried: int,
@@ -167,30 +169,33 @@ def _write_and_show(
         ),
     )
     given = scenario_file(asked.scenario).read_text(encoding="utf-8")
-    overrides = not_chosen(asked.overrides or [], choices)
-    text, chosen = tuned_text(given, choices, tuned, overrides, str(asked.scenario))
-    held_out = held_out.in_runs([point.cell for point in chosen.points])
+    overrides = drop_chosen_keys(asked.overrides or [], choices)
+    text, chosen = format_tuned_scenario(given, choices, tuned, overrides, str(asked.scenario))
+    held_out = held_out.count_in_runs([point.cell for point in chosen.points])
     with locked(folder):
         write_tuning(folder, text, choices, tuned, held_out, delta)
     columns = [Column(name, wrap=name == "setting") for name in HEADER]
-    print_rich(f"{metric} while tuning", columns, lines(choices))
-    for line in (f"{held_out.words[0].upper()}{held_out.words[1:]}.", *costs(choices, delta)):
+    print_rich(f"{metric} while tuning", columns, table_lines(choices))
+    for line in (f"{held_out.description[0].upper()}{held_out.description[1:]}.", *describe_costs(choices, delta)):
         print_plain(line)
-    for line in edges(choices):
+    for line in warn_of_edges(choices):
         say(f"fedpriv: {line}\n", sys.stderr)
     rerun = ["fedpriv", "run", str(folder / "scenario.toml")]
     print_plain(shlex.join([*rerun, *(word for each in overrides for word in ("--set", each))]))
 
 
-def _with_settings(
+def _choose_row_settings(
     scenario: Scenario, asked: TuneRequest, grids: Grids, generator: np.random.Generator
-) -> list[tuple[Row, list[Setting]]]:
-    found = rows_of(scenario, grids.of_value, grids.axis)
+) -> list[tuple[TuningRow, list[Setting]]]:
+    found = pair_grids(scenario, grids.by_value, grids.axis)
     if not found:
-        named = ", ".join(map(str, grids.of_value or {}))
+        named = ", ".join(map(str, grids.by_value or {}))
         raise InputError(f"{asked.scenario}: no point has a grid; grids are for {grids.axis} = {named}")
-    own = grids.of_value is None and not grids.of_all
-    rows = [Row(when, cell, grids.of_all or (grid_around(cell) if own else grid)) for when, cell, grid in found]
+    own = grids.by_value is None and not grids.for_all
+    rows = [
+        TuningRow(when, cell, grids.for_all or (make_default_grid(cell) if own else grid))
+        for when, cell, grid in found
+    ]
     for key in {key for row in rows for key in row.grid}:
         if key in scenario.axes:
             raise InputError(
@@ -198,15 +203,15 @@ def _with_settings(
             )
     grids_of_rows = [row.grid for row in rows]
     if asked.private:  # every run draws from its row's whole grid
-        settings = [settings_of(grid) for grid in grids_of_rows]
+        settings = [list_settings(grid) for grid in grids_of_rows]
     else:
-        trials = _TRIALS if asked.trials is None and own else asked.trials
+        trials = _DEFAULT_TRIALS if asked.trials is None and own else asked.trials
         if trials is not None and not float(trials).is_integer():
             raise InputError(f"--trials {trials}: a whole number of settings is tried, without --private")
-        settings = chosen_settings(grids_of_rows, None if trials is None else int(trials), generator)
+        settings = choose_settings(grids_of_rows, None if trials is None else int(trials), generator)
     return list(zip(rows, settings, strict=True))
 
 
-def _law(asked: TuneRequest) -> Law:
-    mean = _MEAN if asked.trials is None else asked.trials
+def _make_run_count(asked: TuneRequest) -> Law:
+    mean = _DEFAULT_MEAN_RUNS if asked.trials is None else asked.trials
     return Poisson(mean) if asked.poisson else NegativeBinomial(mean, asked.eta)

@@ -19,10 +19,10 @@ from fedpriv.scenario.load import Scenario, resolve_cell
 from fedpriv.scenario.published import assign, look_up, parsed_assignment
 from fedpriv.scenario.schema import Cell
 
-_ROUNDS = ("rounds", "batch", "batches", "cohort", "epochs")
+_READING_KEYS = ("rounds", "batch", "batches", "cohort", "epochs")
 """Of [federation]: how the records are read.  Who has them, and what of the reading is secret, is not chosen."""
-_PROMISED = ("sampling", "groups", "min_separation", "max_participations")
-_ALLOWED = f"algorithm.KEY, model.KEY and federation.{', '.join(_ROUNDS[:-1])} or {_ROUNDS[-1]}"
+_PROMISE_KEYS = ("sampling", "groups", "min_separation", "max_participations")
+_ALLOWED_KEYS = f"algorithm.KEY, model.KEY and federation.{', '.join(_READING_KEYS[:-1])} or {_READING_KEYS[-1]}"
 
 
 def check_grid(grid: Any, where: str) -> None:
@@ -36,51 +36,53 @@ def check_grid(grid: Any, where: str) -> None:
             f"{where.rstrip(':')}: expected keys with lists of values, such as algorithm.step = [0.1, 1, 10]"
         )
     for key, values in grid.items():
-        if (reason := _refused(key)) is not None:
+        if (reason := _why_refused(key)) is not None:
             raise InputError(f"{where} {key}: {reason}")
         if not isinstance(values, list) or not values:
             raise InputError(f"{where} {key}: expected a list of values, such as [0.1, 1, 10]")
 
 
-def _refused(key: str) -> str | None:
+def _why_refused(key: str) -> str | None:
     """Say why a grid may not vary a key; None where it may."""
     section, _, name = key.partition(".")
     if key in ("seed", "seeds"):
         return "no setting to choose; give --seeds for those of the trials"
     if section not in Cell.model_fields:
         meant = "." if name else f"; did you mean 'algorithm.{key}'?"
-        return f"no key of a scenario{meant} A grid is over {_ALLOWED}"
+        return f"no key of a scenario{meant} A grid is over {_ALLOWED_KEYS}"
     if key == "algorithm.name":
         return "every algorithm is a row of its own; sweep it, and give every row its grid"
     if (
         section == "privacy"
         or key.split(".")[:2] == ["algorithm", "trust"]
-        or (section == "federation" and name in _PROMISED)
+        or (section == "federation" and name in _PROMISE_KEYS)
     ):
         return (
             "says what is protected, against whom or at which price, which is given and not chosen: the weakest "
-            f"would always win. A grid is over {_ALLOWED}; sweep {key} for a row of each"
+            f"would always win. A grid is over {_ALLOWED_KEYS}; sweep {key} for a row of each"
         )
-    may = name and (section in ("algorithm", "model") or (section == "federation" and name in _ROUNDS))
+    may = name and (section in ("algorithm", "model") or (section == "federation" and name in _READING_KEYS))
     return (
-        None if may else f"another value is another problem, or another measure of it. A grid is over {_ALLOWED}"
+        None
+        if may
+        else f"another value is another problem, or another measure of it. A grid is over {_ALLOWED_KEYS}"
     )
 
 
 Setting = Mapping[str, Any]
 Grid = Mapping[str, Sequence[Any]]
 
-_WIDTH = 9.0  # the largest factor of a number of the scenario, and one over the smallest
-_FACTORS = 5  # of each number, where there are two or more
-_SETTINGS = 25  # of one number alone
+_MAX_FACTOR = 9.0  # the largest factor of a number of the scenario, and one over the smallest
+_FACTOR_COUNT = 5  # of each number, where there are two or more
+_SINGLE_NUMBER_FACTOR_COUNT = 25  # of one number alone
 
 
-def settings_of(grid: Grid) -> list[Setting]:
+def list_settings(grid: Grid) -> list[Setting]:
     """Combine the values of all keys, in every way."""
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
-def given_grid(assignments: Sequence[str]) -> dict[str, list[Any]]:
+def parse_grid(assignments: Sequence[str]) -> dict[str, list[Any]]:
     """Read "KEY=[VALUES]" of a command line; InputError for a value that is no list, or a key given twice."""
     grid: dict[str, list[Any]] = {}
     for assignment in assignments:
@@ -93,7 +95,7 @@ def given_grid(assignments: Sequence[str]) -> dict[str, list[Any]]:
     return grid
 
 
-def grid_around(cell: Cell) -> dict[str, list[Any]]:
+def make_default_grid(cell: Cell) -> dict[str, list[Any]]:
     """Take factors from 1/9 to 9 of every positive number in the cell's [algorithm]; InputError if it has none."""
     settings = cell.algorithm.settings
     numbers = {
@@ -102,21 +104,23 @@ def grid_around(cell: Cell) -> dict[str, list[Any]]:
         if isinstance(value := getattr(settings, name), float)
         and math.isfinite(value)
         and name in settings.model_fields_set
-        and _is_a_scale(field.annotation, field.metadata)
+        and _is_scale(field.annotation, field.metadata)
     }
     if not numbers:
         raise InputError(
             f"algorithm.name = {cell.algorithm.name!r}: the scenario gives it no number to vary; give --grid "
             "KEY=[VALUE, …]"
         )
-    factors = np.geomspace(1.0 / _WIDTH, _WIDTH, _SETTINGS if len(numbers) == 1 else _FACTORS)
+    factors = np.geomspace(
+        1.0 / _MAX_FACTOR, _MAX_FACTOR, _SINGLE_NUMBER_FACTOR_COUNT if len(numbers) == 1 else _FACTOR_COUNT
+    )
     return {
         f"algorithm.{name}": [float(f"{value * factor:.4g}") for factor in factors]
         for name, value in numbers.items()
     }
 
 
-def _is_a_scale(annotation: Any, metadata: Sequence[Any]) -> bool:
+def _is_scale(annotation: Any, metadata: Sequence[Any]) -> bool:
     """Tell whether a field takes every number above 0: one that has an upper end is no scale."""
     kinds = annotation, *getattr(annotation, "__args__", ())
     found = [*metadata, *(part for kind in kinds for part in getattr(kind, "__metadata__", ()))]
@@ -125,7 +129,7 @@ def _is_a_scale(annotation: Any, metadata: Sequence[Any]) -> bool:
     return ends == {"gt"}
 
 
-def chosen_settings(
+def choose_settings(
     grids: Sequence[Grid], trials: int | None, generator: np.random.Generator
 ) -> list[list[Setting]]:
     """Choose the settings to try for every grid: all, or `trials` of each at random, of each grid as many.
@@ -134,7 +138,7 @@ def chosen_settings(
     """
     if trials is not None and trials < 1:
         raise InputError(f"--trials {trials}: at least 1 setting of every row is tried")
-    whole = [settings_of(grid) for grid in grids]
+    whole = [list_settings(grid) for grid in grids]
     sizes = sorted(set(map(len, whole)))
     if trials is None and len(sizes) > 1:
         raise InputError(
@@ -151,39 +155,39 @@ def chosen_settings(
 
 
 @dataclass(frozen=True)
-class Place:
+class GridPosition:
     """Place of a chosen value among those of its key."""
 
     key: str
     value: Any
     number: int
     """From 1."""
-    of: int
+    count: int
 
     @property
-    def edge(self) -> bool:
+    def is_edge(self) -> bool:
         """Whether a wider grid might have a better one: numbers only, of which there are several."""
         numeric = isinstance(self.value, int | float) and not isinstance(self.value, bool)
-        return numeric and self.of > 1 and self.number in (1, self.of)
+        return numeric and self.count > 1 and self.number in (1, self.count)
 
 
-def places(grid: Grid, setting: Setting) -> list[Place]:
+def find_positions(grid: Grid, setting: Setting) -> list[GridPosition]:
     """Find the place of the setting's value for every key that has several."""
     found = []
     for key, values in grid.items():
         numeric = all(isinstance(value, int | float) for value in values)
         ordered = sorted(values) if numeric else list(values)
         if len(values) > 1:
-            found.append(Place(key, setting[key], ordered.index(setting[key]) + 1, len(ordered)))
+            found.append(GridPosition(key, setting[key], ordered.index(setting[key]) + 1, len(ordered)))
     return found
 
 
-_SHARE = 10  # one in so many training records is held out by default
+_HELD_OUT_DIVISOR = 10  # one in so many training records is held out by default
 LOWER_IS_BETTER = ("loss", "error")
 
 
 @dataclass(frozen=True)
-class Row:
+class TuningRow:
     """Row of a tuning: one point of the scenario's sweep; seeds apart, one cell."""
 
     when: Mapping[str, Any]
@@ -192,7 +196,7 @@ class Row:
     grid: Grid
 
 
-def rows_of(
+def pair_grids(
     scenario: Scenario, grids: Mapping[Any, Grid] | None, axis: str
 ) -> list[tuple[Mapping[str, Any], Cell, Grid]]:
     """Pair points with the grid of their value of `axis`, which they may lack; leave out those without a grid."""
@@ -211,70 +215,78 @@ class HeldOut:
     """Held-out training records, on which settings are compared: the last ones of the training set."""
 
     count: int
-    of: int
-    runs: tuple[tuple[int, ...], ...]
+    total_count: int
+    silo_counts_by_run: tuple[tuple[int, ...], ...]
     """How many of them each silo reads, for every run of the scenario that reads others."""
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """Words for the owner of the held-out records."""
-        read, each = count_range(map(sum, self.runs)), count_range(count for run in self.runs for count in run)
-        silos = count_range(map(len, self.runs))
+        read, each = (
+            count_range(map(sum, self.silo_counts_by_run)),
+            count_range(count for run in self.silo_counts_by_run for count in run),
+        )
+        silos = count_range(map(len, self.silo_counts_by_run))
         return (
-            f"the last {self.count:,} of {self.of:,} training records are held out while tuning; in a run of the "
+            f"the last {self.count:,} of {self.total_count:,} training records are held out while tuning; in a "
+            "run of the "
             f"tuned scenario {read} of them belong to its silos, {each} to each of {silos}"
         )
 
-    def in_runs(self, cells: Sequence[Cell]) -> "HeldOut":
+    def count_in_runs(self, cells: Sequence[Cell]) -> "HeldOut":
         """Count the same records in the runs of `cells`; InputError for a cell that asks for too many."""
         distinct = {
             repr((cell.seed, cell.data, cell.federation, cell.schedule, cell.privacy.protected)): cell
             for cell in cells
         }
-        return replace(self, runs=tuple(dict.fromkeys(_of_silos(cell, self) for cell in distinct.values())))
+        return replace(
+            self, silo_counts_by_run=tuple(dict.fromkeys(_count_by_silo(cell, self) for cell in distinct.values()))
+        )
 
 
-def _of_silos(cell: Cell, held_out: HeldOut) -> tuple[int, ...]:
+def _count_by_silo(cell: Cell, held_out: HeldOut) -> tuple[int, ...]:
     """Count the held-out records that each silo of a run reads."""
     units = task_of_cell(cell).units
-    of_rows = np.arange(held_out.of)[:, None] if units is None else np.asarray(units)  # persons may have several
-    are_held_out = of_rows >= held_out.of - held_out.count
+    of_rows = (
+        np.arange(held_out.total_count)[:, None] if units is None else np.asarray(units)
+    )  # persons may have several
+    are_held_out = of_rows >= held_out.total_count - held_out.count
     return tuple(int(are_held_out[order.numpy()].sum()) for order in spread(cell))
 
 
-def held_out_of(cell: Cell, count: int | None) -> HeldOut:
+def hold_out(cell: Cell, count: int | None) -> HeldOut:
     """Hold out the last `count` training records (default a tenth); InputError if there are fewer."""
     records = len(task_of(ModelInputs.of(cell)).train.labels)
-    chosen = max(1, records // _SHARE) if count is None else count
+    chosen = max(1, records // _HELD_OUT_DIVISOR) if count is None else count
     if chosen >= records:
         raise InputError(f"--held-out {chosen}: {cell.data.name} has {records} training records")
-    return HeldOut(chosen, records, ()).in_runs([cell])
+    return HeldOut(chosen, records, ()).count_in_runs([cell])
 
 
-def trial(cell: Cell, setting: Setting, held_out: HeldOut, fixed: Sequence[str], seed: int) -> Cell:
+def make_trial(cell: Cell, setting: Setting, held_out: HeldOut, fixed: Sequence[str], seed: int) -> Cell:
     """Give the cell a setting and the records that are left; InputError, with the setting, if it cannot run."""
     tree = cell.canonical()
-    for key, value in _fewer(_reading(cell, setting), held_out).items():
+    for key, value in _reduce_reading(_with_reading_keys(cell, setting), held_out).items():
         assign(tree, key, value)
     assign(tree, "data.validation", held_out.count)
     assign(tree, "run.evaluations", 1)
     for key, value in (*map(parsed_assignment, fixed), *setting.items()):
         assign(tree, key, value)
     tree["seed"] = seed
-    return _resolved(tree, setting)
+    return _resolve_trial(tree, setting)
 
 
-def check_settings(row: Row, settings: Sequence[Setting]) -> None:
+def check_settings(row: TuningRow, settings: Sequence[Setting]) -> None:
     """Refuse a setting with which a run on all records asks for more of them than there are."""
     for setting in settings if any(key.startswith("federation.") for key in row.grid) else ():
         try:
-            check_records(_reading(row.cell, setting))
+            check_records(_with_reading_keys(row.cell, setting))
         except InputError as error:
             named = ", ".join(f"{key} = {value}" for key, value in setting.items())
             raise InputError(f"a run with {named}: {error}") from None
 
 
-def _reading(cell: Cell, setting: Setting) -> Cell:
+def _with_reading_keys(cell: Cell, setting: Setting) -> Cell:
     """Give the cell the keys of a setting that say how records are read."""
     said = {key: value for key, value in setting.items() if key.startswith("federation.")}
     if not said:
@@ -282,10 +294,10 @@ def _reading(cell: Cell, setting: Setting) -> Cell:
     tree = cell.canonical()
     for key, value in said.items():
         assign(tree, key, value)
-    return _resolved(tree, said)
+    return _resolve_trial(tree, said)
 
 
-def _resolved(tree: dict[str, Any], setting: Setting) -> Cell:
+def _resolve_trial(tree: dict[str, Any], setting: Setting) -> Cell:
     """Resolve a trial's cell; an InputError names the setting, once."""
     try:
         return resolve_cell(tree, "while tuning")
@@ -297,22 +309,22 @@ def _resolved(tree: dict[str, Any], setting: Setting) -> Cell:
         raise InputError(said) from None
 
 
-def _fewer(cell: Cell, held_out: HeldOut) -> dict[str, Any]:
+def _reduce_reading(cell: Cell, held_out: HeldOut) -> dict[str, Any]:
     """Ask for fewer rounds, samples or batches where the records that are left do not last."""
-    federation, left = cell.federation, held_out.of - held_out.count
+    federation, left = cell.federation, held_out.total_count - held_out.count
     if cell.data.partition == "site" and federation.batches is not None:
-        return _fewer_of_sites(cell, held_out, federation.batches)
+        return _reduce_site_batches(cell, held_out, federation.batches)
     if sum(cell.batch_sizes) * cell.schedule.batches_held <= left:
         return {}
     if federation.samples is not None:
         return {"federation.samples": min(federation.samples, left)}
     if federation.batches is not None:
-        return {"federation.batches": [max(1, size * left // held_out.of) for size in federation.batches]}
+        return {"federation.batches": [max(1, size * left // held_out.total_count) for size in federation.batches]}
     passes = left // sum(cell.batch_sizes)
     return {"federation.rounds": max(1, min(federation.rounds_per_epoch, passes)) * federation.epochs}
 
 
-def _fewer_of_sites(cell: Cell, held_out: HeldOut, batches: Sequence[int]) -> dict[str, Any]:
+def _reduce_site_batches(cell: Cell, held_out: HeldOut, batches: Sequence[int]) -> dict[str, Any]:
     """Give each site the batch that its records, or persons, that are left last for."""
     tree = cell.canonical()
     assign(tree, "data.validation", held_out.count)
@@ -322,7 +334,7 @@ def _fewer_of_sites(cell: Cell, held_out: HeldOut, batches: Sequence[int]) -> di
     return {"federation.batches": [max(1, min(pair)) for pair in zip(batches, has.tolist(), strict=True)]}
 
 
-def better(metric: str, one: float, other: float) -> bool:
+def is_better(metric: str, one: float, other: float) -> bool:
     """Tell whether `one` is the better value of a metric: smaller for a loss or error, larger for others."""
     lower = any(word in metric for word in LOWER_IS_BETTER)
     return one < other if lower else one > other

@@ -16,7 +16,15 @@ from typing import Any
 import numpy as np
 
 from fedpriv.accounting.selection import Law, Selection
-from fedpriv.addons.tune.grids import HeldOut, Place, Row, Setting, better, places, trial
+from fedpriv.addons.tune.grids import (
+    GridPosition,
+    HeldOut,
+    Setting,
+    TuningRow,
+    find_positions,
+    is_better,
+    make_trial,
+)
 from fedpriv.claims.claim import claim_of
 from fedpriv.claims.outcome import Finished, RunObserver
 from fedpriv.core.errors import InputError, RunError
@@ -33,17 +41,17 @@ from fedpriv.scenario.schema import Cell
 from fedpriv.study.results import read_results
 from fedpriv.study.sweep import RunOptions, run_sweep
 
-SETTING = "tune.setting"
+SETTING_AXIS = "tune.setting"
 """The axis of the trials' results: a setting's number among those of its row."""
 ACCURACY = "test_accuracy"
 _NO_ACCURACY = f"--private: runs are compared by {ACCURACY}, which a regression does not have"
 
 
 @dataclass(frozen=True)
-class Choice:
+class TuningChoice:
     """Choice for a row."""
 
-    row: Row
+    row: TuningRow
     setting: Setting | None
     """None where a private choice tried nothing: the scenario's own stays."""
     score: float | None
@@ -53,50 +61,50 @@ class Choice:
     """What a private choice costs."""
 
 
-def tuned_openly(
+def tune_openly(
     scenario: Scenario,
-    rows: Sequence[tuple[Row, Sequence[Setting]]],
+    rows: Sequence[tuple[TuningRow, Sequence[Setting]]],
     held_out: HeldOut,
     fixed: Sequence[str],
     seeds: Sequence[int],
     metric: str,
     options: RunOptions,
     observers: Sequence[RunObserver],
-) -> list[Choice]:
+) -> list[TuningChoice]:
     """Run every setting of every row on every seed, as one run with all its results; choose the best mean.
 
     InputError, before they start, for a metric that the runs do not have.  The results are functions of the
     records without noise.
     """
     points = [
-        Point({**row.when, SETTING: number}, trial(row.cell, setting, held_out, fixed, seed))
+        Point({**row.when, SETTING_AXIS: number}, make_trial(row.cell, setting, held_out, fixed, seed))
         for row, settings in rows
         for number, setting in enumerate(settings)
         for seed in seeds
     ]
     _check_metric([point.cell for point in points], metric)
-    axes = {**scenario.axes, SETTING: list(range(max(len(settings) for _, settings in rows)))}
+    axes = {**scenario.axes, SETTING_AXIS: list(range(max(len(settings) for _, settings in rows)))}
     trials = replace(
         scenario, axes=axes, seeds=list(seeds), points=points, published=None, scaling=None, tuned=None
     )
     cells = iter(read_results(run_sweep(trials, options, observers)).cells)
     choices = []
     for row, settings in rows:
-        scores = [statistics.fmean(_score(next(cells), metric) for _ in seeds) for _ in settings]
-        sign = 1.0 if better(metric, 0.0, 1.0) else -1.0
+        scores = [statistics.fmean(_read_score(next(cells), metric) for _ in seeds) for _ in settings]
+        sign = 1.0 if is_better(metric, 0.0, 1.0) else -1.0
         best, *others = sorted(range(len(settings)), key=lambda number: (sign * scores[number], number))
-        choices.append(Choice(row, settings[best], scores[best], scores[others[0]] if others else None))
+        choices.append(TuningChoice(row, settings[best], scores[best], scores[others[0]] if others else None))
     return choices
 
 
-def tuned_privately(
+def tune_privately(
     scenario: Scenario,
-    rows: Sequence[tuple[Row, Sequence[Setting]]],
+    rows: Sequence[tuple[TuningRow, Sequence[Setting]]],
     held_out: HeldOut,
     fixed: Sequence[str],
     law: Law,
     generator: np.random.Generator,
-) -> list[Choice]:
+) -> list[TuningChoice]:
     """For every row the best of K runs, K from `law`, each with a setting drawn from the row's, and its own noise.
 
     Scores are accuracies on held-out records with Gaussian noise.  InputError for runs whose guarantee is no μ of
@@ -110,8 +118,8 @@ def tuned_privately(
     noise.
     """
     for row, settings in rows:
-        _target(row)
-        _check_places(row.cell)
+        _find_target(row)
+        _check_partition(row.cell)
         if row.cell.model.regression:
             raise InputError(_NO_ACCURACY)
         if row.cell.privacy.protected.name != RECORD.name:
@@ -119,9 +127,9 @@ def tuned_privately(
                 "--private: a person's records may lie on both sides of the split, so that only one record is "
                 'protected; tune with privacy.unit = "record"'
             )
-        for tried in [trial(row.cell, setting, held_out, fixed, 0) for setting in settings]:
-            _check_places(tried)
-            _check_kept(row.cell, tried, held_out)
+        for tried in [make_trial(row.cell, setting, held_out, fixed, 0) for setting in settings]:
+            _check_partition(tried)
+            _check_same_promise(row.cell, tried, held_out)
     plans = [(row, settings, law.draw(generator)) for row, settings in rows]
     drawn = [
         (row, settings[int(generator.integers(len(settings)))])
@@ -129,7 +137,7 @@ def tuned_privately(
         for _ in range(runs)
     ]
     points = [
-        Point(row.when, trial(row.cell, setting, held_out, fixed, int(generator.integers(2**62))))
+        Point(row.when, make_trial(row.cell, setting, held_out, fixed, int(generator.integers(2**62))))
         for row, setting in drawn
     ]
     cells = [point.cell for point in fitted_scenario(replace(scenario, points=points), {})[0].points]
@@ -144,18 +152,18 @@ def tuned_privately(
     settings_drawn = iter(setting for _, setting in drawn)
     for row, _, runs in plans:
         best: tuple[float, Setting] | None = None
-        target = _target(row)
+        target = _find_target(row)
         for _ in range(runs):
             one, setting = next(finished), next(settings_drawn)
             check_promise(one, target)
             score = noisy_score(one, held_out.count, target, generator)
             best = (score, setting) if best is None or score > best[0] else best
-        chosen = Choice(row, None, None) if best is None else Choice(row, best[1], best[0])
+        chosen = TuningChoice(row, None, None) if best is None else TuningChoice(row, best[1], best[0])
         choices.append(replace(chosen, selection=Selection(target, law)))
     return choices
 
 
-def _check_places(cell: Cell) -> None:
+def _check_partition(cell: Cell) -> None:
     """Refuse records that sit, or count, by their contents: one would move others, or the score."""
     if cell.data.partition in PARTITION_KEYS:
         raise InputError(
@@ -171,7 +179,7 @@ def _check_places(cell: Cell) -> None:
         )
 
 
-def _check_kept(given: Cell, tried: Cell, held_out: HeldOut) -> None:
+def _check_same_promise(given: Cell, tried: Cell, held_out: HeldOut) -> None:
     """InputError unless a trial has the promise that is charged for, and the held-out records that are counted.
 
     Guarantee: relation, unit, target and who adds the noise are the scenario's, so that a price for the
@@ -215,7 +223,7 @@ def noisy_score(finished: Finished, held_out: int, mu: float, generator: np.rand
     return finished.metrics[ACCURACY] + float(generator.standard_normal()) / (held_out * mu)
 
 
-def _target(row: Row) -> float:
+def _find_target(row: TuningRow) -> float:
     """Find the μ that every run of a row is calibrated to, whatever its setting."""
     target = row.cell.privacy.target
     if row.cell.privacy.shares:
@@ -235,7 +243,7 @@ def _check_metric(cells: Sequence[Cell], metric: str) -> None:
             raise InputError(f"--metric {metric}: the runs have {', '.join(known)}")
 
 
-def _score(cell: Mapping[str, object], metric: str) -> float:
+def _read_score(cell: Mapping[str, object], metric: str) -> float:
     value = cell.get(metric)
     if not isinstance(value, int | float) or not math.isfinite(value):
         known = [name for name in cell if name.startswith("test_")]
@@ -246,8 +254,8 @@ def _score(cell: Mapping[str, object], metric: str) -> float:
 HEADER = ("row", "setting", "score", "next best", "place in the grid")
 
 
-def tuned_text(
-    text: str, choices: Sequence[Choice], tuned: Tuned, overrides: Sequence[str], source: str
+def format_tuned_scenario(
+    text: str, choices: Sequence[TuningChoice], tuned: Tuned, overrides: Sequence[str], source: str
 ) -> tuple[str, Scenario]:
     """Add a rule for every choice and [tuned] to the file `text`; return it with its scenario, or InputError."""
     blocks = [
@@ -257,12 +265,17 @@ def tuned_text(
     ]
     for choice in choices:
         if choice.setting is not None:
-            blocks += ["[[where]]", f"when = {_inline(choice.row.when)}", f"set = {_inline(choice.setting)}", ""]
+            blocks += [
+                "[[where]]",
+                f"when = {_format_inline_table(choice.row.when)}",
+                f"set = {_format_inline_table(choice.setting)}",
+                "",
+            ]
     own = tuned.model_dump(mode="json", exclude_none=True, exclude={"rows"})
-    blocks += ["[tuned]", *(f"{key} = {_value(value)}" for key, value in own.items())]
+    blocks += ["[tuned]", *(f"{key} = {_format_value(value)}" for key, value in own.items())]
     for row in tuned.rows:
-        mu = "" if row.mu is None else f"\nmu = {_value(row.mu)}"
-        blocks += ["", "[[tuned.rows]]", f"when = {_inline(row.when)}{mu}"]
+        mu = "" if row.mu is None else f"\nmu = {_format_value(row.mu)}"
+        blocks += ["", "[[tuned.rows]]", f"when = {_format_inline_table(row.when)}{mu}"]
     written = "\n".join(blocks) + "\n"
     try:
         return written, scenario_of(tomllib.loads(written), source, overrides)
@@ -270,18 +283,18 @@ def tuned_text(
         raise InputError(f"{source}: the chosen settings cannot be written into it: {error}") from None
 
 
-def not_chosen(overrides: Sequence[str], choices: Sequence[Choice]) -> list[str]:
+def drop_chosen_keys(overrides: Sequence[str], choices: Sequence[TuningChoice]) -> list[str]:
     """Keep the KEY=VALUE of keys for which nothing was chosen: an override would outrank the choice."""
     chosen = {key for choice in choices for key in choice.setting or {}}
     return [each for each in overrides if parsed_assignment(each)[0] not in chosen]
 
 
 def write_tuning(
-    out: Path, text: str, choices: Sequence[Choice], tuned: Tuned, held_out: HeldOut, delta: float
+    out: Path, text: str, choices: Sequence[TuningChoice], tuned: Tuned, held_out: HeldOut, delta: float
 ) -> None:
     """Write scenario.toml, tuning.json and tuning.md into `out`."""
     write_text(out / "scenario.toml", text)
-    write_text(out / "tuning.md", markdown(choices, held_out, tuned, delta))
+    write_text(out / "tuning.md", render_markdown(choices, held_out, tuned, delta))
     write_json(
         out / "tuning.json",
         {
@@ -289,16 +302,16 @@ def write_tuning(
             "tuned": tuned.model_dump(mode="json"),
             "held_out": {
                 "count": held_out.count,
-                "of": held_out.of,
-                "by_silo": held_out.runs[0],
-                "words": held_out.words,
+                "of": held_out.total_count,
+                "by_silo": held_out.silo_counts_by_run[0],
+                "words": held_out.description,
             },
-            "choices": [_as_data(choice, delta) for choice in choices],
+            "choices": [_choice_data(choice, delta) for choice in choices],
         },
     )
 
 
-def lines(choices: Sequence[Choice]) -> list[tuple[str, ...]]:
+def table_lines(choices: Sequence[TuningChoice]) -> list[tuple[str, ...]]:
     """Write a line for every row, under `HEADER`."""
     return [
         (
@@ -306,17 +319,17 @@ def lines(choices: Sequence[Choice]) -> list[tuple[str, ...]]:
             "the scenario's own"
             if choice.setting is None
             else ", ".join(f"{key.removeprefix('algorithm.')} {value}" for key, value in choice.setting.items()),
-            _figure(choice.score),
-            _figure(choice.next_best),
-            ", ".join(f"{place.number} of {place.of}" for place in _places(choice)) or "-",
+            _format_score(choice.score),
+            _format_score(choice.next_best),
+            ", ".join(f"{place.number} of {place.count}" for place in _find_positions(choice)) or "-",
         )
         for choice in choices
     ]
 
 
-def edges(choices: Sequence[Choice]) -> list[str]:
+def warn_of_edges(choices: Sequence[TuningChoice]) -> list[str]:
     """Warn of every key whose chosen value has no neighbour on one side."""
-    at_edges = [place for choice in choices for place in _places(choice) if place.edge]
+    at_edges = [place for choice in choices for place in _find_positions(choice) if place.is_edge]
     warned = Counter((place.key, place.value) for place in at_edges)
     return [
         f"{key} = {value}: at the edge of its grid in {count} row{'s' if count > 1 else ''}; widen the grid there"
@@ -324,7 +337,7 @@ def edges(choices: Sequence[Choice]) -> list[str]:
     ]
 
 
-def costs(choices: Sequence[Choice], delta: float) -> list[str]:
+def describe_costs(choices: Sequence[TuningChoice], delta: float) -> list[str]:
     """Say what the choice of every row costs, alone and with one run of it, or that nothing is charged."""
     if all(choice.selection is None for choice in choices):
         return [
@@ -343,43 +356,43 @@ def costs(choices: Sequence[Choice], delta: float) -> list[str]:
     ] + caveats(max((both for *_, both in found), default=0.0), delta)
 
 
-def markdown(choices: Sequence[Choice], held_out: HeldOut, tuned: Tuned, delta: float) -> str:
+def render_markdown(choices: Sequence[TuningChoice], held_out: HeldOut, tuned: Tuned, delta: float) -> str:
     """Write the table, and on which settings and records it rests."""
-    rows = [HEADER, tuple("---" for _ in HEADER), *lines(choices)]
+    rows = [HEADER, tuple("---" for _ in HEADER), *table_lines(choices)]
     blocks = [
         "\n".join(f"| {' | '.join(row)} |" for row in rows),
-        f"{tuned.settings} settings for every row, by {tuned.metric}; {held_out.words}.",
-        *costs(choices, delta),
-        *edges(choices),
+        f"{tuned.settings} settings for every row, by {tuned.metric}; {held_out.description}.",
+        *describe_costs(choices, delta),
+        *warn_of_edges(choices),
     ]
     return "\n\n".join(blocks) + "\n"
 
 
-def _as_data(choice: Choice, delta: float) -> dict[str, Any]:
+def _choice_data(choice: TuningChoice, delta: float) -> dict[str, Any]:
     return {
         "when": dict(choice.row.when),
         "set": None if choice.setting is None else dict(choice.setting),
         "score": choice.score,
         "next_best": choice.next_best,
         "grid": {key: list(values) for key, values in choice.row.grid.items()},
-        "edge": [place.key for place in _places(choice) if place.edge],
+        "edge": [place.key for place in _find_positions(choice) if place.is_edge],
         "delta": delta,
         "epsilon": None if choice.selection is None else choice.selection.epsilon_of(delta),
     }
 
 
-def _places(choice: Choice) -> list[Place]:
-    return [] if choice.setting is None else places(choice.row.grid, choice.setting)
+def _find_positions(choice: TuningChoice) -> list[GridPosition]:
+    return [] if choice.setting is None else find_positions(choice.row.grid, choice.setting)
 
 
-def _figure(value: float | None) -> str:
+def _format_score(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-def _inline(table: Mapping[str, Any]) -> str:
-    return "{ " + ", ".join(f"{json.dumps(key)} = {_value(value)}" for key, value in table.items()) + " }"
+def _format_inline_table(table: Mapping[str, Any]) -> str:
+    return "{ " + ", ".join(f"{json.dumps(key)} = {_format_value(value)}" for key, value in table.items()) + " }"
 
 
-def _value(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """JSON of numbers, texts, truth values and lists is TOML."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False)

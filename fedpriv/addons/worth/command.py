@@ -9,11 +9,17 @@ from pathlib import Path
 
 import numpy as np
 
-from fedpriv.addons.worth.break_even import error_words, scale_of
-from fedpriv.addons.worth.joining import GRID, Question, joining
-from fedpriv.addons.worth.joining_command import print_joining, shares_note
-from fedpriv.addons.worth.references import ONE_CLASS, References, key_of, spread
-from fedpriv.addons.worth.worth import Row, gains_of, pooled, references, rows_of
+from fedpriv.addons.worth.break_even import format_error, scale_of
+from fedpriv.addons.worth.joining import EPSILON_GRID, JoiningRequest, study_joining
+from fedpriv.addons.worth.joining_command import describe_budget_shares, print_joining
+from fedpriv.addons.worth.references import ONE_CLASS_SHARE, References, cache_key, deviation_over_silos
+from fedpriv.addons.worth.worth import (
+    PointGains,
+    compare_run,
+    compute_references,
+    evaluate_gains,
+    fit_pooled_model,
+)
 from fedpriv.cli.options import print_table, say
 from fedpriv.core.errors import InputError, printable
 from fedpriv.core.files import scenario_file
@@ -24,56 +30,58 @@ from fedpriv.study.results import check_claims, read_claims
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WorthRequest:
     """What a person asked for beside each silo alone."""
 
-    pooled: bool = False
-    any_learner: bool = False
-    alone: bool = False
-    personal: bool = False
+    with_pooled: bool = False
+    with_any_learner: bool = False
+    only_local: bool = False
+    with_personal: bool = False
     grid: tuple[tuple[str, ...], tuple[float, ...], int | None, int, Path | None] | None = None
     """(trusts, ε, splits, seeds, file of the picture) of a break-even; None where nobody asks for one."""
     as_json: bool = False
 
 
-def worth(given: Path, overrides: Sequence[str], wanted: Wanted) -> None:
+def print_worth(given: Path, overrides: Sequence[str], wanted: WorthRequest) -> None:
     """Print the references of a scenario, what a run's models gain, or the gain against ε.
 
     InputError as `references`, `rows_of` and `joining` raise it, and for overrides of a run that is over.
     """
     if (given / "results.json").exists():
-        _of_run(given, overrides, wanted)
+        _print_run_folder(given, overrides, wanted)
         return
     path = scenario_file(given)
-    if wanted.alone:
-        _fill([point.cell for point in load_scenario(path, list(overrides)).points], wanted)
+    if wanted.only_local:
+        _fill_cache([point.cell for point in load_scenario(path, list(overrides)).points], wanted)
         return
     if wanted.grid is not None:
         trusts, epsilons, splits, seeds, plot = wanted.grid
         if plot is not None:
             check_plot(plot)
-        asked = Question(path, tuple(overrides), trusts, epsilons or GRID, splits, seeds, wanted.personal)
-        print_joining(joining(asked, _say), as_json=wanted.as_json, plot=plot)
+        asked = JoiningRequest(
+            path, tuple(overrides), trusts, epsilons or EPSILON_GRID, splits, seeds, wanted.with_personal
+        )
+        print_joining(study_joining(asked, _report_progress), as_json=wanted.as_json, plot=plot)
         return
-    if wanted.personal:
+    if wanted.with_personal:
         raise InputError("--personal: starts from a released model; give a run's folder, or --splits")
     cell = load_scenario(path, list(overrides)).points[0].cell
-    known = references(cell, any_model=wanted.any_learner, say=_say)
-    united = gains_of(cell, known, pooled(cell)) if wanted.pooled else None
+    known = compute_references(cell, with_any_learner=wanted.with_any_learner, report_progress=_report_progress)
+    united = evaluate_gains(cell, known, fit_pooled_model(cell)) if wanted.with_pooled else None
     if wanted.as_json:
         _print_json({"alone": dataclasses.asdict(known), "pooled": united and dataclasses.asdict(united)})
         return
     lines = _reference_lines([known], wanted)
     if united is not None:
         lines += [
-            _line("pooled, no noise", [united.released], known),
-            _line("pooled, recalibrated", [united.recalibrated], known),
+            _score_line("pooled, no noise", [united.released], known),
+            _score_line("pooled, recalibrated", [united.recalibrated], known),
         ]
     print_table(lines)
     say("".join(_notes(known)))
 
 
-def _of_run(given: Path, overrides: Sequence[str], wanted: Wanted) -> None:
+def _print_run_folder(given: Path, overrides: Sequence[str], wanted: WorthRequest) -> None:
     if overrides:
         raise InputError("--set: a run is compared as it ran; give the scenario for another one")
     if wanted.grid is not None:
@@ -81,42 +89,59 @@ def _of_run(given: Path, overrides: Sequence[str], wanted: Wanted) -> None:
             "--splits, --trust, --epsilon, --plot: run a scenario anew; give that, not a run's folder"
         )
     results = read_claims(given)
-    if wanted.alone:
+    if wanted.only_local:
         cells = [resolve_cell(dict(record["scenario"]), str(given / "results.json")) for record in results.cells]
-        _fill(cells, wanted)
+        _fill_cache(cells, wanted)
     else:
-        rows = rows_of(given, results, _say, any_model=wanted.any_learner, own=wanted.personal)
-        _print_json({"rows": [_row_data(row) for row in rows]}) if wanted.as_json else _print_run(rows, wanted)
+        rows = compare_run(
+            given,
+            results,
+            _report_progress,
+            with_any_learner=wanted.with_any_learner,
+            with_personal=wanted.with_personal,
+        )
+        _print_json({"rows": [_point_data(row) for row in rows]}) if wanted.as_json else _print_points(
+            rows, wanted
+        )
     check_claims(given, results)
 
 
-def _fill(cells: Sequence[Cell], wanted: Wanted) -> None:
+def _fill_cache(cells: Sequence[Cell], wanted: WorthRequest) -> None:
     """Fit each silo alone for every seed and model of the cells, so that tables have the row."""
-    once = {key_of(cell): cell for cell in cells}
+    once = {cache_key(cell): cell for cell in cells}
     if wanted.as_json:
-        found = {cell.seed: references(cell, any_model=wanted.any_learner, say=_say) for cell in once.values()}
+        found = {
+            cell.seed: compute_references(
+                cell, with_any_learner=wanted.with_any_learner, report_progress=_report_progress
+            )
+            for cell in once.values()
+        }
         _print_json({"alone": [{"seed": seed, **dataclasses.asdict(known)} for seed, known in found.items()]})
         return
     for cell in once.values():
-        known = references(cell, any_model=wanted.any_learner, say=_say)
-        print_table([[f"seed {cell.seed}", known.metric, "spread over silos", "silos"], _alone_line([known])])
+        known = compute_references(
+            cell, with_any_learner=wanted.with_any_learner, report_progress=_report_progress
+        )
+        print_table(
+            [[f"seed {cell.seed}", known.metric, "spread over silos", "silos"], _local_models_line([known])]
+        )
 
 
-def _reference_lines(seeds: Sequence[References], wanted: Wanted) -> list[list[str]]:
+def _reference_lines(seeds: Sequence[References], wanted: WorthRequest) -> list[list[str]]:
     """Every seed's silos alone; with several seeds means over seeds."""
     head = "" if len(seeds) == 1 else f"mean over {len(seeds)} seeds"
-    lines = [[head, seeds[0].metric, "spread over silos", "silos"], _alone_line(seeds)]
-    lines.append(_line("a constant", [[silo.constant for silo in known.silos] for known in seeds], seeds[0]))
+    lines = [[head, seeds[0].metric, "spread over silos", "silos"], _local_models_line(seeds)]
+    lines.append(_score_line("a constant", [[silo.constant for silo in known.silos] for known in seeds], seeds[0]))
     best = [[silo.any_learner for silo in known.silos if silo.any_learner is not None] for known in seeds]
-    if wanted.any_learner and all(best):
-        lines.append(_line("each silo alone, any learner", best, seeds[0]))
-    if any(silo.majority > ONE_CLASS for known in seeds for silo in known.silos):
+    if wanted.with_any_learner and all(best):
+        lines.append(_score_line("each silo alone, any learner", best, seeds[0]))
+    if any(silo.majority > ONE_CLASS_SHARE for known in seeds for silo in known.silos):
         balanced = [[silo.balanced for silo in known.silos] for known in seeds]
-        lines.append(_line("alone, balanced where one class has most", balanced, seeds[0]))
+        lines.append(_score_line("alone, balanced where one class has most", balanced, seeds[0]))
     return lines
 
 
-def _say(line: str) -> None:
+def _report_progress(line: str) -> None:
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\033[K{printable(line)}")
 
@@ -125,46 +150,46 @@ def _print_json(tree: object) -> None:
     sys.stdout.write(json.dumps(tree) + "\n")
 
 
-def _row_data(row: Row) -> dict[str, object]:
+def _point_data(row: PointGains) -> dict[str, object]:
     return {
         "point": dict(row.point),
         "seeds": row.seeds,
         "gain": row.gain,
         "standard_error": row.standard_error,
         "by_silo": row.by_silo,
-        "shares": dict(row.shares),
+        "shares": dict(row.budget_shares),
         "references": [dataclasses.asdict(known) for known in row.references],
         "gains": [dataclasses.asdict(gains) for gains in row.gains],
     }
 
 
-def _print_run(rows: Sequence[Row], wanted: Wanted) -> None:
+def _print_points(rows: Sequence[PointGains], wanted: WorthRequest) -> None:
     known = rows[0].references[0]
     scale, digits = scale_of(known.metric)
     print_table(_reference_lines(rows[0].references, wanted))
     sys.stdout.write("\n")
     axes = list(rows[0].point) or ["run"]
     head = [*axes, "released", "recalibrated", "gain over alone", "s.e.", "worst silo", "best silo", "seeds"]
-    table = [[*head, *(["personal"] if wanted.personal else [])]]
+    table = [[*head, *(["personal"] if wanted.with_personal else [])]]
     for row in rows:
-        released, own = (row.mean_of(name) for name in ("released", "recalibrated"))
+        released, own = (row.mean_figure(name) for name in ("released", "recalibrated"))
         error, silos = row.standard_error, row.by_silo.values()
         table.append(
             [
                 *(str(row.point[axis]) if axis in row.point else "-" for axis in axes),
                 *(f"{scale * value:.{digits}f}" for value in (released, own)),
                 f"{scale * row.gain:+.{digits}f}",
-                error_words(None if error is None else scale * error, digits),
+                format_error(None if error is None else scale * error, digits),
                 *(f"{scale * value:+.{digits}f}" for value in (min(silos), max(silos))),
                 str(len(row.seeds)),
-                *([f"{scale * row.mean_of('personal'):.{digits}f}"] if wanted.personal else []),
+                *([f"{scale * row.mean_figure('personal'):.{digits}f}"] if wanted.with_personal else []),
             ]
         )
     print_table(table)
-    say("".join([*_notes(known), *_budgets(rows), *_verdict(rows)]))
+    say("".join([*_notes(known), *_describe_budgets(rows), *_describe_gains(rows)]))
 
 
-def _verdict(rows: Sequence[Row]) -> list[str]:
+def _describe_gains(rows: Sequence[PointGains]) -> list[str]:
     """A sentence for the points that gain, one for those that lose, and one for those whose interval covers 0.
 
     Points of one seed, or with the same gain at every seed, have no standard error, and no verdict.
@@ -177,7 +202,7 @@ def _verdict(rows: Sequence[Row]) -> list[str]:
             kind = one if len(row.seeds) < 2 else same
         else:
             kind = gains if interval[0] > 0.0 else loses if interval[1] < 0.0 else unclear
-        told[kind].append(_point(row))
+        told[kind].append(_format_point(row))
     said = [f"On these records {kind}: {'; '.join(there)}.\n" for kind, there in told.items() if there]
     if all(row.interval is None for row in rows):
         return said
@@ -188,16 +213,16 @@ def _verdict(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _budgets(rows: Sequence[Row]) -> list[str]:
+def _describe_budgets(rows: Sequence[PointGains]) -> list[str]:
     """A sentence on budgets of the silos' own; at which points, where they are swept."""
     told: dict[str, list[str]] = {}
     for row in rows:
-        if any(share < 1.0 for share in row.shares.values()):
-            told.setdefault(shares_note(row.shares), []).append(_point(row))
+        if any(share < 1.0 for share in row.budget_shares.values()):
+            told.setdefault(describe_budget_shares(row.budget_shares), []).append(_format_point(row))
     return [f"At {'; '.join(at)}: {note}\n" if len(told) > 1 else f"{note}\n" for note, at in told.items()]
 
 
-def _point(row: Row) -> str:
+def _format_point(row: PointGains) -> str:
     return ", ".join(f"{key} = {value}" for key, value in row.point.items()) or "this setting"
 
 
@@ -205,22 +230,22 @@ def _notes(known: References) -> list[str]:
     notes = []
     if len(known.silos) < known.of:
         notes.append(f"{len(known.silos)} of {known.of} silos, drawn by a public seed.\n")
-    if skewed := [silo.name for silo in known.silos if silo.majority > ONE_CLASS]:
-        share = f"{ONE_CLASS:.0%}".replace("%", " %")
+    if skewed := [silo.name for silo in known.silos if silo.majority > ONE_CLASS_SHARE]:
+        share = f"{ONE_CLASS_SHARE:.0%}".replace("%", " %")
         notes.append(
             f"More than {share} of one class at {', '.join(skewed)}: accuracy alone decides nothing there.\n"
         )
     return notes
 
 
-def _alone_line(seeds: Sequence[References]) -> list[str]:
+def _local_models_line(seeds: Sequence[References]) -> list[str]:
     scores = [[silo.score for silo in known.silos] for known in seeds]
-    return _line("each silo alone, nothing released", scores, seeds[0])
+    return _score_line("each silo alone, nothing released", scores, seeds[0])
 
 
-def _line(name: str, scores: Sequence[Sequence[float]], known: References) -> list[str]:
+def _score_line(name: str, scores: Sequence[Sequence[float]], known: References) -> list[str]:
     """Scores of each seed's silos: means and spreads of a seed, averaged over seeds."""
     (scale, digits), silos = scale_of(known.metric), len(scores[0])
     mean = scale * float(np.mean([np.mean(of_seed) for of_seed in scores]))
-    over = scale * float(np.mean([spread(of_seed) for of_seed in scores]))
+    over = scale * float(np.mean([deviation_over_silos(of_seed) for of_seed in scores]))
     return [name, f"{mean:.{digits}f}", f"{over:.{digits}f}" if silos > 1 else "one silo", str(silos)]

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from fedpriv.addons.worth.break_even import (
-    better_by_chance,
-    epsilon_words,
-    error_words,
-    estimate,
+    chance_gain_rate,
+    estimate_gain,
+    format_error,
+    format_grid_epsilon,
     scale_of,
 )
-from fedpriv.addons.worth.joining import Joining
+from fedpriv.addons.worth.joining import JoiningResult
 from fedpriv.cli.options import print_table, say
 from fedpriv.core.figures import counted, delta_figure, upper_figure
 from fedpriv.noise.trust import trust_named
@@ -29,103 +29,108 @@ from fedpriv.show.looks import nth_look, shade
 from fedpriv.show.plots import save_chart
 
 
-def gain_chart(found: Joining) -> Chart:
+def make_gain_chart(found: JoiningResult) -> Chart:
     """The gain over each silo alone against ε: a line a trust setting with its standard error, and zero."""
-    grid, (scale, _) = found.question.epsilons, scale_of(found.metric)
+    grid, (scale, _) = found.request.epsilons, scale_of(found.metric)
     ends = [Mark(epsilon, 0.0, "gain 0") for epsilon in (grid[0], grid[-1])]
     series = [Series("each silo alone", replace(shade(5), dash=1), ends, dots=False)]
     for place, trust in enumerate(found.trusts):
         marks = []
-        for epsilon, values in zip(grid, found.along(trust), strict=True):
-            told = estimate(values, found.ratio)
+        for epsilon, values in zip(grid, found.mean_over_silos(trust), strict=True):
+            told = estimate_gain(values, found.test_train_ratio)
             error = scale * (told.error or 0.0)
-            spread = f" ± {error_words(error, 1)}" if error else ", no standard error"
+            spread = f" ± {format_error(error, 1)}" if error else ", no standard error"
             tip = f"ε = {upper_figure(epsilon, 3)}: {scale * told.mean:+.1f}{spread}"
             marks.append(Mark(epsilon, scale * told.mean, tip, error))
         series.append(Series(trust_named(trust).title, nth_look(place), marks))
     drawn = len(found.splits)
     splits = f"mean over {drawn} splits ± s.e." if drawn > 1 else "one split, no standard error"
-    note = f"{splits}, {counted(found.question.seeds, 'noise seed')} each"
+    note = f"{splits}, {counted(found.request.seeds, 'noise seed')} each"
     note += f"; ε is against the server, δ\u00a0=\u00a0{delta_figure(found.delta)}."
     y = "gain over each silo alone (points)" if scale > 1.0 else "gain over each silo alone"
     caption = f"Is it worth joining? {found.name}, {found.silos} silos"
     return Chart("worth", caption, "ε", y, [Panel("", series)], note, log_x=True, ticks=grid)
 
 
-def print_joining(found: Joining, *, as_json: bool, plot: Path | None) -> None:
+def print_joining(found: JoiningResult, *, as_json: bool, plot: Path | None) -> None:
     """Print the table and the sentence, or all of it as JSON; draw the picture where a file is given."""
     if as_json:
-        sys.stdout.write(json.dumps(_tree(found)) + "\n")
+        sys.stdout.write(json.dumps(_joining_data(found)) + "\n")
     else:
-        print_table(_table(found))
-        say("".join(f"{line}\n" for line in ("", *_sentences(found), *_notes(found))))
+        print_table(_table_lines(found))
+        say("".join(f"{line}\n" for line in ("", *_describe_break_evens(found), *_notes(found))))
     if plot is not None:
-        save_chart(gain_chart(found), plot)
+        save_chart(make_gain_chart(found), plot)
         sys.stderr.write(f"wrote {plot}\n")
 
 
-def _figures(values: np.ndarray[Any, Any], found: Joining) -> list[str]:
+def _format_gains(values: np.ndarray[Any, Any], found: JoiningResult) -> list[str]:
     """Mean, standard error and noise of gains (splits, seeds)."""
-    (scale, digits), told = scale_of(found.metric), estimate(values, found.ratio)
+    (scale, digits), told = scale_of(found.metric), estimate_gain(values, found.test_train_ratio)
     return [
         f"{scale * told.mean:+.{digits}f}",
-        error_words(told.error and scale * told.error, digits),
+        format_error(told.error and scale * told.error, digits),
         "one seed" if told.noise is None else f"{scale * told.noise:.{digits}f}",
     ]
 
 
-def _table(found: Joining) -> list[list[str]]:
+def _table_lines(found: JoiningResult) -> list[list[str]]:
     alone, (scale, digits) = found.mean_of("alone"), scale_of(found.metric)
 
     def text(value: float) -> str:
         return f"{scale * value:.{digits}f}"
 
     head = ["trust", "ε", found.metric, "recalibrated", "gain over alone", "s.e.", "s.d. over noise", "better off"]
-    head += ["by chance"] + (["personal, gain", "s.e."] if found.question.own else [])
+    head += ["by chance"] + (["personal, gain", "s.e."] if found.request.with_personal else [])
     head += ["published split"] if found.splits else []
     rows = [head, ["each silo alone, nothing released", "", text(alone), *[""] * (len(head) - 3)]]
     for name, figure in (("pooled, no noise", "pooled"), ("pooled, own intercept", "own_intercept")):
-        gains = np.array([[getattr(split, figure)] for split in found.shown()])
+        gains = np.array([[getattr(split, figure)] for split in found.averaged_splits()])
         mean = text(float(alone + gains.mean()))
-        rows.append([name, "", mean, "", *_figures(gains, found)[:2], *[""] * (len(head) - 6)])
-    quiet = np.array([split.noiseless for split in found.shown()])
-    rows.append(["no noise, same rounds", "", "", "", *_figures(quiet, found), *[""] * (len(head) - 7)])
+        rows.append([name, "", mean, "", *_format_gains(gains, found)[:2], *[""] * (len(head) - 6)])
+    quiet = np.array([split.noiseless for split in found.averaged_splits()])
+    rows.append(["no noise, same rounds", "", "", "", *_format_gains(quiet, found), *[""] * (len(head) - 7)])
     for trust in found.trusts:
-        gains = found.along(trust)
-        released, own = (found.along(trust, name).mean(axis=(1, 2)) for name in ("released", "recalibrated"))
-        for place, epsilon in enumerate(found.question.epsilons):
+        gains = found.mean_over_silos(trust)
+        released, own = (
+            found.mean_over_silos(trust, name).mean(axis=(1, 2)) for name in ("released", "recalibrated")
+        )
+        for place, epsilon in enumerate(found.request.epsilons):
             row = [
                 trust,
                 upper_figure(epsilon, 3),
                 text(released[place]),
                 text(own[place]),
-                *_figures(gains[place], found),
-                *(f"{share:.0%}" for share in _better(found, trust, place)),
+                *_format_gains(gains[place], found),
+                *(f"{share:.0%}" for share in _better_off_shares(found, trust, place)),
             ]
-            if found.question.own:
-                row += _figures(found.along(trust, "personal")[place], found)[:2]
+            if found.request.with_personal:
+                row += _format_gains(found.mean_over_silos(trust, "personal")[place], found)[:2]
             if found.splits:
                 row.append(f"{scale * float(found.published.gains[trust][place].mean()):+.{digits}f}")
             rows.append(row)
     return rows
 
 
-def _better(found: Joining, trust: str, place: int) -> tuple[float, float]:
+def _better_off_shares(found: JoiningResult, trust: str, place: int) -> tuple[float, float]:
     """(the share of silos that gain, the share that pure noise would show)."""
-    shares = [float((split.gains[trust][place] > 0.0).mean()) for split in found.shown()]
-    chances = [better_by_chance(split.tests, np.full(len(split.tests), _DIFFERING)) for split in found.shown()]
+    shares = [float((split.gains[trust][place] > 0.0).mean()) for split in found.averaged_splits()]
+    chances = [
+        chance_gain_rate(split.tests, np.full(len(split.tests), _DISAGREEMENT_RATE))
+        for split in found.averaged_splits()
+    ]
     return float(np.mean(shares)), float(np.mean(chances)) if found.metric == "accuracy" else 0.5
 
 
-_DIFFERING = 0.1
+_DISAGREEMENT_RATE = 0.1
 """The share of test records that two models of about equal accuracy decide differently; a public guess."""
 
 
-def _sentences(found: Joining) -> list[str]:
+def _describe_break_evens(found: JoiningResult) -> list[str]:
     said = []
     alone = "" if len(found.splits) > 1 else " (one split: no interval)"
     for trust in found.trusts:
-        at = found.break_even(trust)
+        at = found.find_break_even(trust)
         words, where = found.verdict(at), trust_named(trust).title
         if words.startswith("never"):
             said.append(f"Joining pays at no epsilon of the grid, {where}: {words}{alone}.")
@@ -137,11 +142,12 @@ def _sentences(found: Joining) -> list[str]:
     return said
 
 
-def _notes(found: Joining) -> list[str]:
-    splits, seeds = len(found.splits), found.question.seeds
+def _notes(found: JoiningResult) -> list[str]:
+    splits, seeds = len(found.splits), found.request.seeds
     notes = [
         f"{counted(splits, 'split')} of the records and {counted(seeds, 'noise seed')} in each; s.e. with "
-        f"Nadeau & Bengio's correction for what splits share (test over training records: {found.ratio:.2f}), "
+        "Nadeau & Bengio's correction for what splits share (test over training records: "
+        f"{found.test_train_ratio:.2f}), "
         "noise apart. The interval is the 5th to 95th percentile over splits drawn again. The published split is "
         "apart."
         if splits
@@ -159,7 +165,7 @@ def _notes(found: Joining) -> list[str]:
         else "The settings are the scenario's, not chosen in each split: the line may fall, and if they were "
         "chosen on the published split they have seen test records of the others."
     )
-    if found.question.own:
+    if found.request.with_personal:
         how = (
             "a fifth of the records that the release did not read"
             if found.published.judged == "spared"
@@ -169,14 +175,14 @@ def _notes(found: Joining) -> list[str]:
             f"Personal models: λ by {how}, one standard error towards alone. Personal gains have no break-even."
         )
     if found.shares:
-        notes.append(shares_note(found.shares))
+        notes.append(describe_budget_shares(found.shares))
     if any(trust_named(trust).masked for trust in found.trusts):
         more = (found.silos / (found.silos - 1)) ** 0.5 if found.silos > 1 else 1.0
         notes.append(
             f"With masks ε is against the server; a silo knows its own share, and against it μ is {more:.3g} "
             "times as large."
         )
-    differ = f"if models differ on {_DIFFERING:.0%} of the test records"
+    differ = f"if models differ on {_DISAGREEMENT_RATE:.0%} of the test records"
     half = "one silo in two, since losses are never alike"
     notes.append(f"Better off by chance: at a true gain of 0, {differ if found.metric == 'accuracy' else half}.")
     return [
@@ -186,34 +192,37 @@ def _notes(found: Joining) -> list[str]:
     ]
 
 
-def shares_note(shares: Mapping[str, float]) -> str:
+def describe_budget_shares(shares: Mapping[str, float]) -> str:
     """What ε means where each silo's records spend a share of it; `shares` by silo's name."""
     parts = ", ".join(f"{name} {share:g}" for name, share in shares.items())
     return f"ε is the whole budget, of which each silo's records spend a share: {parts}."
 
 
-def _tree(found: Joining) -> dict[str, Any]:
-    grid, trusts = np.array(found.question.epsilons), {}
+def _joining_data(found: JoiningResult) -> dict[str, Any]:
+    grid, trusts = np.array(found.request.epsilons), {}
     for trust in found.trusts:
-        at = found.break_even(trust)
+        at = found.find_break_even(trust)
         trusts[trust] = {
-            "gains": [estimate(values, found.ratio)._asdict() for values in found.along(trust)],
+            "gains": [
+                estimate_gain(values, found.test_train_ratio)._asdict() for values in found.mean_over_silos(trust)
+            ],
             "published": found.published.gains[trust].mean(axis=(1, 2)).tolist(),
-            "line": at.line.tolist(),
-            "break_even": epsilon_words(at.epsilon, grid),
-            "interval": [None if end is None else epsilon_words(end, grid) for end in (at.low, at.high)],
+            "line": at.fitted_gains.tolist(),
+            "break_even": format_grid_epsilon(at.epsilon, grid),
+            "interval": [None if end is None else format_grid_epsilon(end, grid) for end in (at.low, at.high)],
             "words": found.verdict(at),
         }
-        if found.question.own:
+        if found.request.with_personal:
             trusts[trust]["personal"] = [
-                estimate(values, found.ratio)._asdict() for values in found.along(trust, "personal")
+                estimate_gain(values, found.test_train_ratio)._asdict()
+                for values in found.mean_over_silos(trust, "personal")
             ]
     return {
         "scenario": found.name,
         "metric": found.metric,
-        "epsilons": list(found.question.epsilons),
+        "epsilons": list(found.request.epsilons),
         "splits": len(found.splits),
-        "seeds": found.question.seeds,
+        "seeds": found.request.seeds,
         **{name: found.mean_of(name) for name in ("alone", "pooled", "own_intercept", "noiseless")},
         "monotone": found.monotone,
         "trusts": trusts,

@@ -45,7 +45,7 @@ class LinearHazards(RecordView):
         return float(Hazard().value(odds.log().expand(len(tests), -1), tests).mean())
 
 
-def linear_hazards(objective: Objective) -> LinearHazards | None:
+def find_linear_hazards(objective: Objective) -> LinearHazards | None:
     """The view of a hazard regression, whose fit is one convex problem; None of any other loss."""
     module = getattr(objective, "module", None)
     if isinstance(getattr(objective, "loss", None), Hazard) and isinstance(module, nn.Linear):
@@ -57,25 +57,25 @@ Floats = NDArray[np.float64]
 
 PENALTIES = tuple(float(10.0 ** (-half / 2)) for half in range(9))
 """κ: four decades in half-decades, the largest first; ties go to it."""
-_FOLDS = 5
-_ENOUGH = 5
+_FOLD_COUNT = 5
+_MIN_CLASS_RECORDS = 5
 """Records of every class that folds need; a silo with fewer takes the largest κ."""
-_SPARE = 10
+_MIN_SPARED = 10
 """Spared records that λ can be judged on; of fewer, one standard error tells nothing, and folds are taken."""
-_LARGE = 5_000
+_MAX_FIVE_FOLD_RECORDS = 5_000
 """Records above which one fold is held out in place of five."""
-_MANY, _WIDE = 2_000, 4_000
+_MIN_BASIS_RECORDS, _MAX_BASIS_FEATURES = 2_000, 4_000
 """Records above which, and features up to which, a fit goes along the records' principal directions."""
 _CURVATURE = 0.01
 """The loss's curvature along a score, of a softmax that has learned something: a public guess, for speed alone."""
-_EXACT, ROUGH = 1e-6, 1e-4
+_FIT_TOLERANCE, ROUGH_TOLERANCE = 1e-6, 1e-4
 """Norms of the gradient, as shares of that at 0, at which a fit and a fold's fit end."""
-_OWN_INTERCEPT = 1e-3
+_INTERCEPT_PENALTY = 1e-3
 """The public penalty of an intercept that is fitted by itself: a silo with one class has a finite one."""
 
 
 @dataclass(frozen=True)
-class Held:
+class SiloRecords:
     """A silo's records as its model sees them; `units` (n,) says which training records are one unit's."""
 
     silo: int
@@ -89,10 +89,10 @@ class Pull(NamedTuple):
     """A pull of `weight` λ towards a released model (d,)."""
 
     weight: float
-    towards: Floats
+    released: Floats
 
 
-def fit(
+def fit_model(
     objective: Objective,
     records: Records,
     penalty: Floats,
@@ -107,12 +107,12 @@ def fit(
     curvature is about 1, and a rough fit is in float32: a fifth of the time.
     """
     if pull is not None and math.isinf(pull.weight):
-        return pull.towards.copy()
-    many = len(records.labels) > _MANY
-    kind = torch.float32 if many and tolerance >= ROUGH else torch.float64
+        return pull.released.copy()
+    many = len(records.labels) > _MIN_BASIS_RECORDS
+    kind = torch.float32 if many and tolerance >= ROUGH_TOLERANCE else torch.float64
     records = Records(*(column.to(kind) if column.is_floating_point() else column for column in records))
     weights = torch.full((len(records.labels),), 1.0 / len(records.labels), dtype=kind)
-    basis = _basis(records, penalty + (pull.weight if pull is not None else 0.0)) if many else None
+    basis = _find_basis(records, penalty + (pull.weight if pull is not None else 0.0)) if many else None
 
     def moved(x: Floats, through: Floats | None) -> Floats:
         return x if through is None else (x.reshape(-1, len(through)) @ through).ravel()
@@ -123,7 +123,7 @@ def fit(
         loss = float(objective.losses(point, records).double().mean()) + 0.5 * float(penalty @ (x * x))
         gradient = objective.gradient(point, Batch(records, weights)).double().numpy() + penalty * x
         if pull is not None and pull.weight > 0.0:
-            away = x - pull.towards
+            away = x - pull.released
             loss += 0.5 * pull.weight * float(away @ away)
             gradient += pull.weight * away
         return loss, moved(gradient, None if basis is None else basis.T)
@@ -136,16 +136,16 @@ def fit(
     return moved(np.asarray(found.x, np.float64), basis)
 
 
-def _basis(records: Records, penalty: Floats) -> Floats | None:
+def _find_basis(records: Records, penalty: Floats) -> Floats | None:
     """B (features, features) so that the problem's curvature is about 1 in u, where x = u B; None if too wide."""
     width = records.features.shape[-1]
-    if width > _WIDE:
+    if width > _MAX_BASIS_FEATURES:
         return None
     moments = (records.features.mT @ records.features).double().numpy() / len(records.labels)
     return np.asarray(np.linalg.inv(np.linalg.cholesky(_CURVATURE * moments + np.diag(penalty[:width] + 1e-9))))
 
 
-def intercepts(objective: Objective, records: Records) -> NDArray[np.bool_]:
+def find_intercepts(objective: Objective, records: Records) -> NDArray[np.bool_]:
     """Which parameters weigh a constant feature, the last one of every output; none where it is not constant."""
     width = records.features.shape[-1]
     found = np.zeros((objective.dimension // width, width), np.bool_)
@@ -153,56 +153,60 @@ def intercepts(objective: Objective, records: Records) -> NDArray[np.bool_]:
     return found.ravel()
 
 
-def penalties(objective: Objective, records: Records, kappa: float) -> Floats:
+def make_penalties(objective: Objective, records: Records, kappa: float) -> Floats:
     """κ for every weight; intercepts have none, but where they would grow without end.
 
     That is where all labels are one, and of hazards, of which a small silo has bins without an event.
     """
     if isinstance(objective, LinearHazards):
         return np.full(objective.dimension, kappa)
-    return np.where(intercepts(objective, records) & (not _one_class(records)), 0.0, kappa)
+    return np.where(find_intercepts(objective, records) & (not _has_one_class(records)), 0.0, kappa)
 
 
 def fitted(
-    objective: Objective, records: Records, kappa: float, tolerance: float = _EXACT, pull: Pull | None = None
+    objective: Objective,
+    records: Records,
+    kappa: float,
+    tolerance: float = _FIT_TOLERANCE,
+    pull: Pull | None = None,
 ) -> Floats:
     """`fit` from zero, with κ for every weight that has a penalty."""
     start = np.zeros(objective.dimension)
-    return fit(objective, records, penalties(objective, records, kappa), start, tolerance, pull)
+    return fit_model(objective, records, make_penalties(objective, records, kappa), start, tolerance, pull)
 
 
-def alone(objective: Objective, held: Held, seed: int) -> tuple[Floats, float]:
+def fit_local_model(objective: Objective, held: SiloRecords, seed: int) -> tuple[Floats, float]:
     """(alone_i, its κ): κ by folds, then a fit to all training records."""
-    kappa = chosen_penalty(objective, held, seed)
+    kappa = choose_penalty(objective, held, seed)
     return fitted(objective, held.train, kappa), kappa
 
 
-def chosen_penalty(objective: Objective, held: Held, seed: int) -> float:
+def choose_penalty(objective: Objective, held: SiloRecords, seed: int) -> float:
     """κ of the least mean loss on held-out folds, stratified by label, units whole; the largest of equals.
 
     The largest of all where a class has fewer than five records, or there is one class; of hazards, and
     wherever folds would be empty, where there are fewer than five units.
     """
     labels = held.train.labels
-    few = len(np.unique(held.units)) < _ENOUGH
+    few = len(np.unique(held.units)) < _MIN_CLASS_RECORDS
     if not few and not labels.is_floating_point() and not isinstance(objective, LinearHazards):
-        few = int(torch.bincount(labels)[labels].min()) < _ENOUGH
-    if few or (_one_class(held.train) and not isinstance(objective, LinearHazards)):
+        few = int(torch.bincount(labels)[labels].min()) < _MIN_CLASS_RECORDS
+    if few or (_has_one_class(held.train) and not isinstance(objective, LinearHazards)):
         return PENALTIES[0]
-    folds = folds_of(held, seed)
-    tried = range(1) if len(labels) > _LARGE else range(_FOLDS)
+    folds = assign_folds(held, seed)
+    tried = range(1) if len(labels) > _MAX_FIVE_FOLD_RECORDS else range(_FOLD_COUNT)
     losses = np.zeros(len(PENALTIES))
     for fold in tried:
         out = torch.from_numpy(folds == fold)
         inside, outside = (Records(*(column[rows] for column in held.train)) for rows in (~out, out))
         point = np.zeros(objective.dimension)
         for place, kappa in enumerate(PENALTIES):  # each from the one before: fewer steps
-            point = fit(objective, inside, penalties(objective, inside, kappa), point, ROUGH)
+            point = fit_model(objective, inside, make_penalties(objective, inside, kappa), point, ROUGH_TOLERANCE)
             losses[place] += float(objective.losses(torch.from_numpy(point), outside).mean())
     return PENALTIES[int(np.argmin(losses))]
 
 
-def folds_of(held: Held, seed: int) -> NDArray[np.int64]:
+def assign_folds(held: SiloRecords, seed: int) -> NDArray[np.int64]:
     """The fold of every training record, (n,): units whole, dealt class by class in a public random order."""
     first = np.unique(held.units, return_index=True)[1]
     labels = held.train.labels.numpy()[first]
@@ -210,21 +214,21 @@ def folds_of(held: Held, seed: int) -> NDArray[np.int64]:
     if labels.dtype.kind == "i":
         order = order[np.argsort(labels[order], kind="stable")]
     fold = np.empty(len(first), np.int64)
-    fold[order] = np.arange(len(first)) % _FOLDS
+    fold[order] = np.arange(len(first)) % _FOLD_COUNT
     return fold[np.searchsorted(held.units[first], held.units)]
 
 
-def _one_class(records: Records) -> bool:
+def _has_one_class(records: Records) -> bool:
     return not records.labels.is_floating_point() and len(torch.unique(records.labels)) < 2
 
 
-def recalibrated(objective: Objective, held: Held, released: Floats) -> Floats:
+def recalibrate(objective: Objective, held: SiloRecords, released: Floats) -> Floats:
     """x̂ with intercepts and one scale of all other weights fitted to the silo's training records (Platt 1999).
 
     Without the scale a model whose weights are small, as a ball of radius .1 keeps them, would be drowned by its
     intercepts.  Both have the public penalty of 1e-3, so that a silo of one class has finite ones.
     """
-    mask = intercepts(objective, held.train)
+    mask = find_intercepts(objective, held.train)
     weights = torch.full((len(held.train.labels),), 1.0 / len(held.train.labels), dtype=torch.float64)
     size = float(np.linalg.norm(released[~mask]))
     if not (mask.any() and size > 0.0):
@@ -238,9 +242,9 @@ def recalibrated(objective: Objective, held: Held, released: Floats) -> Floats:
 
     def value(own: Floats) -> tuple[float, Floats]:
         point = torch.from_numpy(model(own))
-        loss = float(objective.losses(point, held.train).mean()) + 0.5 * _OWN_INTERCEPT * float(own @ own)
+        loss = float(objective.losses(point, held.train).mean()) + 0.5 * _INTERCEPT_PENALTY * float(own @ own)
         gradient = objective.gradient(point, Batch(held.train, weights)).numpy()
-        return loss, np.concatenate([[gradient @ direction], gradient[mask]]) + _OWN_INTERCEPT * own
+        return loss, np.concatenate([[gradient @ direction], gradient[mask]]) + _INTERCEPT_PENALTY * own
 
     start = np.concatenate([[size], released[mask]])
     return model(
@@ -250,62 +254,66 @@ def recalibrated(objective: Objective, held: Held, released: Floats) -> Floats:
     )
 
 
-_WORST = 1e100
-PULLS = (0.0, *(float(10.0 ** (half / 2)) for half in range(-6, 1)), math.inf)
+_MAX_LOSS = 1e100
+PULL_WEIGHTS = (0.0, *(float(10.0 ** (half / 2)) for half in range(-6, 1)), math.inf)
 """λ, from alone to the released model."""
 
 
-class Personal(NamedTuple):
+class PersonalModel(NamedTuple):
     """A silo's personal model, its λ, and the records by which λ was chosen."""
 
     point: Floats
-    pull: float
+    pull_weight: float
     judged: Literal["spared", "folds"]
 
 
-def personal(
+def fit_personal_model(
     objective: Objective,
-    held: Held,
+    held: SiloRecords,
     released: Floats,
     seed: int,
     kappa: float,
     seen: NDArray[np.bool_] | None = None,
-) -> Personal:
+) -> PersonalModel:
     """The personal model with alone's `kappa`: the least λ within one standard error of the best.
 
     λ is judged on the training records that the release has not `seen`, where there are ten or more of them; else
     on folds, which it has seen, and that favours large λ.
     """
-    spared = seen is not None and int((~seen).sum()) >= _SPARE and bool(seen.any())
+    spared = seen is not None and int((~seen).sum()) >= _MIN_SPARED and bool(seen.any())
     if len(np.unique(held.units)) < 2:  # nothing to hold out
-        return Personal(alone(objective, held, seed)[0], 0.0, "folds")
-    tested = [~seen] if spared and seen is not None else _tested(held, seed)
-    losses = np.concatenate([_held_out(objective, held, released, kappa, out) for out in tested], axis=1)
-    losses = np.where(losses < _WORST, losses, _WORST)  # NaN too: a released model that diverged is never the best
+        return PersonalModel(fit_local_model(objective, held, seed)[0], 0.0, "folds")
+    tested = [~seen] if spared and seen is not None else _held_out_masks(held, seed)
+    losses = np.concatenate([_held_out_losses(objective, held, released, kappa, out) for out in tested], axis=1)
+    losses = np.where(
+        losses < _MAX_LOSS, losses, _MAX_LOSS
+    )  # NaN too: a released model that diverged is never the best
     best = int(np.argmin(losses.mean(axis=1)))
     worse = losses - losses[best]
     errors = worse.std(axis=1, ddof=1 if losses.shape[1] > 1 else 0) / math.sqrt(losses.shape[1])
     within = np.flatnonzero(worse.mean(axis=1) <= errors)
-    weight = PULLS[int(within[0]) if len(within) else best]
-    return Personal(
+    weight = PULL_WEIGHTS[int(within[0]) if len(within) else best]
+    return PersonalModel(
         fitted(objective, held.train, kappa, pull=Pull(weight, released)), weight, "spared" if spared else "folds"
     )
 
 
-def _tested(held: Held, seed: int) -> list[NDArray[np.bool_]]:
-    folds = folds_of(held, seed)
-    return [folds == fold for fold in range(_FOLDS) if 0 < int((folds == fold).sum()) < len(folds)]
+def _held_out_masks(held: SiloRecords, seed: int) -> list[NDArray[np.bool_]]:
+    folds = assign_folds(held, seed)
+    return [folds == fold for fold in range(_FOLD_COUNT) if 0 < int((folds == fold).sum()) < len(folds)]
 
 
-def _held_out(objective: Objective, held: Held, released: Floats, kappa: float, out: NDArray[np.bool_]) -> Floats:
+def _held_out_losses(
+    objective: Objective, held: SiloRecords, released: Floats, kappa: float, out: NDArray[np.bool_]
+) -> Floats:
     """The losses on records `out` of models fitted to the others, (λ, records)."""
     rows = torch.from_numpy(out)
     inside, outside = (Records(*(column[chosen] for column in held.train)) for chosen in (~rows, rows))
-    points = [fitted(objective, inside, kappa, ROUGH, Pull(weight, released)) for weight in PULLS]
+    points = [fitted(objective, inside, kappa, ROUGH_TOLERANCE, Pull(weight, released)) for weight in PULL_WEIGHTS]
     return np.stack([objective.losses(torch.from_numpy(point), outside).numpy() for point in points])
 
 
-def any_learner(objective: Objective, held: Held, seed: int, own: Floats) -> tuple[float, str]:
+def score_best_learner(objective: Objective, held: SiloRecords, seed: int, own: Floats) -> tuple[float, str]:
     """(score on the test records, name) of the best by folds: the model itself, kernel ridge, boosted trees.
 
     InputError where scikit-learn is not installed.
@@ -322,8 +330,8 @@ def any_learner(objective: Objective, held: Held, seed: int, own: Floats) -> tup
             "pip install 'fedpriv[learners]', or leave it out"
         ) from None
     real = held.train.labels.is_floating_point()
-    if _one_class(held.train) or len(held.train.labels) < 2 * _FOLDS:
-        return score_of(objective, own, held.test), "the model"
+    if _has_one_class(held.train) or len(held.train.labels) < 2 * _FOLD_COUNT:
+        return score_model(objective, own, held.test), "the model"
     (features, labels), (tests, targets) = (
         (part.features.numpy(), part.labels.numpy()) for part in (held.train, held.test)
     )
@@ -354,36 +362,36 @@ def any_learner(objective: Objective, held: Held, seed: int, own: Floats) -> tup
     tried = {**learners, "boosted trees": trees}
     scores = dict.fromkeys(["the model", *tried], 0.0)
     with pools.threadpool_limits(1):  # theirs, not torch's
-        for out in _tested(held, seed):
+        for out in _held_out_masks(held, seed):
             inside = Records(*(column[torch.from_numpy(~out)] for column in held.train))
             outside = Records(*(column[torch.from_numpy(out)] for column in held.train))
-            part = Held(held.silo, held.name, inside, held.units[~out], outside)
-            point, _ = alone(objective, part, seed)
-            scores["the model"] += score_of(objective, point, outside)
+            part = SiloRecords(held.silo, held.name, inside, held.units[~out], outside)
+            point, _ = fit_local_model(objective, part, seed)
+            scores["the model"] += score_model(objective, point, outside)
             for name, predict in tried.items():
                 scores[name] += right(predict(features[~out], labels[~out], features[out]), labels[out])
         best = max(scores, key=lambda name: scores[name])
         if best == "the model":
-            return score_of(objective, own, held.test), best
+            return score_model(objective, own, held.test), best
         return right(tried[best](features, labels, tests), targets), best
 
 
-def balanced_score(objective: Objective, point: Floats, records: Records) -> float:
+def score_balanced(objective: Objective, point: Floats, records: Records) -> float:
     """The mean of the accuracies in every class that there is; the score itself for a regression."""
     if records.labels.is_floating_point() or isinstance(objective, LinearHazards):
-        return score_of(objective, point, records)
+        return score_model(objective, point, records)
     kinds = [records.labels == kind for kind in torch.unique(records.labels)]
     parts = [Records(*(column[chosen] for column in records)) for chosen in kinds]
-    return float(np.mean([score_of(objective, point, part) for part in parts]))
+    return float(np.mean([score_model(objective, point, part) for part in parts]))
 
 
-def score_of(objective: Objective, point: Floats, records: Records) -> float:
+def score_model(objective: Objective, point: Floats, records: Records) -> float:
     """The accuracy in [0, 1], or the negated mean loss of a regression or of hazards: more is better."""
     found = objective.evaluate(torch.from_numpy(point), records)
     return float(found.loss.neg() if found.accuracy is None else found.accuracy)
 
 
-def constant_score(objective: Objective, held: Held) -> float:
+def score_constant(objective: Objective, held: SiloRecords) -> float:
     """The score of the training records' largest class, mean or hazards on the test records."""
     labels, tests = held.train.labels, held.test.labels
     if isinstance(objective, LinearHazards):

@@ -57,13 +57,13 @@ def worth(
 
         fedpriv worth runs/heart-hospitals
     """
-    from fedpriv.addons.worth.command import Wanted
-    from fedpriv.addons.worth.command import worth as compare
+    from fedpriv.addons.worth.command import WorthRequest
+    from fedpriv.addons.worth.command import print_worth as compare
 
     grid = None
     if trust or epsilon or splits is not None or plot is not None:
         grid = (tuple(trust or ()), tuple(sorted(set(epsilon or ()))), splits, seeds, plot)
-    compare(given, overrides or [], Wanted(pooled, any_learner, alone, personal, grid, as_json))
+    compare(given, overrides or [], WorthRequest(pooled, any_learner, alone, personal, grid, as_json))
 
 
 def refine(
@@ -95,7 +95,7 @@ def refine(
     """
     from fedpriv.addons.worth.refine import print_refined
 
-    print_refined(policy, scenario, model, held_out, out, alone=alone)
+    print_refined(policy, scenario, model, held_out, out, only_curve=alone)
 
 
 def register(app: Any, silo: Any, data: Any) -> None:

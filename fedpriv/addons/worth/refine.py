@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 
 from fedpriv.addons.worth.local_models import (
     Floats,
-    Held,
-    Personal,
-    alone,
-    balanced_score,
-    constant_score,
-    personal,
-    recalibrated,
-    score_of,
+    PersonalModel,
+    SiloRecords,
+    fit_local_model,
+    fit_personal_model,
+    recalibrate,
+    score_balanced,
+    score_constant,
+    score_model,
 )
 from fedpriv.cli.options import print_table
 from fedpriv.core.errors import InputError
@@ -41,35 +41,35 @@ from fedpriv.scenario.schema import Cell
 from fedpriv.silo.policy import Policy, check_readers, check_writers, read_policy
 from fedpriv.silo.shard import Shard
 
-_PARTS = (0.25, 0.5, 1.0)
-_LEAST = 2
-_LARGEST = 1e30
+_CURVE_SHARES = (0.25, 0.5, 1.0)
+_MIN_TRAINING_RECORDS = 2
+_MAX_PARAMETER = 1e30
 
 
 @dataclass(frozen=True)
-class Home:
+class HomeData:
     """A silo's records as a scenario's model sees them; `read` (n,) says which ones the guard held."""
 
     objective: Objective
-    held: Held
-    read: NDArray[np.bool_]
+    silo_records: SiloRecords
+    read_by_guard: NDArray[np.bool_]
     seed: int
 
 
 @dataclass(frozen=True)
-class Refined:
+class RefinedScores:
     """Scores on the silo's own test records, more is better, and the models that were fitted."""
 
-    alone: float
-    released: float
-    recalibrated: float
-    personal: float
-    constant: float
-    model: Personal
+    local_score: float
+    released_score: float
+    recalibrated_score: float
+    personal_score: float
+    constant_score: float
+    personal_model: PersonalModel
 
 
 @one_thread()
-def home_of(policy: Policy, cell: Cell, held_out: Path | None) -> Home:
+def load_home_data(policy: Policy, cell: Cell, held_out: Path | None) -> HomeData:
     """The silo's records; `held_out` are further ones that its guard never held.
 
     InputError for a scenario whose model is somebody's code or not of linear scores, and without test records.
@@ -91,8 +91,8 @@ def home_of(policy: Policy, cell: Cell, held_out: Path | None) -> Home:
     classes = policy.class_count
     if cell.model.regression != (classes == 0):
         raise InputError(f"model.name = {cell.model.name!r}: does not fit the labels of {policy.shard}")
-    parts = [_records(each, cell) for each in shards]
-    test, _ = _records(tests, cell)
+    parts = [_load_records(each, cell) for each in shards]
+    test, _ = _load_records(tests, cell)
     train = Records(*(torch.cat([getattr(part, name) for part, _ in parts]) for name in Records._fields))
     units = np.arange(len(train.labels))
     if all(each.persons is not None for each in shards):
@@ -101,28 +101,30 @@ def home_of(policy: Policy, cell: Cell, held_out: Path | None) -> Home:
         ]
         units = np.unique(np.concatenate(own), return_inverse=True)[1].ravel()
     read = np.concatenate([np.full(len(part.labels), place == 0) for place, (part, _) in enumerate(parts)])
-    if len(train.labels) < _LEAST or not len(test.labels):
+    if len(train.labels) < _MIN_TRAINING_RECORDS or not len(test.labels):
         sizes = f"{len(train.labels)} training and {len(test.labels)} test records"
         raise InputError(f"{policy.shard}: {sizes} are too few to fit and to judge a model")
-    inputs, first = _inputs(cell), shards[0]
+    inputs, first = _model_inputs(cell), shards[0]
     objective = inputs.objective(inputs.layout(first.images, first.labels, classes), classes)
     if fast_paths(objective).linear is None:
         raise InputError(f"model.name = {cell.model.name!r}: refines models of linear scores alone so far")
-    return Home(objective, Held(policy.silo, f"silo {policy.silo}", train, units, test), read, cell.seed)
+    return HomeData(
+        objective, SiloRecords(policy.silo, f"silo {policy.silo}", train, units, test), read, cell.seed
+    )
 
 
-def _inputs(cell: Cell) -> ModelInputs:
+def _model_inputs(cell: Cell) -> ModelInputs:
     """What the run's model sees, in the type that models are fitted in at home."""
     return dataclasses.replace(ModelInputs.of(cell), dtype="float64")
 
 
-def _records(shard: Shard, cell: Cell) -> tuple[Records, NDArray[np.int64]]:
+def _load_records(shard: Shard, cell: Cell) -> tuple[Records, NDArray[np.int64]]:
     """A shard's records that count, and which of its rows they are."""
-    rows, there = counting(_inputs(cell).records(np.array(shard.images), np.array(shard.labels)))
+    rows, there = counting(_model_inputs(cell).records(np.array(shard.images), np.array(shard.labels)))
     return Records(rows.features[there], rows.labels[there]), np.flatnonzero(there.numpy())
 
 
-def read_released(path: Path, home: Home) -> Floats:
+def read_released_model(path: Path, home: HomeData) -> Floats:
     """A published model; InputError for a file that is none, or of another scenario."""
     try:
         model = np.load(path, allow_pickle=False)
@@ -131,36 +133,44 @@ def read_released(path: Path, home: Home) -> Floats:
     wanted = (home.objective.dimension,)
     if not isinstance(model, np.ndarray) or model.shape != wanted or model.dtype.kind != "f":
         raise InputError(f"{path}: not a model of this scenario, whose models are {wanted} floats")
-    if not (np.abs(model) <= _LARGEST).all():
-        raise InputError(f"{path}: a number of the model is not finite, or above {_LARGEST:g}: its run diverged")
+    if not (np.abs(model) <= _MAX_PARAMETER).all():
+        raise InputError(
+            f"{path}: a number of the model is not finite, or above {_MAX_PARAMETER:g}: its run diverged"
+        )
     return model.astype(np.float64)
 
 
 @one_thread()
-def refined(home: Home, released: Floats) -> Refined:
+def compare_models(home: HomeData, released: Floats) -> RefinedScores:
     """Judge the silo's alone, released, recalibrated and personal model on the silo's own test records."""
-    objective, held = home.objective, home.held
-    own, kappa = alone(objective, held, home.seed)
-    model = personal(objective, held, released, home.seed, kappa, home.read)
+    objective, held = home.objective, home.silo_records
+    own, kappa = fit_local_model(objective, held, home.seed)
+    model = fit_personal_model(objective, held, released, home.seed, kappa, home.read_by_guard)
     first, second, third, fourth = (
-        score_of(objective, point, held.test)
-        for point in (own, released, recalibrated(objective, held, released), model.point)
+        score_model(objective, point, held.test)
+        for point in (own, released, recalibrate(objective, held, released), model.point)
     )
-    return Refined(first, second, third, fourth, constant_score(objective, held), model)
+    return RefinedScores(first, second, third, fourth, score_constant(objective, held), model)
 
 
 @one_thread()
-def learning_curve(home: Home) -> list[tuple[int, float, float]]:
+def measure_learning_curve(home: HomeData) -> list[tuple[int, float, float]]:
     """(training records, score, balanced score) alone at a quarter, half and all of the units."""
-    units = np.unique(home.held.units)
+    units = np.unique(home.silo_records.units)
     order = units[public_generator(home.seed, "learning curve").permutation(len(units))]
     found = []
-    for share in _PARTS:
-        taken = torch.from_numpy(np.isin(home.held.units, order[: max(1, round(share * len(units)))]))
-        train = Records(*(column[taken] for column in home.held.train))
-        part = Held(home.held.silo, home.held.name, train, home.held.units[taken.numpy()], home.held.test)
-        point, _ = alone(home.objective, part, home.seed)
-        scores = score_of(home.objective, point, part.test), balanced_score(home.objective, point, part.test)
+    for share in _CURVE_SHARES:
+        taken = torch.from_numpy(np.isin(home.silo_records.units, order[: max(1, round(share * len(units)))]))
+        train = Records(*(column[taken] for column in home.silo_records.train))
+        part = SiloRecords(
+            home.silo_records.silo,
+            home.silo_records.name,
+            train,
+            home.silo_records.units[taken.numpy()],
+            home.silo_records.test,
+        )
+        point, _ = fit_local_model(home.objective, part, home.seed)
+        scores = score_model(home.objective, point, part.test), score_balanced(home.objective, point, part.test)
         found.append((len(train.labels), *scores))
     return found
 
@@ -185,55 +195,59 @@ def write_model(folder: Path, name: str, point: Floats) -> Path:
 
 
 def print_refined(
-    policy: Path, scenario: Path, model: Path | None, held_out: Path | None, out: Path | None, *, alone: bool
+    policy: Path, scenario: Path, model: Path | None, held_out: Path | None, out: Path | None, *, only_curve: bool
 ) -> None:
     """Print the scores on the silo's own test records, and write the personal model where a folder is given."""
-    if (model is None) != alone:
+    if (model is None) != only_curve:
         raise InputError(
             "--model FILE compares with a released model, --alone draws the curve without one: give one"
         )
-    if alone and (out is not None or held_out is not None):
+    if only_curve and (out is not None or held_out is not None):
         raise InputError("--alone: writes no model and needs no other records; leave out --out and --held-out")
-    home = home_of(read_policy(policy), load_scenario(scenario_file(scenario)).points[0].cell, held_out)
+    home = load_home_data(read_policy(policy), load_scenario(scenario_file(scenario)).points[0].cell, held_out)
     if model is None:
-        rows = [[f"{size:,}", _text(home, score), _text(home, even)] for size, score, even in learning_curve(home)]
-        print_table([["training records", f"alone, {_metric(home)}", "classes alike"], *rows])
+        rows = [
+            [f"{size:,}", _format_score(home, score), _format_score(home, even)]
+            for size, score, even in measure_learning_curve(home)
+        ]
+        print_table([["training records", f"alone, {_metric_name(home)}", "classes alike"], *rows])
         sys.stdout.write(
             "A curve that still rises is where records of others can help.  Compare with what simulations of "
             "similar federations gained: docs/worth.md.\n"
         )
         return
-    found = refined(home, read_released(model, home))
+    found = compare_models(home, read_released_model(model, home))
     shown = {
-        "this silo alone, nothing released": found.alone,
-        "released": found.released,
-        "released, recalibrated at home": found.recalibrated,
-        "personal": found.personal,
-        "a constant": found.constant,
+        "this silo alone, nothing released": found.local_score,
+        "released": found.released_score,
+        "released, recalibrated at home": found.recalibrated_score,
+        "personal": found.personal_score,
+        "a constant": found.constant_score,
     }
-    print_table([["", _metric(home)], *([name, _text(home, value)] for name, value in shown.items())])
-    tests = len(home.held.test.labels)
+    print_table([["", _metric_name(home)], *([name, _format_score(home, value)] for name, value in shown.items())])
+    tests = len(home.silo_records.test.labels)
     # Two standard errors of a difference between two models that decide a tenth of the records differently.
     errors = f"{200.0 * (0.1 / tests) ** 0.5:.1f} points"
-    noise = "their spread over records" if _metric(home) == "-loss" else errors
+    noise = "their spread over records" if _metric_name(home) == "-loss" else errors
     judged = "records that the release has not read"
-    if found.model.judged == "folds":
+    if found.personal_model.judged == "folds":
         judged = "folds, all of which the release has read: that favours it"
         judged += ", and --held-out has fewer than 10 records" * (held_out is not None)
     sys.stdout.write(
-        f"personal: pulled with lambda = {found.model.pull:g} (0 is alone, inf the released model), chosen on "
+        f"personal: pulled with lambda = {found.personal_model.pull_weight:g} (0 is alone, inf the released "
+        "model), chosen on "
         f"{judged}, one standard error towards alone.\n"
         f"{tests:,} test records: differences below {noise} tell nothing.\n"
         "All of this is of this silo's records without noise, lambda and scores too: keep it to yourself.  "
         "Leaving or staying after a look tells others a little of it.\n"
     )
     if out is not None:
-        sys.stdout.write(f"wrote {write_model(out, 'personal', found.model.point)}\n")
+        sys.stdout.write(f"wrote {write_model(out, 'personal', found.personal_model.point)}\n")
 
 
-def _metric(home: Home) -> str:
-    return "-loss" if home.held.train.labels.is_floating_point() else "accuracy"
+def _metric_name(home: HomeData) -> str:
+    return "-loss" if home.silo_records.train.labels.is_floating_point() else "accuracy"
 
 
-def _text(home: Home, value: float) -> str:
-    return f"{value:.4f}" if _metric(home) == "-loss" else f"{100.0 * value:.1f}"
+def _format_score(home: HomeData, value: float) -> str:
+    return f"{value:.4f}" if _metric_name(home) == "-loss" else f"{100.0 * value:.1f}"

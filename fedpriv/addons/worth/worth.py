@@ -32,28 +32,28 @@ from torch import Tensor
 
 from fedpriv.addons.worth.local_models import (
     PENALTIES,
-    ROUGH,
+    ROUGH_TOLERANCE,
     Floats,
-    Held,
     LinearHazards,
-    alone,
-    any_learner,
-    balanced_score,
-    constant_score,
+    SiloRecords,
+    find_linear_hazards,
+    fit_local_model,
+    fit_personal_model,
     fitted,
-    linear_hazards,
-    personal,
-    recalibrated,
-    score_of,
+    recalibrate,
+    score_balanced,
+    score_best_learner,
+    score_constant,
+    score_model,
 )
 from fedpriv.addons.worth.references import (
-    MOST_SILOS,
-    ONE_CLASS,
-    Alone,
+    MAX_REFERENCE_SILOS,
+    ONE_CLASS_SHARE,
+    LocalModelScores,
     References,
-    key_of,
-    known_references,
-    write_kept,
+    cache_key,
+    read_references,
+    write_cached,
 )
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import public_generator
@@ -67,7 +67,7 @@ from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.study.results import Results
 
-_MANY = 20_000
+_MAX_FOLDED_RECORDS = 20_000
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Gains:
         return float(np.mean(self.gains))
 
 
-def held_of(cell: Cell, most: int = MOST_SILOS) -> tuple[int, list[Held]]:
+def load_silo_records(cell: Cell, most: int = MAX_REFERENCE_SILOS) -> tuple[int, list[SiloRecords]]:
     """(number of silos, the records of at most `most` of them, of those that have records of both kinds).
 
     InputError for units that are clients: one client's records are too few to train on.
@@ -100,9 +100,11 @@ def held_of(cell: Cell, most: int = MOST_SILOS) -> tuple[int, list[Held]]:
     task, shares = task_of_cell(cell), spread(cell)
     if task.labels:
         raise InputError(f"{called(cell.data.name)}: has labels of shape {task.labels} a record; worth is of one")
-    tests = _tests(cell, task, [share.numpy() for share in shares])
+    tests = _select_test_rows(cell, task, [share.numpy() for share in shares])
     usable = [
-        silo for silo in range(len(shares)) if len(tests[silo]) and len(_trained(task, shares[silo])[0].labels)
+        silo
+        for silo in range(len(shares))
+        if len(tests[silo]) and len(_training_records(task, shares[silo])[0].labels)
     ]
     if not usable:
         raise InputError(
@@ -111,27 +113,29 @@ def held_of(cell: Cell, most: int = MOST_SILOS) -> tuple[int, list[Held]]:
     if len(usable) > most:
         drawn = public_generator(cell.seed, "silos alone").permutation(len(usable))[:most]
         usable = sorted(usable[place] for place in drawn)
-    names = _names(cell, len(shares))
-    common = _tested(task, tests[0]) if cell.data.partition == "iid" else None
+    names = _silo_names(cell, len(shares))
+    common = _test_records(task, tests[0]) if cell.data.partition == "iid" else None
     held = [
-        Held(silo, names[silo], *_trained(task, shares[silo]), common or _tested(task, tests[silo]))
+        SiloRecords(
+            silo, names[silo], *_training_records(task, shares[silo]), common or _test_records(task, tests[silo])
+        )
         for silo in usable
     ]
     return len(shares), held
 
 
-def _names(cell: Cell, silos: int) -> Sequence[str]:
+def _silo_names(cell: Cell, silos: int) -> Sequence[str]:
     schema = cell.data.table_schema if cell.data.partition == "site" else None
     return [f"silo {silo}" for silo in range(silos)] if schema is None else schema.sites
 
 
-def shares_of(cell: Cell) -> Mapping[str, float]:
+def budget_shares(cell: Cell) -> Mapping[str, float]:
     """The share of the target that each silo's records spend, by silo's name; empty where all spend it whole."""
     shares = cell.privacy.shares or ()
-    return dict(zip(_names(cell, len(shares)), shares, strict=True)) if shares else {}
+    return dict(zip(_silo_names(cell, len(shares)), shares, strict=True)) if shares else {}
 
 
-def _tests(cell: Cell, task: Task, shares: Sequence[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
+def _select_test_rows(cell: Cell, task: Task, shares: Sequence[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
     """The numbers of each silo's test records among `task.tests`: its site's, of its label shares, or all."""
     labels = task.tests.labels.numpy()
     counts = np.flatnonzero(counted(labels))
@@ -145,9 +149,9 @@ def _tests(cell: Cell, task: Task, shares: Sequence[NDArray[np.int64]]) -> list[
     return [counts[share] for share in own]
 
 
-def _trained(task: Task, share: Tensor) -> tuple[Records, NDArray[np.int64]]:
+def _training_records(task: Task, share: Tensor) -> tuple[Records, NDArray[np.int64]]:
     """A silo's training records that count, and which unit each is of."""
-    rows = _exact(Records(*(column[share] for column in task.train)))
+    rows = _to_float64(Records(*(column[share] for column in task.train)))
     if rows.labels.dim() > 1:  # units of several records each
         units = torch.arange(len(rows.labels)).unsqueeze(-1).expand(rows.labels.shape).flatten()
         rows = Records(rows.features.flatten(0, 1), rows.labels.flatten())
@@ -157,16 +161,16 @@ def _trained(task: Task, share: Tensor) -> tuple[Records, NDArray[np.int64]]:
     return Records(rows.features[there], rows.labels[there]), units[there].numpy()
 
 
-def _tested(task: Task, tests: NDArray[np.int64]) -> Records:
-    return _exact(Records(*(column[torch.from_numpy(tests)] for column in task.tests)))
+def _test_records(task: Task, tests: NDArray[np.int64]) -> Records:
+    return _to_float64(Records(*(column[torch.from_numpy(tests)] for column in task.tests)))
 
 
-def _exact(records: Records) -> Records:
+def _to_float64(records: Records) -> Records:
     """In float64, classes as they are."""
     return Records(*(column.double() if column.is_floating_point() else column for column in records))
 
 
-def linear_objective(cell: Cell) -> Objective:
+def find_linear_objective(cell: Cell) -> Objective:
     """The cell's loss without what it measures.
 
     InputError unless it is a function of linear scores, whose fit is one convex problem.
@@ -176,7 +180,7 @@ def linear_objective(cell: Cell) -> Objective:
         objective = objective.base
     if fast_paths(objective).linear is not None:
         return objective
-    if (hazards := linear_hazards(objective)) is not None:
+    if (hazards := find_linear_hazards(objective)) is not None:
         return hazards
     raise InputError(
         f"model.name = {cell.model.name!r}: worth fits models of linear scores alone so far (softmax, logistic "
@@ -185,61 +189,63 @@ def linear_objective(cell: Cell) -> Objective:
 
 
 @one_thread()
-def references(cell: Cell, *, any_model: bool = False, say: Callable[[str], None] = lambda _: None) -> References:
+def compute_references(
+    cell: Cell, *, with_any_learner: bool = False, report_progress: Callable[[str], None] = lambda _: None
+) -> References:
     """Each silo alone; from the user's cache where the same records, partition, seed and model were fitted before.
 
     `any_model` also tries learners of scikit-learn.  InputError for a model that is not of linear scores, for
     clients, and where no silo has test records.
     """
-    cell = _whole(cell)
-    objective = linear_objective(cell)
-    of, silos = held_of(cell)
-    records = digest_of_silos(silos)
-    key = key_of(cell) or records
-    kept = _believed(key, records, silos)
-    if kept is not None and (not any_model or kept.silos[0].any_learner is not None):
+    cell = _without_spared(cell)
+    objective = find_linear_objective(cell)
+    of, silos = load_silo_records(cell)
+    records = digest_silos(silos)
+    key = cache_key(cell) or records
+    kept = _verify_references(key, records, silos)
+    if kept is not None and (not with_any_learner or kept.silos[0].any_learner is not None):
         return kept
     rows = []
     for place, held in enumerate(silos, 1):
-        say(f"{held.name} alone: {place} of {len(silos)}")
-        point, kappa = alone(objective, held, cell.seed)
+        report_progress(f"{held.name} alone: {place} of {len(silos)}")
+        point, kappa = fit_local_model(objective, held, cell.seed)
         labels = held.train.labels
         classes = not labels.is_floating_point() and not isinstance(objective, LinearHazards)
         share = float(torch.bincount(labels).max()) / len(labels) if classes else 0.0
-        score, constant = score_of(objective, point, held.test), constant_score(objective, held)
-        balanced = balanced_score(objective, point, held.test) if share > ONE_CLASS else score
-        row = Alone(
+        score, constant = score_model(objective, point, held.test), score_constant(objective, held)
+        balanced = score_balanced(objective, point, held.test) if share > ONE_CLASS_SHARE else score
+        row = LocalModelScores(
             held.silo, held.name, len(labels), len(held.test.labels), score, constant, kappa, share, balanced
         )
-        if any_model:
-            best, learner = any_learner(objective, held, cell.seed, point)
+        if with_any_learner:
+            best, learner = score_best_learner(objective, held, cell.seed, point)
             row = replace(row, any_learner=best, learner=learner)
         rows.append(row)
     found = References("accuracy" if classes else "-loss", of, tuple(rows))
-    write_kept("alone", key, records, asdict(found))
+    write_cached("alone", key, records, asdict(found))
     return found
 
 
-def _whole(cell: Cell) -> Cell:
+def _without_spared(cell: Cell) -> Cell:
     """The cell with the training records that it may have spared: references are of all that a silo has."""
-    return cell if cell.data.spared is None else resolve_cell(with_data(cell, spared=None), "spared")
+    return cell if cell.data.spared is None else resolve_cell(replace_data_keys(cell, spared=None), "spared")
 
 
-def with_data(cell: Cell, **keys: Any) -> dict[str, Any]:
+def replace_data_keys(cell: Cell, **keys: Any) -> dict[str, Any]:
     """A cell's tree with keys of [data]; None takes one away."""
     tree = cell.canonical()
     return {**tree, "data": {key: value for key, value in {**tree["data"], **keys}.items() if value is not None}}
 
 
-def _believed(key: str, records: str, silos: Sequence[Held]) -> References | None:
+def _verify_references(key: str, records: str, silos: Sequence[SiloRecords]) -> References | None:
     """What is kept, if it is of these records and of these silos."""
-    known = known_references(key, records)
+    known = read_references(key, records)
     sizes = [(held.silo, held.name, len(held.train.labels), len(held.test.labels)) for held in silos]
     same = known is not None and [(each.silo, each.name, each.train, each.test) for each in known.silos] == sizes
     return known if same else None
 
 
-def digest_of_silos(silos: Sequence[Held]) -> str:
+def digest_silos(silos: Sequence[SiloRecords]) -> str:
     """SHA-256 of the records as the model sees them."""
     digest = hashlib.sha256(json.dumps(PENALTIES).encode())
     for held in silos:
@@ -250,16 +256,16 @@ def digest_of_silos(silos: Sequence[Held]) -> str:
 
 
 @dataclass(frozen=True)
-class Bench:
+class GainEvaluator:
     """The silos that references are of, ready to judge one model after another."""
 
     cell: Cell
     objective: Objective
-    known: References
-    silos: tuple[Held, ...]
+    references: References
+    silos: tuple[SiloRecords, ...]
 
     @one_thread()
-    def gains(self, released: Floats) -> Gains:
+    def evaluate(self, released: Floats) -> Gains:
         """The gain of a published model (d,) over each silo alone.
 
         InputError for a model of another scenario, or with a number that is not finite.
@@ -269,92 +275,94 @@ class Bench:
                 f"worth: a model of shape {released.shape}, or one with a number that is not finite; this "
                 f"scenario's have ({self.objective.dimension},) finite ones"
             )
-        scores = [score_of(self.objective, released, each.test) for each in self.silos]
+        scores = [score_model(self.objective, released, each.test) for each in self.silos]
         fitted = [
-            score_of(self.objective, recalibrated(self.objective, each, released), each.test)
+            score_model(self.objective, recalibrate(self.objective, each, released), each.test)
             for each in self.silos
         ]
         balanced = [
-            balanced_score(self.objective, released, each.test) if silo.majority > ONE_CLASS else score
-            for each, silo, score in zip(self.silos, self.known.silos, scores, strict=True)
+            score_balanced(self.objective, released, each.test) if silo.majority > ONE_CLASS_SHARE else score
+            for each, silo, score in zip(self.silos, self.references.silos, scores, strict=True)
         ]
-        gains = np.subtract(scores, [silo.score for silo in self.known.silos]).tolist()
+        gains = np.subtract(scores, [silo.score for silo in self.references.silos]).tolist()
         return Gains(tuple(scores), tuple(fitted), tuple(gains), tuple(balanced))
 
     @one_thread()
-    def personal(self, released: Floats, cell: Cell) -> tuple[list[float], list[float], str]:
+    def evaluate_personal(self, released: Floats, cell: Cell) -> tuple[list[float], list[float], str]:
         """(scores, λ, the records by which λ was chosen) of each silo's personal model of `cell`'s release."""
         models = [
-            personal(self.objective, each, released, self.cell.seed, silo.penalty, saw)
-            for each, silo, saw in zip(self.silos, self.known.silos, seen_of(cell, self.silos), strict=True)
+            fit_personal_model(self.objective, each, released, self.cell.seed, silo.penalty, saw)
+            for each, silo, saw in zip(
+                self.silos, self.references.silos, find_seen_rows(cell, self.silos), strict=True
+            )
         ]
         scores = [
-            score_of(self.objective, one.point, each.test) for one, each in zip(models, self.silos, strict=True)
+            score_model(self.objective, one.point, each.test) for one, each in zip(models, self.silos, strict=True)
         ]
         judged = "spared" if all(one.judged == "spared" for one in models) else "folds"
-        return scores, [one.pull for one in models], judged
+        return scores, [one.pull_weight for one in models], judged
 
 
 @one_thread()
-def bench_of(cell: Cell, known: References) -> Bench:
-    cell = _whole(cell)
-    held = {each.silo: each for each in held_of(cell)[1]}
-    return Bench(cell, linear_objective(cell), known, tuple(held[silo.silo] for silo in known.silos))
+def make_evaluator(cell: Cell, known: References) -> GainEvaluator:
+    cell = _without_spared(cell)
+    held = {each.silo: each for each in load_silo_records(cell)[1]}
+    return GainEvaluator(cell, find_linear_objective(cell), known, tuple(held[silo.silo] for silo in known.silos))
 
 
-def gains_of(cell: Cell, known: References, released: Floats, *, own: bool = False) -> Gains:
+def evaluate_gains(cell: Cell, known: References, released: Floats, *, with_personal: bool = False) -> Gains:
     """`Bench.gains`; with `own` the silos' personal models, too."""
-    return _gains_on(bench_of(cell, known), cell, released, own=own)
+    return _evaluate_gains(make_evaluator(cell, known), cell, released, with_personal=with_personal)
 
 
-def _gains_on(bench: Bench, cell: Cell, released: Floats, *, own: bool) -> Gains:
-    found = bench.gains(released)
-    if not own:
+def _evaluate_gains(bench: GainEvaluator, cell: Cell, released: Floats, *, with_personal: bool) -> Gains:
+    found = bench.evaluate(released)
+    if not with_personal:
         return found
-    scores, pulls, judged = bench.personal(released, cell)
+    scores, pulls, judged = bench.evaluate_personal(released, cell)
     return replace(found, personal=tuple(scores), pulls=tuple(pulls), judged=judged)
 
 
-def seen_of(cell: Cell, silos: Sequence[Held]) -> list[NDArray[np.bool_] | None]:
+def find_seen_rows(cell: Cell, silos: Sequence[SiloRecords]) -> list[NDArray[np.bool_] | None]:
     """Which of each silo's training records the release has seen; None where it has seen all."""
     if cell.data.spared is None:
         return [None for _ in silos]
     task, shares = task_of_cell(cell), spread(cell)
-    whole = task_of_cell(_whole(cell))
+    whole = task_of_cell(_without_spared(cell))
 
-    def there(held: Held, task: Task) -> NDArray[np.bool_]:
+    def there(held: SiloRecords, task: Task) -> NDArray[np.bool_]:
         return counting(Records(*(column[shares[held.silo]] for column in task.train)))[1].flatten().numpy()
 
     return [there(held, task)[there(held, whole)] for held in silos]
 
 
 @one_thread()
-def pooled(cell: Cell) -> Floats:
+def fit_pooled_model(cell: Cell) -> Floats:
     """The model fitted to the training records of all silos without noise, κ by one fold or five.
 
     More than 20,000 records take the smallest κ and end at a gradient of 1e-4: there it decides nothing.
     """
-    cell = _whole(cell)
-    objective = linear_objective(cell)
-    _, silos = held_of(cell, cell.federation.silos)
+    cell = _without_spared(cell)
+    objective = find_linear_objective(cell)
+    _, silos = load_silo_records(cell, cell.federation.silos)
     columns = (torch.cat([getattr(held.train, name) for held in silos]) for name in Records._fields)
     starts = np.cumsum([0, *(int(held.units.max(initial=-1)) + 1 for held in silos)])[:-1]
     units = np.concatenate([held.units + start for held, start in zip(silos, starts, strict=True)])
-    whole = Held(-1, "pooled", Records(*columns), units, silos[0].test)
-    if len(whole.train.labels) > _MANY:
-        return fitted(objective, whole.train, PENALTIES[-1], ROUGH)
-    return alone(objective, whole, cell.seed)[0]
+    whole = SiloRecords(-1, "pooled", Records(*columns), units, silos[0].test)
+    if len(whole.train.labels) > _MAX_FOLDED_RECORDS:
+        return fitted(objective, whole.train, PENALTIES[-1], ROUGH_TOLERANCE)
+    return fit_local_model(objective, whole, cell.seed)[0]
 
 
 @dataclass(frozen=True)
-class Row:
+class PointGains:
     """A point of a run's sweep: references and gains of every seed, in the order of the seeds."""
 
     point: Mapping[str, Any]
     seeds: tuple[int, ...]
     references: tuple[References, ...]
     gains: tuple[Gains, ...]
-    shares: Mapping[str, float]
+    budget_shares: Mapping[str, float]
     """`shares_of` the point."""
 
     @property
@@ -380,7 +388,7 @@ class Row:
         wide = float(stdtrit(len(self.gains) - 1, 0.975)) * self.standard_error
         return self.gain - wide, self.gain + wide
 
-    def mean_of(self, name: str) -> float:
+    def mean_figure(self, name: str) -> float:
         """The mean over silos and seeds of a figure of `Gains`."""
         return float(np.mean([np.mean(getattr(each, name)) for each in self.gains]))
 
@@ -394,38 +402,43 @@ class Row:
         return {name: float(np.mean(values)) for name, values in found.items()}
 
 
-def rows_of(
+def compare_run(
     folder: Path,
     results: Results,
-    say: Callable[[str], None] = lambda _: None,
+    report_progress: Callable[[str], None] = lambda _: None,
     *,
-    any_model: bool = False,
-    own: bool = False,
-) -> list[Row]:
+    with_any_learner: bool = False,
+    with_personal: bool = False,
+) -> list[PointGains]:
     """Every point of a run with its gains; InputError for a run without finished cells, and as `references`."""
     if not results.cells:
         raise InputError(f"{folder}: no cell is finished yet, so no model is there to be compared")
     cells = [resolve_cell(dict(record["scenario"]), str(folder / "results.json")) for record in results.cells]
-    keys = [key_of(cell) or f"cell {place}" for place, cell in enumerate(cells)]
+    keys = [cache_key(cell) or f"cell {place}" for place, cell in enumerate(cells)]
     found = dict[int, tuple[References, Gains]]()
     for key in dict.fromkeys(keys):  # one seed's records at a time
         places = [place for place, its in enumerate(keys) if its == key]
         first = cells[places[0]]
-        bench = bench_of(first, references(first, any_model=any_model, say=say))
+        bench = make_evaluator(
+            first, compute_references(first, with_any_learner=with_any_learner, report_progress=report_progress)
+        )
         for place in places:
             released = np.load(folder / results.cells[place]["model"], allow_pickle=False).astype(np.float64)
-            say(f"model {place + 1} of {len(cells)}")
-            found[place] = bench.known, _gains_on(bench, cells[place], released, own=own)
+            report_progress(f"model {place + 1} of {len(cells)}")
+            found[place] = (
+                bench.references,
+                _evaluate_gains(bench, cells[place], released, with_personal=with_personal),
+            )
     by_point: dict[str, list[int]] = {}
     for place, record in enumerate(results.cells):
         by_point.setdefault(json.dumps(record["point"]), []).append(place)
     return [
-        Row(
+        PointGains(
             results.cells[places[0]]["point"],
             tuple(results.cells[place]["seed"] for place in places),
             tuple(found[place][0] for place in places),
             tuple(found[place][1] for place in places),
-            shares_of(cells[places[0]]),
+            budget_shares(cells[places[0]]),
         )
         for places in by_point.values()
     ]

@@ -281,7 +281,9 @@ def integer_sum(
     there = np.ones(len(records.labels), np.bool_) if counts is None else counts
     is_whole = type(objective) in ADDED_WHOLE and is_shipped(type(objective))
     if is_whole and np.isfinite(whole := sum(query.coefficients) * factor):
-        whole_sum: Ints = cast(Any, objective).whole(records.features.double().numpy(), there, norm, whole)
+        whole_sum: Ints = cast(Any, objective).sum_integer_vectors(
+            records.features.double().numpy(), there, norm, whole
+        )
         return whole_sum
     outer = fast_paths(objective).outer
 
