@@ -138,7 +138,7 @@ def test_a_private_choice_is_charged_for_the_promise_of_its_trials(fixed: str, r
 def test_a_private_choice_takes_no_partition_that_looks_at_labels(
     partition: str, key: str, how: str, refused: Refused
 ) -> None:
-    """Guarantee of `tuned_privately`: one label moved silo or batch of 1,326 of 4,000 records with "dirichlet"."""
+    """Guarantee of `tune_privately`: one label moved silo or batch of 1,326 of 4,000 records with "dirichlet"."""
     line = refused("--private", "--grid", "algorithm.step=[0.1,1]", how, f"data.partition={partition}", how, key)
     assert (
         f'--private: data.partition = "{partition}" looks at labels, so that one record moves others to other '

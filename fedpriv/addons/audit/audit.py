@@ -5,7 +5,7 @@ the scenario's own arithmetic, and fixed families of tests try to tell the world
 
 * canaries in the worst case of the clip and the relation (`transcripts`, `statistics`), in the rounds, in a first
   step, in evaluations, and in all of them together,
-* the same canaries where hostile queries drive the arithmetic (`attacks.driving`),
+* the same canaries where hostile queries drive the arithmetic (`attacks.hostile_queries`),
 * the same where a machine is put back to before a round, and asked another query there (`transcripts`),
 * the bits of the noisy integers, and of the floats that leave (`attacks`),
 * whether replies to hostile queries come, and are finite (`attacks`),

@@ -7,7 +7,7 @@
 | trusted | the deployed server with its journal, and guards, all restarted half-way | what it broadcasts |
 | trusted, with clients | the same server, and the pool of clients that it keeps | what it broadcasts |
 
-Of a machine that is restored from its backup, `rolled_back` has what is seen before and after.
+Of a machine that is restored from its backup, `run_rollback` has what is seen before and after.
 
 Nothing is recomputed in another type: replies are those of the scenario's own `run.dtype`.
 

@@ -42,7 +42,7 @@ class ColumnSummary:
     """One column: its numbers' span, or its words from the most frequent on (none of more than 10,000).
 
     `odd` says where the first cells stand that are no numbers, and what they hold, where nearly all others are;
-    there are `mistaken` of them.
+    there are `odd_count` of them.
     """
 
     name: str

@@ -201,7 +201,7 @@ class CurveSettings(BaseModel):
     def add_tables(
         self, plain: SummedScores, schema: TableSchema | None, model: ModelSettings, *, scaled: bool
     ) -> "CurveScores":
-        """Return `plain` with the tables of the curves.  InputError as for `groupings_of`."""
+        """Return `plain` with the tables of the curves.  InputError as for `make_groupings`."""
         groupings = make_groupings(self, schema, model, is_scaled=scaled)
         return CurveScores(plain.base, plain.loss_bound, plain.classes, self, groupings)
 

@@ -178,7 +178,7 @@ class Cells(_PublicModel):
 
     @property
     def extent(self) -> tuple[float, float]:
-        """(c, Δ) of the table's increments; see `extent_of`."""
+        """(c, Δ) of the table's increments; see `find_extent`."""
         if self.form == "moments":
             return math.sqrt(2.0 + PRESENT_MOMENT**2), max(MOMENTS_APART, math.sqrt(2.0 + PRESENT_MOMENT**2))
         return find_extent(self.blocks)

@@ -200,6 +200,6 @@ def _bin_centres(edges: Floats) -> Floats:
 
 @lru_cache(maxsize=8)
 def _inverse_root_matrix(size: int) -> Floats:
-    """Of `summing`: the series of √(1 - x)."""
+    """Of `prefix_root_matrix`: the series of √(1 - x)."""
     steps = np.arange(1.0, size)
     return lower_toeplitz(np.concatenate([[1.0], np.cumprod((steps - 1.5) / steps)]))

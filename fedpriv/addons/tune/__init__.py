@@ -1,6 +1,6 @@
 """Choice of settings on held-out records, and private choice.
 
-`Grids` are what is tried, `tune_scenario` runs the trials, and `chosen_settings` is what comes of them.
+`Grids` are what is tried, `tune_scenario` runs the trials, and `choose_settings` is what comes of them.
 
 Imports: the core.
 """

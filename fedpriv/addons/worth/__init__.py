@@ -1,6 +1,6 @@
 """The worth of joining a federation: the released model beside each silo's own.
 
-`references` fits local models, `gains_of` compares, and `joining` finds the ε at which a silo gains.
+`references` fits local models, `evaluate_gains` compares, and `joining` finds the ε at which a silo gains.
 
 Imports: the core.
 """

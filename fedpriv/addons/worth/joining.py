@@ -110,7 +110,7 @@ class JoiningResult:
     published: SplitGains
     splits: tuple[SplitGains, ...]
     shares: Mapping[str, float]
-    """`shares_of` the scenario."""
+    """`budget_shares` the scenario."""
 
     def averaged_splits(self) -> tuple[SplitGains, ...]:
         """The splits that means are taken over: the drawn ones, or the published one where none is drawn."""

@@ -194,7 +194,7 @@ def compute_references(
 ) -> References:
     """Each silo alone; from the user's cache where the same records, partition, seed and model were fitted before.
 
-    `any_model` also tries learners of scikit-learn.  InputError for a model that is not of linear scores, for
+    `with_any_learner` also tries learners of scikit-learn.  InputError for a model that is not of linear scores, for
     clients, and where no silo has test records.
     """
     cell = _without_spared(cell)
@@ -311,7 +311,7 @@ def make_evaluator(cell: Cell, known: References) -> GainEvaluator:
 
 
 def evaluate_gains(cell: Cell, known: References, released: Floats, *, with_personal: bool = False) -> Gains:
-    """`Bench.gains`; with `own` the silos' personal models, too."""
+    """`GainEvaluator.evaluate`; with `own` the silos' personal models, too."""
     return _evaluate_gains(make_evaluator(cell, known), cell, released, with_personal=with_personal)
 
 
@@ -363,7 +363,7 @@ class PointGains:
     references: tuple[References, ...]
     gains: tuple[Gains, ...]
     budget_shares: Mapping[str, float]
-    """`shares_of` the point."""
+    """`budget_shares` the point."""
 
     @property
     def gain(self) -> float:
