@@ -21,7 +21,7 @@ import numpy as np
 
 from fedpriv.show.charts import Chart, Mark, Panel, Series
 from fedpriv.show.looks import nth_look
-from fedpriv.show.plots import draw
+from fedpriv.show.plots import draw_charts
 
 _ROOT = Path(__file__).resolve().parents[1]
 _OUT = _ROOT / "runs"
@@ -111,7 +111,7 @@ def redraw(table: Path) -> None:
 
 
 def _draw(grown: Mapping[str, tuple[list[Point], list[Point]]]) -> None:
-    for path in draw(_charts(grown), _OUT, "growth"):
+    for path in draw_charts(_charts(grown), _OUT, "growth"):
         print(f"\n{path.relative_to(_ROOT)}", end="")
     print()
 

@@ -13,7 +13,7 @@ import fedpriv
 from fedpriv.scenario.load import load_scenario
 from fedpriv.show.charts import Chart, Mark, Panel, Series
 from fedpriv.show.looks import nth_look, shade
-from fedpriv.show.plots import draw
+from fedpriv.show.plots import draw_charts
 
 _OUT = Path(__file__).resolve().parents[1] / "docs" / "figures"
 _SEEDS = 3
@@ -28,7 +28,7 @@ def main() -> None:
         out = Path(folder)
         paper = _accuracies(_PAPER, {"federation.silos": 100}, out / "paper")
         ours = {features: _ours(features, out) for features in _FEATURES}
-    for path in draw([_chart(paper, ours)], _OUT, "privacy"):
+    for path in draw_charts([_chart(paper, ours)], _OUT, "privacy"):
         print(path)
 
 

@@ -20,10 +20,10 @@ from fedpriv.loss.losses import predicted
 from fedpriv.plan.task import ModelInputs, public_task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
-from fedpriv.show.page import fragment_of, write_report
-from fedpriv.show.plots import plot_run, svgs_of
-from fedpriv.show.summary import alike, metrics_in
-from fedpriv.show.table import STYLES, Style, render
+from fedpriv.show.page import render_fragment, write_report
+from fedpriv.show.plots import plot_run, render_svgs
+from fedpriv.show.summary import extract_metrics, group_by
+from fedpriv.show.table import STYLES, Style, render_tables
 from fedpriv.study.results import read_claims, read_history
 
 
@@ -95,10 +95,10 @@ class CellResults(WithMetrics):
     def __repr__(self) -> str:
         where = "".join(f"{key}={value!r}, " for key, value in self.point.items())
         metrics = "".join(f", {name}={value:.4g}" for name, value in self.metrics.items())
-        return f"CellResults({where}seed={self.seed}, {self._privacy}{metrics})"
+        return f"CellResults({where}seed={self.seed}, {self._privacy_text}{metrics})"
 
     @property
-    def _privacy(self) -> str:
+    def _privacy_text(self) -> str:
         epsilon, delta = self.privacy.epsilon, self.privacy.delta
         if epsilon is None:
             return "no noise"
@@ -120,7 +120,7 @@ class CellResults(WithMetrics):
         layer on the features that the scenario names (`predict` makes them).
         """
         own = self.module
-        return self._trained().module if own is None else with_parameters(own, torch.from_numpy(self.model()))
+        return self._load_trained().module if own is None else with_parameters(own, torch.from_numpy(self.model()))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The published parameters by name, as torch saves them."""
@@ -132,15 +132,18 @@ class CellResults(WithMetrics):
         Records are (n, …) as the data set has them, before the model's own features are computed; several inputs
         are a tuple.  A loss that is a function of one's own leaves the outputs as they are.
         """
-        features, trained = ModelInputs.of(self._cell()).features(records_of(records)), self._trained()
+        features, trained = (
+            ModelInputs.of(self._resolve_cell()).features(records_of(records)),
+            self._load_trained(),
+        )
         found: NDArray[Any] = predicted(trained.loss, trained.outputs(features)).numpy()
         return found
 
-    def _cell(self) -> Cell:
+    def _resolve_cell(self) -> Cell:
         return resolve_cell(self.scenario, str(self.model_file.parents[1]))
 
-    def _trained(self) -> Trained:
-        return trained(public_task_of_cell(self._cell()).objective, self.model())
+    def _load_trained(self) -> Trained:
+        return trained(public_task_of_cell(self._resolve_cell()).objective, self.model())
 
 
 @dataclass(frozen=True, repr=False)
@@ -162,7 +165,7 @@ class RunResults:
         return f"RunResults({of}, folder={str(self.folder)!r})"
 
     def _repr_html_(self) -> str:
-        return fragment_of(read_claims(self.folder))
+        return render_fragment(read_claims(self.folder))
 
     def __iter__(self) -> Iterator[CellResults]:
         return iter(self.cells)
@@ -199,13 +202,15 @@ class RunResults:
 
     def figures(self) -> dict[str, Drawing]:
         """What `fedpriv plot` draws, by name; a notebook shows each of them inline."""
-        return {name: Drawing(name, svg) for name, svg in svgs_of(self.folder, read_claims(self.folder)).items()}
+        return {
+            name: Drawing(name, svg) for name, svg in render_svgs(self.folder, read_claims(self.folder)).items()
+        }
 
     def table(self, style: Style = "markdown") -> str:
         """Measured beside published, as "markdown", "csv" or "latex"; InputError for another style."""
         if style not in STYLES:
             raise InputError(f"style = {style!r}: known styles are {', '.join(STYLES)}")
-        return render(read_claims(self.folder), style)
+        return render_tables(read_claims(self.folder), style)
 
     def plot(self) -> list[Path]:
         """Draw into folder/plots; returns the files."""
@@ -216,23 +221,23 @@ class RunResults:
         return write_report(self.folder, None if file is None else Path(file))
 
 
-def results_of(path: Path, module: nn.Module | None = None) -> RunResults:
+def load_results(path: Path, module: nn.Module | None = None) -> RunResults:
     """Read the results in a run's folder; `module` is the one that it trained.  InputError if there are none."""
     results = read_claims(path)
-    history = alike(read_history(path), lambda line: line["cell"])
-    cells = tuple(_cell(path, cell, history.get(cell["cell"], ()), module) for cell in results.cells)
+    history = group_by(read_history(path), lambda line: line["cell"])
+    cells = tuple(_make_cell_results(path, cell, history.get(cell["cell"], ()), module) for cell in results.cells)
     return RunResults(path, results.name, results.title, results.engine, results.complete, cells, results.differs)
 
 
-def _cell(
+def _make_cell_results(
     folder: Path, record: Mapping[str, Any], lines: Iterable[Mapping[str, Any]], module: nn.Module | None
 ) -> CellResults:
     own = ("point", "seed", "silos", "rounds", "gradient_evaluations", "bytes_sent", "fraction_clipped")
     return CellResults(
         **{name: record[name] for name in (*own, "wall_seconds", "scenario")},
-        metrics=metrics_in(record),
+        metrics=extract_metrics(record),
         privacy=Privacy(**{name: record[name] for name in Privacy.__dataclass_fields__}),
-        history=tuple(Evaluation(line["round"], metrics_in(line)) for line in lines),
+        history=tuple(Evaluation(line["round"], extract_metrics(line)) for line in lines),
         model_file=folder / record["model"],
         module=module,
     )

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from fedpriv.api.results import RunResults, results_of
+from fedpriv.api.results import RunResults, load_results
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.cli.progress import Progress
 from fedpriv.core.errors import InputError
@@ -29,15 +29,15 @@ from fedpriv.scenario.load import load_scenario, read_toml, scenario_of
 from fedpriv.show.table import write_table
 from fedpriv.study.sweep import RunOptions, run_sweep
 
-ENGINES = ("vectorized", "inprocess")
+CALLING_PROCESS_ENGINES = ("vectorized", "inprocess")
 """The engines that run in the calling process, and so have what it holds."""
 
 
-_OWN = "own-data"
+_OWN_DATA_SCENARIO = "own-data"
 """Scenario for records that a program gives, whose numbers advice may choose."""
 
 
-def with_own(
+def insert_own_data(
     tree: Mapping[str, Any],
     train: Given | Frame | None,
     test: Given | None,
@@ -54,7 +54,7 @@ def with_own(
     """
     found = {key: dict(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
     if is_frame(train):
-        return _with_frame(found, train, test, model)
+        return _insert_frame(found, train, test, model)
     if (train is None) != (test is None):
         raise InputError("train and test: give both; a model is evaluated on records that it was not trained on")
     choice_of(loss, real=False)
@@ -64,7 +64,7 @@ def with_own(
         return found
     parts = arrays_of(cast(Given, train)), arrays_of(test)
     checked = dataset_of(ARGUMENTS, *parts, classes)
-    name = given_name(_digest(*(array for part in parts for array in part)))
+    name = given_name(_digest_arrays(*(array for part in parts for array in part)))
     add_data(name, lambda: parts, checked.classes)
     found.setdefault("data", {})["name"] = name
     federation = found.setdefault("federation", {})
@@ -73,8 +73,13 @@ def with_own(
     if model is not None:
         record, real = checked.train_images.shape[1:], checked.classes == 0
         constants = [values.detach().cpu().numpy() for values in (*model.parameters(), *model.buffers())]
-        text = f"{model!r}{_told(loss)}{list(trained_of(model))}{[layer.training for layer in model.modules()]}"
-        of_model = f"{OF_MODULE}{_digest(*constants, np.array([*record, checked.classes]), text=text).hex()[:16]}"
+        text = (
+            f"{model!r}{_describe_loss(loss)}{list(trained_of(model))}"
+            f"{[layer.training for layer in model.modules()]}"
+        )
+        of_model = (
+            f"{OF_MODULE}{_digest_arrays(*constants, np.array([*record, checked.classes]), text=text).hex()[:16]}"
+        )
         add_given(of_model, model, record, regression=real, choice=choice_of(loss, real=real))
         found["model"] = {"name": of_model}
     if asked is not None:
@@ -83,7 +88,7 @@ def with_own(
     return found
 
 
-def _with_frame(found: dict[str, Any], frame: Frame, test: object, model: object) -> dict[str, Any]:
+def _insert_frame(found: dict[str, Any], frame: Frame, test: object, model: object) -> dict[str, Any]:
     """Put a DataFrame in place of the file that the scenario describes."""
     if test is not None or model is not None:
         raise InputError(
@@ -100,7 +105,7 @@ def _with_frame(found: dict[str, Any], frame: Frame, test: object, model: object
     return found
 
 
-def _told(loss: LossGiven) -> str:
+def _describe_loss(loss: LossGiven) -> str:
     """A loss as text that tells it from others: a function by its code, as far as Python tells."""
     if loss is None:
         return "squared"
@@ -108,7 +113,7 @@ def _told(loss: LossGiven) -> str:
     return str(loss) if code is None else f"{code.co_code.hex()} {code.co_consts} {code.co_names}"
 
 
-def _digest(*arrays: NDArray[Any], text: str = "") -> bytes:
+def _digest_arrays(*arrays: NDArray[Any], text: str = "") -> bytes:
     digest = sha256(text.encode())
     for array in arrays:
         digest.update(f"{array.dtype} {array.shape}".encode())
@@ -163,12 +168,13 @@ def run(
         InputError: names the key that cannot be used, or what is wrong with records or module.
         RunError: says why a run could not be finished.
     """
-    overrides = [_assignment(key, value) for key, value in (set or {}).items()]
+    overrides = [_format_assignment(key, value) for key, value in (set or {}).items()]
     own = train is not None or test is not None or model is not None
-    if own and engine not in ENGINES:
+    if own and engine not in CALLING_PROCESS_ENGINES:
         raise InputError(
             f"engine = {engine!r}: its processes have no arrays and modules of this program; use "
-            f"{' or '.join(map(repr, ENGINES))}, or fedpriv.add_data and add_model in a file that is imported"
+            f"{' or '.join(map(repr, CALLING_PROCESS_ENGINES))}, or fedpriv.add_data and add_model in a file "
+            "that is imported"
         )
     options = RunOptions(
         engine=engine,
@@ -185,23 +191,23 @@ def run(
     if own or isinstance(scenario, Mapping):
         given = scenario if isinstance(scenario, Mapping) else read_toml(scenario_file(Path(scenario)))
         source = "scenario" if isinstance(scenario, Mapping) else str(scenario)
-        asked = (set or {}) if source == _OWN else None
-        loaded = scenario_of(with_own(given, train, test, model, classes, loss, asked), source, overrides)
+        asked = (set or {}) if source == _OWN_DATA_SCENARIO else None
+        loaded = scenario_of(insert_own_data(given, train, test, model, classes, loss, asked), source, overrides)
         rerun = None
     else:
         loaded, rerun = load_scenario(Path(scenario), overrides), options.command(str(scenario))
     shown = hasattr(sys, "ps1") or "ipykernel" in sys.modules if progress is None else progress
     folder = run_sweep(loaded, options, [*observers, *([Progress(quiet=False)] if shown else [])], rerun)
     write_table(folder)
-    return results_of(folder, None if model is None else copy.deepcopy(model))
+    return load_results(folder, None if model is None else copy.deepcopy(model))
 
 
 def load(folder: str | Path) -> RunResults:
     """Read what a run left in its folder; InputError if there is none."""
-    return results_of(Path(folder))
+    return load_results(Path(folder))
 
 
-def _assignment(key: str, value: Any) -> str:
+def _format_assignment(key: str, value: Any) -> str:
     """Write KEY=VALUE as `--set` takes it: JSON of numbers, texts, truth values and lists is TOML."""
     try:
         if isinstance(value, Mapping):

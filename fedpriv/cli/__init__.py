@@ -1,7 +1,7 @@
 """The command line: `fedpriv COMMAND`.
 
 `main` is the script, whose exit code is 0 for done, 1 for a run that failed, and 2 for bad input. `Progress`
-shows a run, and `grouped` makes a command of a dataclass.
+shows a run, and `expand_option_groups` makes options of a dataclass.
 
 Imports: rooms from `show` down.
 """
@@ -16,8 +16,8 @@ from fedpriv.core.extensions import all_added
 
 INTERRUPTED = 130
 
-_OF_A_PATH = {EACCES, EEXIST, EISDIR, ENOENT, ENOTDIR, EPERM, EROFS}
-_ANOTHER = "; give another path, which this user may write and read"
+_PATH_ERRORS = {EACCES, EEXIST, EISDIR, ENOENT, ENOTDIR, EPERM, EROFS}
+_PATH_REMEDY = "; give another path, which this user may write and read"
 
 
 def main() -> None:
@@ -25,18 +25,18 @@ def main() -> None:
     from fedpriv.cli.app import app  # which imports the add-ons' options, and these import this package
 
     try:
-        with _as_python_says():
+        with _translate_torch_errors():
             app()
     except FedprivError as error:
         _end(printable_lines(str(error)), error.exit_code)
     except OSError as error:  # a folder that cannot be written, a full disk
-        given = error.filename is not None and error.errno in _OF_A_PATH
-        words = f"{_where(error)}{error.strerror or error}{_ANOTHER if given else ''}"
+        given = error.filename is not None and error.errno in _PATH_ERRORS
+        words = f"{_format_path(error)}{error.strerror or error}{_PATH_REMEDY if given else ''}"
         _end(words, InputError.exit_code if given else RunError.exit_code)
     except ImportError as error:
         if not (error.name or "").startswith("flwr"):
             raise
-        _end(_other_flower(error), InputError.exit_code)
+        _end(_describe_missing_name(error), InputError.exit_code)
     except MemoryError:
         _end("out of memory; run fewer cells at a time, smaller batches or a smaller model", RunError.exit_code)
     except OverflowError as error:
@@ -51,7 +51,7 @@ def _end(words: str, code: int) -> None:
 
 
 @contextmanager
-def _as_python_says() -> Iterator[None]:
+def _translate_torch_errors() -> Iterator[None]:
     """Raise what torch calls a RuntimeError as Python's own OverflowError and MemoryError."""
     try:
         yield
@@ -64,7 +64,7 @@ def _as_python_says() -> Iterator[None]:
         raise
 
 
-def _other_flower(error: ImportError) -> str:
+def _describe_missing_name(error: ImportError) -> str:
     """Say which name of Flower's is gone."""
     try:
         for check_names in all_added("Flower").values():
@@ -74,7 +74,7 @@ def _other_flower(error: ImportError) -> str:
     return str(error)
 
 
-def _where(error: OSError) -> str:
+def _format_path(error: OSError) -> str:
     """Name the file that could not be used: the one that was meant, not the draft of it."""
     name = error.filename2 or error.filename
     return "" if name is None else f"{name}: "

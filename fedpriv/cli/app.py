@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 
 from fedpriv.cli.options import (
-    Display,
+    DisplayOptions,
     Imports,
     Overrides,
     RunDir,
     SweepOverrides,
-    grouped,
-    say,
+    expand_option_groups,
+    print_text,
 )
 from fedpriv.cli.privacy import app as privacy_app
 from fedpriv.cli.silo import app as silo_app
@@ -100,7 +100,7 @@ def _root(
 
 
 @app.command()
-@grouped
+@expand_option_groups
 def run(
     *,
     scenario: Annotated[
@@ -114,7 +114,7 @@ def run(
     overrides: SweepOverrides = None,
     out: Annotated[Path | None, typer.Option(help="Where results go; runs/NAME by default.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume a run that was stopped, or add seeds.")] = False,
-    display: Display,
+    display: DisplayOptions,
     superlink: Annotated[
         str | None,
         typer.Option(
@@ -132,7 +132,8 @@ def run(
         str | None, typer.Option(metavar="ADDRESS", help="Run groups of cells on this Ray cluster (extra: ray).")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything and say what memory it takes; nothing is run.")
+        bool,
+        typer.Option("--dry-run", help="Check everything and print_text what memory it takes; nothing is run."),
     ] = False,
 ) -> None:
     """Run every cell of a scenario; write results.json, history.jsonl and table.md as it goes.
@@ -158,7 +159,7 @@ def run(
     from fedpriv.core.files import scenario_file
 
     scenario_file(scenario)  # a name that is wrong is told before torch is imported
-    from fedpriv.cli.run import run_scenario, weigh
+    from fedpriv.cli.run import print_memory_need, run_scenario
     from fedpriv.engines.table import Connection
     from fedpriv.engines.workers import Workers
     from fedpriv.study.sweep import RunOptions
@@ -173,7 +174,7 @@ def run(
         imports=imports or [],
     )
     if dry_run:
-        weigh(scenario, options)
+        print_memory_need(scenario, options)
     else:
         run_scenario(scenario, options, display)
 
@@ -189,10 +190,10 @@ def list_(
 
     Example: fedpriv list algorithms
     """
-    from fedpriv.cli.explore import list_what
+    from fedpriv.cli.explore import list_kinds
 
     import_files(imports or [])
-    list_what(what)
+    list_kinds(what)
 
 
 @app.command()
@@ -226,13 +227,13 @@ def table(
 
     Example: fedpriv table runs/quickstart --format csv
     """
-    from fedpriv.show.table import STYLES, render
+    from fedpriv.show.table import STYLES, render_tables
     from fedpriv.study.results import check_claims, read_claims
 
     if style not in STYLES:
         raise InputError(f"--format {style}: known formats are {', '.join(STYLES)}{suggestion(style, STYLES)}")
     results = read_claims(run_dir)
-    say(render(results, style))
+    print_text(render_tables(results, style))
     check_claims(run_dir, results)
 
 
@@ -244,7 +245,7 @@ def coefficients(
 
     Example: fedpriv coefficients runs/ridge
     """
-    from fedpriv.cli.explore import coefficients as show_coefficients
+    from fedpriv.cli.explore import print_coefficients as show_coefficients
 
     show_coefficients(run_dir, as_json=as_json)
 
@@ -296,7 +297,7 @@ def export(
 
     Example: fedpriv export runs/quickstart --as dp-accounting
     """
-    from fedpriv.show.page import export as write
+    from fedpriv.show.page import export_run as write
 
     typer.echo(write(run_dir, form))
 

@@ -33,10 +33,10 @@ from fedpriv.loss.ridge import RIDGE_STATISTICS, Coefficient, Published, RidgeSt
 from fedpriv.papers.newton import NOISY_NEWTON, GradientAndHessian
 from fedpriv.plan.task import public_task_of_cell, task_of_schema
 from fedpriv.scenario.load import resolve_cell
-from fedpriv.show.summary import how_measured, privacy_lines, value_text, warnings_of
+from fedpriv.show.summary import describe_measurement, format_value, list_warnings, privacy_lines
 from fedpriv.study.results import check_claims, read_claims
 
-_WIDE = 160  # of piped output, which has no width
+_PIPED_WIDTH = 160  # of piped output, which has no width
 
 
 @dataclass(frozen=True)
@@ -44,40 +44,46 @@ class Column:
     """A column: its name, whether it holds figures, and whether its text may be wrapped."""
 
     name: str
-    right: bool = False
-    wrap: bool = False
+    is_numeric: bool = False
+    can_wrap: bool = False
 
 
 @cache
-def _console() -> Console:
+def _make_console() -> Console:
     found = Console(highlight=False)
-    return found if found.is_terminal else Console(highlight=False, width=max(_WIDE, found.width), soft_wrap=False)
+    return (
+        found
+        if found.is_terminal
+        else Console(highlight=False, width=max(_PIPED_WIDTH, found.width), soft_wrap=False)
+    )
 
 
-def _one_line(text: str) -> str:
+def _printable_line(text: str) -> str:
     """A stranger's words among it neither break the line nor reach the terminal as commands."""
     return printable(text, len(text))
 
 
 def print_plain(line: str, *, bold: bool = False) -> None:
     """Print a sentence, wrapped between words on a terminal."""
-    _console().print(Text(_one_line(line), style="bold" if bold else ""), soft_wrap=not _console().is_terminal)
+    _make_console().print(
+        Text(_printable_line(line), style="bold" if bold else ""), soft_wrap=not _make_console().is_terminal
+    )
 
 
 def print_rich(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """Print a table as wide as the terminal, or a block for each row where its figures do not fit."""
-    console, rows = _console(), [list(map(_one_line, row)) for row in rows]
+    console, rows = _make_console(), [list(map(_printable_line, row)) for row in rows]
     widths = [max(len(text) for text in (each.name, *(row[n] for row in rows))) for n, each in enumerate(columns)]
-    least = sum(12 if column.wrap else width for column, width in zip(columns, widths, strict=True))
+    least = sum(12 if column.can_wrap else width for column, width in zip(columns, widths, strict=True))
     if least + 2 * len(columns) > console.width:
         print_blocks(caption, columns, rows)
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=None, show_edge=False)
     for column in columns:
         table.add_column(
-            Text(_one_line(column.name)),
-            justify="right" if column.right else "left",
-            no_wrap=not column.wrap,
+            Text(_printable_line(column.name)),
+            justify="right" if column.is_numeric else "left",
+            no_wrap=not column.can_wrap,
             overflow="fold",
         )
     for row in rows:
@@ -90,7 +96,7 @@ def print_rich(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[
 
 def print_blocks(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """Print a line for each figure, a block for each row, which fits any width."""
-    console = _console()
+    console = _make_console()
     if caption:
         print_plain(caption, bold=True)
     width = max(len(column.name) for column in columns)
@@ -98,63 +104,63 @@ def print_blocks(caption: str, columns: Sequence[Column], rows: Sequence[Sequenc
         for column, text in zip(columns, row, strict=True):
             if text:
                 apart = "\n    " if width + len(text) + 4 > console.width else "  "
-                console.print(Text(f"  {_one_line(column.name):{width}}{apart}{_one_line(text)}"))
+                console.print(Text(f"  {_printable_line(column.name):{width}}{apart}{_printable_line(text)}"))
         console.print()
 
 
-Lines = list[tuple[str, str]]
+NamedLines = list[tuple[str, str]]
 
 
-def list_what(what: str | None) -> None:
+def list_kinds(what: str | None) -> None:
     """Print the scenarios, algorithms, mechanisms, data sets and models, or one kind of them."""
     if what is not None and what not in KINDS:
         raise InputError(f"fedpriv list {what}: known are {', '.join(KINDS)}{suggestion(what, KINDS)}")
     if what != "scenarios":
         load_extensions()
     for kind in KINDS if what is None else [what]:
-        print_rich(kind, [Column("name"), Column("what it is", wrap=True)], KINDS[kind]())
+        print_rich(kind, [Column("name"), Column("what it is", can_wrap=True)], KINDS[kind]())
 
 
 def show_run(folder: Path) -> None:
     """Print what ran, what it guarantees, and what came out."""
-    from fedpriv.show.table import tables_of
+    from fedpriv.show.table import make_tables
 
     results = read_claims(folder)
     print_plain(results.title or results.name, bold=True)
-    for table in tables_of(results):
-        columns = [Column(name, right=place >= table.labels) for place, name in enumerate(table.heads)]
+    for table in make_tables(results):
+        columns = [Column(name, is_numeric=place >= table.label_count) for place, name in enumerate(table.heads)]
         print_rich(table.caption, columns, table.body)
-    loud = [line.replace("**", "") for line in warnings_of(results)]
-    for line in (*loud, how_measured(results), *privacy_lines(results), f"results: {folder}"):
+    loud = [line.replace("**", "") for line in list_warnings(results)]
+    for line in (*loud, describe_measurement(results), *privacy_lines(results), f"results: {folder}"):
         print_plain(line)
     check_claims(folder, results)
 
 
 def compare_runs(first: Path, second: Path) -> None:
     """Print what two runs have in common, seed by seed, and where their settings differ."""
-    from fedpriv.show.verdict import compared
+    from fedpriv.show.verdict import compare_folders
 
-    found = compared(first, second)
+    found = compare_folders(first, second)
     for key, one, other in found.settings:
         print_plain(f"{key}: {one} in {first}, {other} in {second}")
-    columns = [Column(name, right=place >= found.labels) for place, name in enumerate(found.header)]
+    columns = [Column(name, is_numeric=place >= found.label_count) for place, name in enumerate(found.header)]
     print_rich("second minus first; ± is the standard error over seeds that both have", columns, found.body)
 
 
-def _scenarios() -> Lines:
+def _list_scenarios() -> NamedLines:
     from fedpriv.core.files import shipped
 
     trees = {name: tomllib.loads(path.read_text(encoding="utf-8")) for name, path in shipped().items()}
     return [(name, str(tree.get("title", ""))) for name, tree in trees.items()]
 
 
-def _algorithms() -> Lines:
+def _list_algorithms() -> NamedLines:
     from fedpriv.papers.table import ALGORITHMS
 
     return [(name, f"{row.title} ({row.source})") for name, row in ALGORITHMS.items()]
 
 
-def _mechanisms() -> Lines:
+def _list_mechanisms() -> NamedLines:
     from fedpriv.noise.registry import ADDED, CHOSEN, MECHANISMS
 
     ones = {kind: (getdoc(kind) or "").splitlines()[0] for kind in (*MECHANISMS.values(), *ADDED.values())}
@@ -164,7 +170,7 @@ def _mechanisms() -> Lines:
     ]
 
 
-def _data() -> Lines:
+def _list_data() -> NamedLines:
     from fedpriv.data.fetch import COMPUTED, ORIGINS
     from fedpriv.data.named import added
 
@@ -176,7 +182,7 @@ def _data() -> Lines:
     ]
 
 
-def _models() -> Lines:
+def _list_models() -> NamedLines:
     from fedpriv.loss.models import MODELS
 
     return [
@@ -189,19 +195,19 @@ def _models() -> Lines:
     ]
 
 
-KINDS: dict[str, Callable[[], Lines]] = {
-    "scenarios": _scenarios,
-    "algorithms": _algorithms,
-    "mechanisms": _mechanisms,
-    "data": _data,
-    "models": _models,
+KINDS: dict[str, Callable[[], NamedLines]] = {
+    "scenarios": _list_scenarios,
+    "algorithms": _list_algorithms,
+    "mechanisms": _list_mechanisms,
+    "data": _list_data,
+    "models": _list_models,
 }
 
 
-def coefficients(folder: Path, *, as_json: bool) -> None:
+def print_coefficients(folder: Path, *, as_json: bool) -> None:
     """Print those of every finished cell; InputError for a run of another model."""
     results = read_claims(folder)
-    found = [(cell, coefficients_of(cell, folder)) for cell in results.cells]
+    found = [(cell, compute_coefficients(cell, folder)) for cell in results.cells]
     if as_json:
         told = [
             {
@@ -214,7 +220,7 @@ def coefficients(folder: Path, *, as_json: bool) -> None:
         sys.stdout.write(json.dumps(told) + "\n")
         return
     for cell, own in found:
-        point = "".join(f"{key} = {value_text(value)}, " for key, value in cell["point"].items())
+        point = "".join(f"{key} = {format_value(value)}, " for key, value in cell["point"].items())
         lines = [
             [
                 name,
@@ -232,7 +238,7 @@ def coefficients(folder: Path, *, as_json: bool) -> None:
     check_claims(folder, results)
 
 
-def coefficients_of(record: Mapping[str, Any], folder: Path) -> list[tuple[str, Coefficient]]:
+def compute_coefficients(record: Mapping[str, Any], folder: Path) -> list[tuple[str, Coefficient]]:
     """By feature, the constant last, of a cell of results.json; InputError for any other model.
 
     The noise is the ledger's: what was released, not what was planned.
@@ -256,10 +262,10 @@ def coefficients_of(record: Mapping[str, Any], folder: Path) -> list[tuple[str, 
     counted = 1.0 if schema is None else schema.counted_share(tests=False)
     published = Published(math.sqrt(variance), round(sum(sizes) * counted), counted, record["rounds"])
     found = objective.coefficients(point, published)
-    return list(zip(_names(schema, len(found)), found, strict=True))
+    return list(zip(_feature_names(schema, len(found)), found, strict=True))
 
 
-def _names(schema: TableSchema | None, count: int) -> list[str]:
+def _feature_names(schema: TableSchema | None, count: int) -> list[str]:
     if schema is None or schema.width + 1 != count:
         return [*(f"feature {place}" for place in range(count - 1)), "constant"]
     return [

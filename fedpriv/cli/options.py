@@ -32,25 +32,25 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound="BaseModel")
 
 
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
+def expand_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Give typer every field of a group as an option of its own, in the group's place among the parameters."""
     given = signature(command).parameters.values()
     flat = [
         Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=default)
         for each in given
-        for name, kind, default in _options_of(each)
+        for name, kind, default in _list_options(each)
     ]
 
     @wraps(command)
     def called(**values: Any) -> None:
-        command(**{each.name: _value(each, values) for each in given})
+        command(**{each.name: _collect_value(each, values) for each in given})
 
     called.__dict__["__signature__"] = Signature(flat)
     called.__annotations__ = {each.name: each.annotation for each in flat}
     return called
 
 
-def _options_of(parameter: Parameter) -> list[tuple[str, Any, Any]]:
+def _list_options(parameter: Parameter) -> list[tuple[str, Any, Any]]:
     """Name, annotation and default of a parameter, or of every field of a group."""
     if is_dataclass(parameter.annotation):
         return [
@@ -60,11 +60,11 @@ def _options_of(parameter: Parameter) -> list[tuple[str, Any, Any]]:
     return [(parameter.name, parameter.annotation, parameter.default)]
 
 
-def _value(parameter: Parameter, values: Mapping[str, Any]) -> Any:
+def _collect_value(parameter: Parameter, values: Mapping[str, Any]) -> Any:
     """Take a parameter from the values of all options, or make its group of them."""
     if is_dataclass(parameter.annotation):
         group: Any = parameter.annotation
-        return group(**{name: values[name] for name, *_ in _options_of(parameter)})
+        return group(**{name: values[name] for name, *_ in _list_options(parameter)})
     return values[parameter.name]
 
 
@@ -85,15 +85,15 @@ Delta = Annotated[
     float | None, typer.Option(help="δ, to be given with --epsilon; at which ε is printed.  [default: 1e-5]")
 ]
 Rounds = Annotated[int, typer.Option(min=1, max=10**7, help="T, how many noisy running sums are released.")]
-MechanismName = Annotated[str, typer.Option("--mechanism", help="Such as independent, tree or banded.")]
-Options = Annotated[
+MechanismOption = Annotated[str, typer.Option("--mechanism", help="Such as independent, tree or banded.")]
+MechanismKeys = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="An option of the mechanism, such as bands=32. Repeatable."),
 ]
 
 
 @dataclass(frozen=True)
-class Target:
+class TargetOptions:
     """The guarantee that is asked for, in one of its three forms."""
 
     mu: Annotated[float | None, typer.Option(help="Gaussian DP, the ρ of the DP-μ²-FL paper.")] = None
@@ -111,7 +111,7 @@ class Target:
         return target_mu(self.mu, self.zcdp, self.epsilon, self.delta)
 
     @property
-    def at(self) -> float:
+    def reporting_delta(self) -> float:
         """The δ at which ε is printed."""
         from fedpriv.accounting.guarantees import DEFAULT_DELTA
 
@@ -119,7 +119,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Participation:
+class ParticipationOptions:
     """Who is protected against which neighbours, and when records take part."""
 
     relation: Annotated[
@@ -140,14 +140,14 @@ class Participation:
     ] = "record"
     records: Annotated[int, typer.Option(min=1, help="The most records of one user or client in a round.")] = 1
 
-    def setting(self, rounds: int) -> "Setting":
+    def make_setting(self, rounds: int) -> "Setting":
         from fedpriv.study.setting import Setting
 
         return Setting(
             rounds, **{key: value for key, value in vars(self).items() if key not in ("unit", "records")}
         )
 
-    def claim(self, guarantee: "Guarantee") -> "PrivacyClaim[Guarantee]":
+    def make_claim(self, guarantee: "Guarantee") -> "PrivacyClaim[Guarantee]":
         """`guarantee` of the unit, under the relation."""
         from fedpriv.accounting.gaussian import relation_named
         from fedpriv.claims.claim import PrivacyClaim
@@ -157,7 +157,7 @@ class Participation:
 
 
 @dataclass(frozen=True)
-class Federation(Participation):
+class FederationOptions(ParticipationOptions):
     """Equal silos too, and the sums that they release: a `Setting` without its rounds."""
 
     decay: Annotated[
@@ -184,7 +184,7 @@ class Federation(Participation):
 
 
 @dataclass(frozen=True)
-class Display:
+class DisplayOptions:
     """Where a run is shown while it goes."""
 
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table; errors only.")] = False
@@ -202,14 +202,14 @@ class Display:
     ] = None
 
 
-Policy = Annotated[Path, typer.Argument(metavar="POLICY", help="The silo's policy file (TOML).")]
-Metrics = Annotated[
+PolicyPath = Annotated[Path, typer.Argument(metavar="POLICY", help="The silo's policy file (TOML).")]
+MetricsAddress = Annotated[
     str | None,
     typer.Option(metavar="PORT|SOCKET", help="Where this machine, and no other, asks for Prometheus figures."),
 ]
 
 
-def validated(model: type[M], assignments: Sequence[str], defaults: Mapping[str, Any] | None = None) -> M:
+def parse_settings(model: type[M], assignments: Sequence[str], defaults: Mapping[str, Any] | None = None) -> M:
     """Make a model of KEY=VALUE assignments over its `defaults`; InputError names the key that it refuses."""
     from pydantic import ValidationError
 
@@ -222,7 +222,7 @@ def validated(model: type[M], assignments: Sequence[str], defaults: Mapping[str,
         raise InputError(f"--set {explain(error, model)}") from None
 
 
-def say(text: str, stream: TextIO | None = None) -> None:
+def print_text(text: str, stream: TextIO | None = None) -> None:
     """Write a text that may have words of a stranger's scenario, table or certificate, by default to stdout."""
     (stream or sys.stdout).write(printable_lines(text))
 
@@ -232,25 +232,25 @@ def print_table(lines: Sequence[Sequence[str]]) -> None:
     lines = [[printable(cell, len(cell)) for cell in line] for line in lines]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
-        say("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() + "\n")
+        print_text("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() + "\n")
 
 
-def aim(mu: float, delta: float, federation: "Federation") -> dict[str, Any]:
+def target_facts(mu: float, delta: float, federation: "FederationOptions") -> dict[str, Any]:
     """The aim of calibrations whose guarantees are curves: the ε that μ gives at δ."""
     from fedpriv.accounting.guarantees import GaussianDP
 
-    claim, epsilon = federation.claim(GaussianDP(mu)), GaussianDP(mu).epsilon_of(delta)
+    claim, epsilon = federation.make_claim(GaussianDP(mu)), GaussianDP(mu).epsilon_of(delta)
     return {"delta": delta, "epsilon_at_most": epsilon, "relation": claim.relation, "unit": claim.unit.words}
 
 
-def guarantee_of(order: "Participation", multiplier: float, rounds: int | None) -> "Guarantee":
+def guarantee_of_multiplier(order: "ParticipationOptions", multiplier: float, rounds: int | None) -> "Guarantee":
     """The guarantee of `multiplier` clips of noise for records that take part in secret among `rounds` rounds."""
     from fedpriv.accounting.gaussian import relation_named
     from fedpriv.participation.secret import SecretOrder
 
     if rounds is None:
         raise InputError(f"multiplier = {multiplier}: say in how many --rounds records take part")
-    setting = order.setting(rounds)
+    setting = order.make_setting(rounds)
     if not isinstance(setting.participation, SecretOrder):
         raise InputError(
             f"sampling = {setting.sampling!r}: a multiplier says something of records that take part in secret, "
@@ -306,17 +306,17 @@ _LABELS = {
 }
 
 
-TOGETHER = "_together"
+GROUP_SUFFIX = "_together"
 """How the name of a figure of several units ends: no caveat of one unit's ε is about it."""
 
 
-def show(facts: dict[str, Any], as_json: bool) -> None:
+def print_facts(facts: dict[str, Any], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(facts))
         return
     print_table(
         [
-            (_LABELS.get(name, name.replace("_", " ").replace("epsilon", "ε")), _text(name, value))
+            (_LABELS.get(name, name.replace("_", " ").replace("epsilon", "ε")), _format_fact(name, value))
             for name, value in facts.items()
         ]
     )
@@ -325,14 +325,14 @@ def show(facts: dict[str, Any], as_json: bool) -> None:
         value
         for name, value in facts.items()
         if name.startswith("epsilon")
-        and not (name in others or name.endswith(TOGETHER))
+        and not (name in others or name.endswith(GROUP_SUFFIX))
         and isinstance(value, float)
     ]
     for line in caveats(max(epsilons, default=0.0), facts.get("delta", 0.0)):
-        say(f"{line}\n")
+        print_text(f"{line}\n")
 
 
-def _text(name: str, value: Any) -> str:
+def _format_fact(name: str, value: Any) -> str:
     """Write a figure on the safe side: leakage and its terms up, noise that is there down."""
     if isinstance(value, bool):
         return "yes" if value else "no, an upper bound"

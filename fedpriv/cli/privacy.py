@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedpriv.cli.options import (
-    TOGETHER,
+    GROUP_SUFFIX,
     Delta,
-    Federation,
+    FederationOptions,
     Json,
-    MechanismName,
-    Options,
-    Participation,
+    MechanismKeys,
+    MechanismOption,
+    ParticipationOptions,
     Rounds,
     RunDir,
-    Target,
-    aim,
+    TargetOptions,
     cost_facts,
-    grouped,
-    guarantee_of,
+    expand_option_groups,
+    guarantee_of_multiplier,
+    parse_settings,
+    print_facts,
     print_table,
     setting_facts,
-    show,
-    validated,
+    target_facts,
 )
 from fedpriv.cli.theorem import samples, theorem
 from fedpriv.core.errors import InputError, RunError
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from fedpriv.study.setting import Cost, Setting, Table
 
 
-_DIMENSION = 100_000
+_DEFAULT_DIMENSION = 100_000
 
 
 def compare(
@@ -62,8 +62,8 @@ def compare(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Of the algorithm, such as momentum=0.9. Repeatable."),
     ] = None,
-    target: Target,
-    federation: Federation,
+    target: TargetOptions,
+    federation: FederationOptions,
     max_vectors: Annotated[
         int, typer.Option(min=0, max=64, help="The most vectors of state that fitted noise may keep.")
     ] = 4,
@@ -72,7 +72,7 @@ def compare(
         typer.Option(
             min=0,
             help="Measure a round of noise with vectors of so many numbers; 0 for no times.  "
-            f"[default: {_DIMENSION} with --algorithm]",
+            f"[default: {_DEFAULT_DIMENSION} with --algorithm]",
         ),
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw it into this file: .png, .svg or .pdf.")] = None,
@@ -98,28 +98,35 @@ def compare(
     from fedpriv.accounting.guarantees import GaussianDP
     from fedpriv.study.setting import seconds_per_round, table_of
 
-    setting, mu = federation.setting(rounds), target.in_mu
+    setting, mu = federation.make_setting(rounds), target.in_mu
     if setting.secret:
         if algorithm is not None or plot is not None:
             raise InputError(f"--sampling {setting.sampling}: is compared without --algorithm and --plot")
-        _amplified(setting, federation.unit, mu, target.at, aim(mu, target.at, federation), as_json)
+        _print_amplified(
+            setting,
+            federation.unit,
+            mu,
+            target.reporting_delta,
+            target_facts(mu, target.reporting_delta, federation),
+            as_json,
+        )
         return
-    claim = federation.claim(GaussianDP(mu)).conversions(target.at)
+    claim = federation.make_claim(GaussianDP(mu)).conversions(target.reporting_delta)
     if algorithm is None and settings:
         raise InputError("--set: its keys are an algorithm's: give --algorithm, too")
     if algorithm is not None and setting.decay != 1.0:
         raise InputError(
             f"--decay {setting.decay}: an algorithm has a decay of its own, with its own settings (--set)"
         )
-    response, workload = _asked(algorithm, settings or [], setting)
+    response, workload = _find_response(algorithm, settings or [], setting)
     table = table_of(setting, mu, response, workload, max_vectors)
-    size = (_DIMENSION if algorithm else 0) if dimension is None else dimension
+    size = (_DEFAULT_DIMENSION if algorithm else 0) if dimension is None else dimension
     seconds = [seconds_per_round(line.mechanism, workload, size) if size else None for line in table.lines]
     if plot is not None:
-        from fedpriv.show.charts import comparison_chart
+        from fedpriv.show.charts import make_comparison_chart
         from fedpriv.show.plots import save_chart
 
-        save_chart(comparison_chart(table, f"{algorithm or 'running sums'}, {rounds} rounds"), plot)
+        save_chart(make_comparison_chart(table, f"{algorithm or 'running sums'}, {rounds} rounds"), plot)
     facts = setting_facts(setting, federation.unit) | ({} if algorithm is None else {"algorithm": algorithm})
     if as_json:
         rows = [
@@ -136,21 +143,21 @@ def compare(
             }
             for line, took in zip(table.lines, seconds, strict=True)
         ]
-        show({**facts, "mechanisms": rows, "least": vars(table.least), **claim}, as_json=True)
+        print_facts({**facts, "mechanisms": rows, "least": vars(table.least), **claim}, as_json=True)
         return
-    print_table(_text(table, seconds, size))
+    print_table(_comparison_lines(table, seconds, size))
     typer.echo()
-    show({**facts, **claim}, as_json=False)
+    print_facts({**facts, **claim}, as_json=False)
 
 
-def _amplified(
+def _print_amplified(
     setting: "Setting", unit: str, mu: float, delta: float, claim: dict[str, Any], as_json: bool
 ) -> None:
     """Print the mechanisms that secret participation amplifies, at the (ε, δ) that μ gives at δ."""
     costs = setting.compare(mu, delta)
     if as_json:
         rows = [{"mechanism": name, **cost_facts(cost)} for name, cost in costs.items()]
-        show({**setting_facts(setting, unit), "mechanisms": rows, **claim}, as_json=True)
+        print_facts({**setting_facts(setting, unit), "mechanisms": rows, **claim}, as_json=True)
         return
     lines = [
         ("mechanism", "noise std", "rms error", "last round", "in the mean", "memory", "sensitivity"),
@@ -167,10 +174,12 @@ def _amplified(
     ]
     print_table(lines)
     typer.echo()
-    show({**setting_facts(setting, unit), **claim}, as_json=False)
+    print_facts({**setting_facts(setting, unit), **claim}, as_json=False)
 
 
-def _asked(algorithm: str | None, settings: list[str], setting: "Setting") -> tuple["Response", "Workload"]:
+def _find_response(
+    algorithm: str | None, settings: list[str], setting: "Setting"
+) -> tuple["Response", "Workload"]:
     """Find the response in which noise is compared, and the sums that are released."""
     from fedpriv.noise.fitting.cost import rows_response
 
@@ -182,20 +191,22 @@ def _asked(algorithm: str | None, settings: list[str], setting: "Setting") -> tu
 
     row = algorithm_named(algorithm)
     schedule = Schedule(setting.rounds, setting.rounds // setting.epochs)
-    response, own = response_and_workload(row, _settings(row, settings), schedule)
+    response, own = response_and_workload(row, _parse_algorithm_settings(row, settings), schedule)
     return response, dataclasses.replace(own, clips=setting.clip * own.clips, schedule=setting.workload.schedule)
 
 
-def _settings(row: "Algorithm", assignments: list[str]) -> "NoiseSettings":
+def _parse_algorithm_settings(row: "Algorithm", assignments: list[str]) -> "NoiseSettings":
     """Read the row's own keys, those of its scale 1 where they are not given; InputError if it takes no noise."""
     from fedpriv.papers.base import UNITS, NoiseSettings
 
     if row.published is None or not issubclass(row.settings, NoiseSettings):
         raise InputError(f"--algorithm {row.name}: noise cannot be fitted to what it publishes")
-    return validated(row.settings, assignments, {key: 1.0 for key in UNITS if key in row.settings.model_fields})
+    return parse_settings(
+        row.settings, assignments, {key: 1.0 for key in UNITS if key in row.settings.model_fields}
+    )
 
 
-def _text(table: "Table", seconds: list[float | None], dimension: int) -> list[tuple[str, ...]]:
+def _comparison_lines(table: "Table", seconds: list[float | None], dimension: int) -> list[tuple[str, ...]]:
     """Write the table's lines with the same columns: those of an algorithm's output only where it has one."""
     output = table.least.output is not None
     published = ["output", "queries", "output/least", "queries/least"] if output else ["in sums", "/least"]
@@ -210,16 +221,16 @@ def _text(table: "Table", seconds: list[float | None], dimension: int) -> list[t
                 line.name + (" (auto)" if line.chosen else ""),
                 upper_figure(cost.std, 5),  # what is needed: less would not do
                 *(f"{value:.5g}" for value in (cost.error, cost.error_last, cost.error_in_mean)),
-                *_published(line.published, line.ratio),
+                *_format_published(line.published, line.ratio),
                 *time,
                 str(cost.memory),
                 f"{exact}{upper_figure(cost.sensitivity.value, 5)}",
             )
         )
-    return [*lines, ("least", *["-"] * 4, *_published(table.least, None), *["-"] * (2 + bool(dimension)))]
+    return [*lines, ("least", *["-"] * 4, *_format_published(table.least, None), *["-"] * (2 + bool(dimension)))]
 
 
-def _published(values: "Published", ratio: "Published | None") -> list[str]:
+def _format_published(values: "Published", ratio: "Published | None") -> list[str]:
     stds = [values.queries] if values.output is None else [values.output, values.queries]
     over = () if ratio is None else (ratio.output, ratio.queries)
     ratios = ["1"] * len(stds) if ratio is None else [f"{each:.3f}" for each in over if each is not None]
@@ -233,7 +244,7 @@ app = typer.Typer(
     suggest_commands=False,
     rich_markup_mode="markdown",
 )
-app.command()(grouped(compare))
+app.command()(expand_option_groups(compare))
 app.command()(theorem)
 app.command()(samples)
 
@@ -259,7 +270,7 @@ def ledger(
             f"{run_dir}: no finished cell whose claim could be compared yet; wait for one, or go on with --resume"
         )
     if as_json:
-        typer.echo(json.dumps([_as_data(e) for e in entries]))
+        typer.echo(json.dumps([_entry_data(e) for e in entries]))
     else:
         header = ("cell", "point", "seed", "trust", "released by", "mechanism", "rounds", "clip", "noise std")
         lines: list[tuple[str, ...]] = [(*header, "relation", "μ", "claimed", "")]
@@ -271,7 +282,7 @@ def ledger(
         raise RunError(f"{run_dir}: {differing_words(wrong)}")
 
 
-def _as_data(entry: "LedgerEntry") -> dict[str, Any]:
+def _entry_data(entry: "LedgerEntry") -> dict[str, Any]:
     from fedpriv.claims.ledger import as_data
 
     return {
@@ -316,9 +327,9 @@ def _ledger_lines(entry: "LedgerEntry") -> list[tuple[str, ...]]:
 
 
 @app.command()
-@grouped
+@expand_option_groups
 def selection(
-    target: Target,
+    target: TargetOptions,
     trials: Annotated[float, typer.Option(min=1, help="How many runs are made on average.")] = 20.0,
     eta: Annotated[
         float, typer.Option(min=0, help="Of the number of runs: 0 logarithmic, 1 geometric, between and beyond.")
@@ -340,9 +351,9 @@ def selection(
     from fedpriv.accounting.guarantees import GaussianDP
     from fedpriv.accounting.selection import NegativeBinomial, Poisson, Selection
 
-    mu, at = target.in_mu, target.at
+    mu, at = target.in_mu, target.reporting_delta
     law = Poisson(trials) if poisson else NegativeBinomial(trials, eta)
-    show(
+    print_facts(
         {
             "runs": law.words,
             "mu": mu,
@@ -356,11 +367,11 @@ def selection(
 
 
 @app.command()
-@grouped
+@expand_option_groups
 def convert(
     *,
-    target: Target,
-    order: Participation,
+    target: TargetOptions,
+    order: ParticipationOptions,
     multiplier: Annotated[
         float | None, typer.Option(help="Noise std over clip, of records that --sampling draws in secret.")
     ] = None,
@@ -388,22 +399,26 @@ def convert(
     """
     from fedpriv.accounting.guarantees import GaussianDP
 
-    guarantee = GaussianDP(target.in_mu) if multiplier is None else guarantee_of(order, multiplier, rounds)
-    facts = order.claim(guarantee).conversions(target.at)
+    guarantee = (
+        GaussianDP(target.in_mu) if multiplier is None else guarantee_of_multiplier(order, multiplier, rounds)
+    )
+    facts = order.make_claim(guarantee).conversions(target.reporting_delta)
     for size in together or []:
-        facts[f"epsilon_of_{size}_{order.unit}s{TOGETHER}"] = guarantee.epsilon_of_group(size, target.at)
-    show(facts, as_json)
+        facts[f"epsilon_of_{size}_{order.unit}s{GROUP_SUFFIX}"] = guarantee.epsilon_of_group(
+            size, target.reporting_delta
+        )
+    print_facts(facts, as_json)
 
 
 @app.command()
-@grouped
+@expand_option_groups
 def noise(
     *,
     rounds: Rounds,
-    target: Target,
-    mechanism: MechanismName = "independent",
-    federation: Federation,
-    options: Options = None,
+    target: TargetOptions,
+    mechanism: MechanismOption = "independent",
+    federation: FederationOptions,
+    options: MechanismKeys = None,
     as_json: Json = False,
 ) -> None:
     """How much noise a mechanism needs for a target: --mu, --zcdp, or --epsilon with --delta.
@@ -416,23 +431,23 @@ def noise(
     """
     from fedpriv.accounting.guarantees import GaussianDP
 
-    setting, mu = federation.setting(rounds), target.in_mu
-    chosen = _mechanism(setting, mechanism, options)
-    cost = setting.cost(chosen, mu, target.at)
-    claim = federation.claim(setting.spent(chosen, cost.std) if setting.secret else GaussianDP(mu))
-    _show_cost(mechanism, setting, cost, claim, target.at, as_json)
+    setting, mu = federation.make_setting(rounds), target.in_mu
+    chosen = _make_mechanism(setting, mechanism, options)
+    cost = setting.cost(chosen, mu, target.reporting_delta)
+    claim = federation.make_claim(setting.spent(chosen, cost.std) if setting.secret else GaussianDP(mu))
+    _print_cost(mechanism, setting, cost, claim, target.reporting_delta, as_json)
 
 
 @app.command()
-@grouped
+@expand_option_groups
 def spent(
     *,
     rounds: Rounds,
     std: Annotated[float, typer.Option(help="Std of the fresh noise vectors, as silo or server draws them.")],
     delta: Delta = None,
-    mechanism: MechanismName = "independent",
-    federation: Federation,
-    options: Options = None,
+    mechanism: MechanismOption = "independent",
+    federation: FederationOptions,
+    options: MechanismKeys = None,
     as_json: Json = False,
 ) -> None:
     """Which guarantee a given noise buys: the inverse of `noise`.
@@ -441,19 +456,19 @@ def spent(
 
         fedpriv privacy spent --rounds 600 --std 1446.4 --clip 118.1
     """
-    setting = federation.setting(rounds)
-    chosen = _mechanism(setting, mechanism, options)
-    cost, claim = setting.cost_of_std(chosen, std), federation.claim(setting.spent(chosen, std))
-    _show_cost(mechanism, setting, cost, claim, Target(delta=delta).at, as_json)
+    setting = federation.make_setting(rounds)
+    chosen = _make_mechanism(setting, mechanism, options)
+    cost, claim = setting.cost_of_std(chosen, std), federation.make_claim(setting.spent(chosen, std))
+    _print_cost(mechanism, setting, cost, claim, TargetOptions(delta=delta).reporting_delta, as_json)
 
 
-def _mechanism(setting: "Setting", name: str, options: list[str] | None) -> "Mechanism":
+def _make_mechanism(setting: "Setting", name: str, options: list[str] | None) -> "Mechanism":
     from fedpriv.noise.registry import MechanismOptions
 
-    return setting.mechanism(name, validated(MechanismOptions, options or []))
+    return setting.mechanism(name, parse_settings(MechanismOptions, options or []))
 
 
-def _show_cost(
+def _print_cost(
     mechanism: str,
     setting: "Setting",
     cost: "Cost",
@@ -462,4 +477,4 @@ def _show_cost(
     as_json: bool,
 ) -> None:
     about = setting_facts(setting, claim.unit.name) | cost_facts(cost) | claim.conversions(delta)
-    show({"mechanism": mechanism, **about}, as_json)
+    print_facts({"mechanism": mechanism, **about}, as_json)

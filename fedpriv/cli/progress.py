@@ -29,54 +29,54 @@ from fedpriv.scenario.load import Point, Scenario
 from fedpriv.scenario.published import dotted
 from fedpriv.scenario.schema import Cell
 
-_BARS = "▁▂▃▄▅▆▇█"
-_WIDEST = 30
+_SPARKLINE_BARS = "▁▂▃▄▅▆▇█"
+_MAX_SPARKLINE_WIDTH = 30
 
 
 @dataclass
-class Current:
+class CurrentCell:
     """The latest news of the cell at `place`."""
 
-    place: int
-    words: str
+    index: int
+    label: str
     privacy: str
-    metric: str = ""
+    metric_name: str = ""
     latest: str = ""
     values: list[float] = field(default_factory=list)
 
     @staticmethod
-    def of(place: int, point: Point) -> "Current":
-        return Current(place, _words(point), privacy_words(point.cell))
+    def from_point(place: int, point: Point) -> "CurrentCell":
+        return CurrentCell(place, _describe_point(point), format_privacy(point.cell))
 
-    def heard(self, t: int, metrics: Mapping[str, float]) -> None:
+    def add_evaluation(self, t: int, metrics: Mapping[str, float]) -> None:
         """Take an evaluation after round t: the sparkline is of the accuracy, of the loss where there is none."""
-        self.metric = "test_accuracy" if "test_accuracy" in metrics else "test_loss"
-        self.values.append(metrics[self.metric])
+        self.metric_name = "test_accuracy" if "test_accuracy" in metrics else "test_loss"
+        self.values.append(metrics[self.metric_name])
         accuracy = f", {100 * metrics['test_accuracy']:.1f} %" if "test_accuracy" in metrics else ""
         self.latest = f"round {t}: loss {metrics['test_loss']:.4f}{accuracy}"
 
-    def line(self, width: int) -> Text:
+    def format_line(self, width: int) -> Text:
         """One line of at most `width` characters; the sparkline goes first where there is no room."""
-        text = f"{self.words} · {self.privacy} · {self.latest}"
-        room = min(_WIDEST, width - len(text) - 2)
+        text = f"{self.label} · {self.privacy} · {self.latest}"
+        room = min(_MAX_SPARKLINE_WIDTH, width - len(text) - 2)
         drawn = Text(text, style="dim", no_wrap=True, overflow="ellipsis")
-        return drawn.append(f" {sparkline(self.values, room)}", style="cyan") if room > 3 else drawn
+        return drawn.append(f" {draw_sparkline(self.values, room)}", style="cyan") if room > 3 else drawn
 
 
-def privacy_words(cell: Cell) -> str:
+def format_privacy(cell: Cell) -> str:
     """Write the ε that the cell's target gives at its δ."""
     target, delta = cell.privacy.target, cell.privacy.delta
     return "no noise" if target is None else epsilon_words(epsilon_of(target, delta), delta, 3)
 
 
-def sparkline(values: Sequence[float], width: int) -> str:
+def draw_sparkline(values: Sequence[float], width: int) -> str:
     """Draw the last `width` values as bars between their least and their largest."""
     shown = values[-width:] if width > 0 else []
     if not shown:
         return ""
     low, high = min(shown), max(shown)
     span = (high - low) or 1.0
-    return "".join(_BARS[round((value - low) / span * (len(_BARS) - 1))] for value in shown)
+    return "".join(_SPARKLINE_BARS[round((value - low) / span * (len(_SPARKLINE_BARS) - 1))] for value in shown)
 
 
 class _RoundsPerSecond(rich_progress.ProgressColumn):
@@ -91,9 +91,9 @@ class Progress(RunObserver):
     def __init__(self, *, quiet: bool, console: Console | None = None) -> None:
         self._quiet = quiet
         self._console = console or Console(stderr=True, quiet=quiet)
-        self._live = self._console.is_terminal and not quiet
+        self._is_live = self._console.is_terminal and not quiet
         self._folder: Path | None = None
-        self._bar = rich_progress.Progress(
+        self._progress_bar = rich_progress.Progress(
             rich_progress.TextColumn("{task.fields[cells]}"),
             rich_progress.BarColumn(bar_width=24),
             rich_progress.TextColumn("{task.percentage:>3.0f} %"),
@@ -102,30 +102,30 @@ class Progress(RunObserver):
             rich_progress.TimeRemainingColumn(compact=True),
             console=self._console,
         )
-        self._current: Current | None = None
-        self._panel = Live(get_renderable=self._drawn, console=self._console, refresh_per_second=8)
+        self._current: CurrentCell | None = None
+        self._panel = Live(get_renderable=self._render, console=self._console, refresh_per_second=8)
 
     def fitted(self, fit: Fitted) -> None:
-        self._say(fit.line)
+        self._print(fit.line)
 
     def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
         self._scenario, self._folder = scenario, folder
-        self._cells, self._done = len(places), 0
-        self._began = time.monotonic()
+        self._cell_count, self._finished_count = len(places), 0
+        self._start_time = time.monotonic()
         rounds = sum(scenario.points[place].cell.schedule.rounds for place in places)
-        self._task = self._bar.add_task("", total=rounds, cells=f"0/{self._cells} cells")
+        self._task = self._progress_bar.add_task("", total=rounds, cells=f"0/{self._cell_count} cells")
         if left := max((scenario.points[place].cell.unread for place in places), default=0):
-            self._say(f"up to {left} of federation.samples are left out: they do not fill a round of every silo")
-        if self._live:
+            self._print(f"up to {left} of federation.samples are left out: they do not fill a round of every silo")
+        if self._is_live:
             self._panel.start()
 
     def advanced(self, rounds: int) -> None:
-        self._bar.advance(self._task, rounds)
+        self._progress_bar.advance(self._task, rounds)
 
     def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
-        if self._current is None or self._current.place != place:
-            self._current = Current.of(place, self._scenario.points[place])
-        self._current.heard(t, metrics)
+        if self._current is None or self._current.index != place:
+            self._current = CurrentCell.from_point(place, self._scenario.points[place])
+        self._current.add_evaluation(t, metrics)
 
     def finished(self, place: int, finished: Finished) -> None:
         unforeseen = finished.missed if finished.noise == "release" else {}  # a simulation's are in its scenario
@@ -134,13 +134,13 @@ class Progress(RunObserver):
                 f"fedpriv: silo {silo} did not answer in round {', '.join(map(str, rounds))}; it counted with "
                 "nothing new\n"
             )
-        self._done += 1
-        self._bar.update(self._task, cells=f"{self._done}/{self._cells} cells")
-        if not self._live:
+        self._finished_count += 1
+        self._progress_bar.update(self._task, cells=f"{self._finished_count}/{self._cell_count} cells")
+        if not self._is_live:
             accuracy = finished.metrics.get("test_accuracy")
-            self._say(
-                f"[{self._done}/{self._cells}, {time.monotonic() - self._began:.0f} s] "
-                f"{_words(self._scenario.points[place])}: loss {finished.test_loss:.4f}"
+            self._print(
+                f"[{self._finished_count}/{self._cell_count}, {time.monotonic() - self._start_time:.0f} s] "
+                f"{_describe_point(self._scenario.points[place])}: loss {finished.test_loss:.4f}"
                 + ("" if accuracy is None else f", accuracy {100 * accuracy:.1f} %")
             )
 
@@ -151,21 +151,27 @@ class Progress(RunObserver):
         sys.stderr.write(f"fedpriv: {printable_lines(line)}\n")
 
     def ended(self) -> None:
-        if self._live:
+        if self._is_live:
             self._panel.stop()
 
-    def _drawn(self) -> RenderableType:
-        return self._bar if self._current is None else Group(self._bar, self._current.line(self._console.width))
+    def _render(self) -> RenderableType:
+        return (
+            self._progress_bar
+            if self._current is None
+            else Group(self._progress_bar, self._current.format_line(self._console.width))
+        )
 
     def stopped(self, rerun: str) -> None:
         """Say how to go on; `rerun` is the command that was given."""
         if self._folder is None:
-            self._say("stopped before the first cell")
+            self._print("stopped before the first cell")
             return
-        left, cells = self._cells - self._done, len(self._scenario.points)
-        self._say(f"stopped, {left} of {cells} cells left; resume with\n    {_resume(rerun, self._folder)}")
+        left, cells = self._cell_count - self._finished_count, len(self._scenario.points)
+        self._print(
+            f"stopped, {left} of {cells} cells left; resume with\n    {_resume_command(rerun, self._folder)}"
+        )
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         if not self._quiet:
             self._console.print(printable_lines(line), highlight=False, markup=False, soft_wrap=True)
 
@@ -178,42 +184,44 @@ class JsonLines(RunObserver):
         self._folder: Path | None = None
 
     def fitted(self, fit: Fitted) -> None:
-        self._tell("fitted", {"noise": dict(fit.found), "vectors": fit.vectors, "seconds": fit.seconds})
+        self._write_event("fitted", {"noise": dict(fit.found), "vectors": fit.vectors, "seconds": fit.seconds})
 
     def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
-        self._scenario, self._folder, self._left = scenario, folder, len(places)
+        self._scenario, self._folder, self._remaining_count = scenario, folder, len(places)
         rounds = sum(scenario.points[place].cell.schedule.rounds for place in places)
-        self._tell("started", {"cells": len(places), "rounds": rounds, "folder": str(folder)})
-        self._complete_if_nothing_is_left()
+        self._write_event("started", {"cells": len(places), "rounds": rounds, "folder": str(folder)})
+        self._write_if_complete()
 
     def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
-        self._tell("evaluated", {**self._where(place), "round": t, **metrics})
+        self._write_event("evaluated", {**self._cell_fields(place), "round": t, **metrics})
 
     def finished(self, place: int, finished: Finished) -> None:
-        self._left -= 1
-        self._tell("finished", {**self._where(place), **finished.metrics})
-        self._complete_if_nothing_is_left()
+        self._remaining_count -= 1
+        self._write_event("finished", {**self._cell_fields(place), **finished.metrics})
+        self._write_if_complete()
 
     def lost(self, worker: str, places: Sequence[int]) -> None:
-        self._tell("lost", {"worker": worker, "cells": list(places)})
+        self._write_event("lost", {"worker": worker, "cells": list(places)})
 
     def noted(self, line: str) -> None:
-        self._tell("noted", {"line": line})
+        self._write_event("noted", {"line": line})
 
     def stopped(self, rerun: str) -> None:
         """Say how to go on; `rerun` is the command that was given."""
         folder = self._folder
-        self._tell("stopped", {"left": self._left, "resume": _resume(rerun, folder)} if folder else {})
+        self._write_event(
+            "stopped", {"left": self._remaining_count, "resume": _resume_command(rerun, folder)} if folder else {}
+        )
 
-    def _complete_if_nothing_is_left(self) -> None:
-        if self._left == 0:
-            self._tell("complete", {"folder": str(self._folder)})
+    def _write_if_complete(self) -> None:
+        if self._remaining_count == 0:
+            self._write_event("complete", {"folder": str(self._folder)})
 
-    def _where(self, place: int) -> dict[str, Any]:
+    def _cell_fields(self, place: int) -> dict[str, Any]:
         point = self._scenario.points[place]
         return {"cell": place, "point": dict(point.swept), "seed": point.cell.seed}
 
-    def _tell(self, event: str, facts: Mapping[str, Any]) -> None:
+    def _write_event(self, event: str, facts: Mapping[str, Any]) -> None:
         self._stream.write(json.dumps({"event": event, **facts}, ensure_ascii=False) + "\n")
         self._stream.flush()
 
@@ -223,12 +231,12 @@ class TensorBoard(RunObserver):
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._writer = _required("torch.utils.tensorboard", "TensorBoard", "tensorboard").SummaryWriter
+        self._writer = _import_extra("torch.utils.tensorboard", "TensorBoard", "tensorboard").SummaryWriter
         self._writers: dict[int, Any] = {}
 
     def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
         self._writers = {
-            place: self._writer(self._directory / scenario.name / _label(scenario.points[place]))
+            place: self._writer(self._directory / scenario.name / _folder_label(scenario.points[place]))
             for place in places
         }
 
@@ -248,62 +256,62 @@ class MLflow(RunObserver):
     """
 
     def __init__(self, uri: str) -> None:
-        module = _required("mlflow", "MLflow", "mlflow")
-        self._uri, self._error = uri, module.exceptions.MlflowException
+        module = _import_extra("mlflow", "MLflow", "mlflow")
+        self._uri, self._error_class = uri, module.exceptions.MlflowException
         self._runs: dict[int, str] = {}
-        with self._one_line():
+        with self._translate_errors():
             self._client = module.MlflowClient(tracking_uri=uri)
 
     def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
-        with self._one_line():
+        with self._translate_errors():
             found = self._client.get_experiment_by_name(scenario.name)
             experiment = found.experiment_id if found else self._client.create_experiment(scenario.name)
             for place in places:
                 point = scenario.points[place]
-                run = self._client.create_run(experiment, run_name=_label(point)).info.run_id
+                run = self._client.create_run(experiment, run_name=_folder_label(point)).info.run_id
                 self._runs[place] = run
                 for key, value in dotted(point.cell.canonical()):
                     self._client.log_param(run, key, value)
 
     def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
-        with self._one_line():
+        with self._translate_errors():
             for name, value in metrics.items():
                 self._client.log_metric(self._runs[place], name, value, step=t)
 
     def finished(self, place: int, finished: Finished) -> None:
-        with self._one_line():
+        with self._translate_errors():
             self._client.set_terminated(self._runs.pop(place))
 
     def ended(self) -> None:
-        with self._one_line():
+        with self._translate_errors():
             for run in self._runs.values():
                 self._client.set_terminated(run, "KILLED")
 
     @contextmanager
-    def _one_line(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
-        except self._error as error:
+        except self._error_class as error:
             raise RunError(f"MLflow at {self._uri}: {str(error).splitlines()[0]}") from None
 
 
-def _required(module: str, name: str, extra: str) -> Any:
+def _import_extra(module: str, name: str, extra: str) -> Any:
     try:
         return import_module(module)
     except ImportError:
         raise InputError(f"{name} is not installed; install it with: pip install 'fedpriv[{extra}]'") from None
 
 
-def _label(point: Point) -> str:
+def _folder_label(point: Point) -> str:
     """ "rho=4.0,silos=10,seed=0": the cell as the name of a folder."""
     swept = [f"{key.rpartition('.')[2]}={value}" for key, value in point.swept.items()]
     return ",".join([*swept, f"seed={point.cell.seed}"]).replace("/", "-")
 
 
-def _words(point: Point) -> str:
+def _describe_point(point: Point) -> str:
     values = [f"{key.rpartition('.')[2]} {value}" for key, value in point.swept.items()]
     return ", ".join([*values, f"seed {point.cell.seed}"])
 
 
-def _resume(rerun: str, folder: Path) -> str:
+def _resume_command(rerun: str, folder: Path) -> str:
     return f"{rerun} --resume --out {shlex.quote(str(folder))}"

@@ -15,7 +15,7 @@ from pydantic_core import PydanticSerializationError
 
 from fedpriv.claims.outcome import Finished, RunObserver
 from fedpriv.cli.explore import show_run
-from fedpriv.cli.options import Display
+from fedpriv.cli.options import DisplayOptions
 from fedpriv.cli.progress import JsonLines, MLflow, Progress, TensorBoard
 from fedpriv.core.errors import FedprivError, InputError, RunError
 from fedpriv.core.extensions import import_files
@@ -27,51 +27,54 @@ from fedpriv.study.results import read_claims
 from fedpriv.study.sweep import RunOptions, run_sweep, weighed
 
 _REFRESH_SECONDS = 1.0
-_LAST_LOOK_SECONDS = 3.0
+_FINAL_SERVE_SECONDS = 3.0
 
 
-class Watched(RunObserver):
+class LivePage(RunObserver):
     """Keeps the page of a run's folder, drawn anew when there is news, and at most once a second."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None
         self._lock = threading.Lock()
-        self._news, self._drawn, self._at = 0, -1, 0.0
+        self._event_count, self._rendered_count, self._render_time = 0, -1, 0.0
         self._page, self._version = b"", ""
 
     def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
         self._folder = folder
-        self._news += 1
+        self._event_count += 1
 
     def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
-        self._news += 1
+        self._event_count += 1
 
     def finished(self, place: int, finished: Finished) -> None:
-        self._news += 1
+        self._event_count += 1
 
     def ended(self) -> None:
-        self._news += 1
+        self._event_count += 1
 
     def page(self) -> tuple[bytes, str]:
         """The page and its version."""
-        from fedpriv.show.page import page_of  # slow to import: only --watch pays for it
+        from fedpriv.show.page import render_page  # slow to import: only --watch pays for it
 
         with self._lock:
-            due = self._news != self._drawn and time.monotonic() - self._at > _REFRESH_SECONDS
+            due = (
+                self._event_count != self._rendered_count
+                and time.monotonic() - self._render_time > _REFRESH_SECONDS
+            )
             if self._folder is not None and (due or not self._page):
-                news, text = self._news, ""
+                news, text = self._event_count, ""
                 try:
                     results = read_claims(self._folder)
                     version = hashlib.sha256(f"{news}".encode()).hexdigest()[:12]
-                    text = page_of(self._folder, results, version, live=True)
+                    text = render_page(self._folder, results, version, live=True)
                 except FedprivError:
                     return self._page or b"The run has not begun.", self._version
                 self._page, self._version = text.encode(), version
-                self._drawn, self._at = news, time.monotonic()
+                self._rendered_count, self._render_time = news, time.monotonic()
             return self._page or b"The run has not begun.", self._version
 
 
-def _handler(watched: Watched) -> type[BaseHTTPRequestHandler]:
+def _make_handler(watched: LivePage) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             names = [f"{host}:{self.connection.getsockname()[1]}" for host in ("127.0.0.1", "localhost")]
@@ -99,16 +102,16 @@ def _handler(watched: Watched) -> type[BaseHTTPRequestHandler]:
 
 
 @contextmanager
-def watching(watched: Watched) -> Iterator[str]:
+def serve_page(watched: LivePage) -> Iterator[str]:
     """Serve the page on loopback, at the address that is given, until the block ends.
 
     Guarantee: it listens on 127.0.0.1 only, answers GET / and /version, and refuses other host names.
     """
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(watched))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _make_handler(watched))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}/"
-        time.sleep(_LAST_LOOK_SECONDS)  # for a browser's last question
+        time.sleep(_FINAL_SERVE_SECONDS)  # for a browser's last question
     finally:
         server.shutdown()
         server.server_close()
@@ -117,7 +120,7 @@ def watching(watched: Watched) -> Iterator[str]:
 INTERRUPTED = 130
 
 
-def weigh(path: Path, options: RunOptions) -> None:
+def print_memory_need(path: Path, options: RunOptions) -> None:
     """Check a scenario as a run does, and say what it takes; InputError for what would not be run."""
     import_files(options.imports)
     scenario = load_scenario(path, options.overrides)
@@ -127,7 +130,7 @@ def weigh(path: Path, options: RunOptions) -> None:
     sys.stdout.write(f"memory: {told}; {memory_words()} here\n")
 
 
-def run_scenario(path: Path, options: RunOptions, shown: Display) -> None:
+def run_scenario(path: Path, options: RunOptions, shown: DisplayOptions) -> None:
     """Run a scenario's missing cells; exits with code 130 when interrupted, leaving what is finished.
 
     An engine that can go on with the cell that failed says how, too.
@@ -145,7 +148,7 @@ def run_scenario(path: Path, options: RunOptions, shown: Display) -> None:
     rerun = options.command(str(path))
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        with _page(observers) if shown.watch else nullcontext():
+        with _serve_live_page(observers) if shown.watch else nullcontext():
             folder = run_sweep(scenario, options, observers, rerun)
     except RunError:
         if engine_row(options.engine).resumes_cells:
@@ -169,11 +172,11 @@ def run_scenario(path: Path, options: RunOptions, shown: Display) -> None:
 
 
 @contextmanager
-def _page(observers: list[RunObserver]) -> Iterator[None]:
+def _serve_live_page(observers: list[RunObserver]) -> Iterator[None]:
     """Serve the run's page, and say where."""
-    watched = Watched()
+    watched = LivePage()
     observers.append(watched)
-    with watching(watched) as address:
+    with serve_page(watched) as address:
         sys.stderr.write(f"fedpriv: watch this run at {address}\n")
         yield
 

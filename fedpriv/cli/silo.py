@@ -6,11 +6,11 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from fedpriv.cli.options import Metrics, Policy
+from fedpriv.cli.options import MetricsAddress, PolicyPath
 from fedpriv.core.limits import with_room
 
 
-class _RunByDefault(TyperGroup):
+class _DefaultRunGroup(TyperGroup):
     """`fedpriv silo POLICY` means `fedpriv silo run POLICY`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -20,7 +20,7 @@ class _RunByDefault(TyperGroup):
 
 
 app = typer.Typer(
-    cls=_RunByDefault,
+    cls=_DefaultRunGroup,
     help="A silo's guard: the process that has its records and answers what its policy allows.",
     no_args_is_help=True,
     suggest_commands=False,
@@ -29,7 +29,7 @@ app = typer.Typer(
 
 @app.command()
 def init(
-    policy: Policy,
+    policy: PolicyPath,
     template: Annotated[
         bool, typer.Option("--template", help="Write a policy file to be edited, and begin nothing.")
     ] = False,
@@ -60,7 +60,7 @@ def init(
 
 
 @app.command()
-def run(policy: Policy, metrics: Metrics = None) -> None:
+def run(policy: PolicyPath, metrics: MetricsAddress = None) -> None:
     """Run the guard until it is ended.  `fedpriv silo POLICY` is the same.
 
     Example: fedpriv silo run silo-0.toml
@@ -77,7 +77,7 @@ def run(policy: Policy, metrics: Metrics = None) -> None:
 
 @app.command()
 def status(
-    policy: Policy,
+    policy: PolicyPath,
     check: Annotated[
         bool, typer.Option("--check", help="Recompute every price from its scenario, too; opens the records.")
     ] = False,
@@ -99,7 +99,7 @@ def status(
 
 @app.command()
 def end(
-    policy: Policy, run_id: Annotated[str, typer.Argument(metavar="RUN", help="As `status` shows it.")]
+    policy: PolicyPath, run_id: Annotated[str, typer.Argument(metavar="RUN", help="As `status` shows it.")]
 ) -> None:
     """End a run that nobody will resume: its key and sums are wiped, its price stays spent.
 
@@ -113,7 +113,7 @@ def end(
 
 @app.command()
 def backup(
-    policy: Policy, folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the copies go.")]
+    policy: PolicyPath, folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the copies go.")]
 ) -> None:
     """Copy a policy's ledgers, without keys, replies and the records' key; also while the guard runs.
 
@@ -129,7 +129,7 @@ def backup(
 
 @app.command()
 def restore(
-    policy: Policy,
+    policy: PolicyPath,
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where `backup` put the copies.")],
 ) -> None:
     """Put copies in the place of ledgers that are gone, so that no budget is spent twice.

@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
-from fedpriv.cli.options import Json, SweepOverrides, print_table, say
+from fedpriv.cli.options import Json, SweepOverrides, print_table, print_text
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import delta_figure, epsilon_figure, lower_figure, upper_figure
 
-_OWN = "bound at the scenario's numbers"
+_SCENARIO_BOUND = "bound at the scenario's numbers"
 
 
 def theorem(
@@ -102,38 +102,45 @@ def samples(
         "records for",
         *(f"d = {each['dimension']}, ε = {epsilon_figure(each['epsilon'])}" for each in points),
     ]
-    rows = [[name, *(_count(each["records"][name]) for each in points)] for name in points[0]["records"]]
+    rows = [[name, *(_format_count(each["records"][name]) for each in points)] for name in points[0]["records"]]
     print_table([heads, *rows])
 
 
-def _count(number: float | None) -> str:
+def _format_count(number: float | None) -> str:
     return "more than 10^18" if number is None else f"{number:.2g}"
 
 
 def _print_point(compared: dict[str, Any]) -> None:
     swept = ", ".join(f"{key} = {value}" for key, value in compared["point"].items())
-    say(f"{compared['algorithm']}{f' at {swept}' if swept else ''}\n")
-    print_table([(name, _text(name, value)) for name, value in compared["problem"].items()])
+    print_text(f"{compared['algorithm']}{f' at {swept}' if swept else ''}\n")
+    print_table([(name, _format_number(name, value)) for name, value in compared["problem"].items()])
     used, theorems, bound = compared["scenario"], compared["theorems"], compared["bound"]
     columns = [{} if "refusal" in used else used, *(asked["numbers"] for asked in theorems)]
     header = ["", "scenario", *(asked["theorem"] for asked in theorems)]
     if bound is not None:
         columns.append({"excess risk": bound["excess risk"]})
-        header.append(_OWN)
+        header.append(_SCENARIO_BOUND)
     typer.echo()
     lines = [
-        [name, *(_text(name, column.get(name), asked=place > 0) for place, column in enumerate(columns))]
+        [
+            name,
+            *(
+                _format_number(name, column.get(name), is_prescribed=place > 0)
+                for place, column in enumerate(columns)
+            ),
+        ]
         for name in dict.fromkeys(itertools.chain(*columns))
     ]
     print_table([header, *lines])
     if "refusal" in used:
-        say(f"\nthe scenario cannot be run: {used['refusal']}\n")
+        print_text(f"\nthe scenario cannot be run: {used['refusal']}\n")
     for asked in theorems:
-        say(f"\n{asked['theorem']}: {asked['refusal'] or 'can be run with these numbers'}\n")
+        print_text(f"\n{asked['theorem']}: {asked['refusal'] or 'can be run with these numbers'}\n")
         _print_conditions(asked)
     if bound is not None:
         typer.echo(
-            f"\n{_OWN}: {'nothing is known' if bound['excess risk'] is None else 'of the mean excess risk'}"
+            f"\n{_SCENARIO_BOUND}: "
+            f"{'nothing is known' if bound['excess risk'] is None else 'of the mean excess risk'}"
         )
         _print_conditions(bound)
 
@@ -151,7 +158,7 @@ def _print_conditions(asked: dict[str, Any]) -> None:
         typer.echo(f"  cannot be checked: {asked['assumption']}")
 
 
-def _text(name: str, value: Any, *, asked: bool = False) -> str:
+def _format_number(name: str, value: Any, *, is_prescribed: bool = False) -> str:
     """A figure in six digits; `asked` says that a theorem asks for it, and a run does not have it yet."""
     if not isinstance(value, float):
         return "-" if value is None else str(value)
@@ -160,5 +167,5 @@ def _text(name: str, value: Any, *, asked: bool = False) -> str:
     if name == "delta":
         return delta_figure(value)
     if "noise std" in name:
-        return upper_figure(value, 6) if asked else lower_figure(value, 6)
+        return upper_figure(value, 6) if is_prescribed else lower_figure(value, 6)
     return f"{value:.6g}"

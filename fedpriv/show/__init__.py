@@ -1,6 +1,6 @@
 """What people look at: tables, charts, the page of a run, the privacy statement.
 
-`render` makes tables, `plot_run` draws charts, and `write_report` writes the page.
+`render_tables` makes tables, `plot_run` draws charts, and `write_report` writes the page.
 
 Imports: rooms from `study` down.
 """

@@ -1,6 +1,6 @@
 """The charts of a run as data: metrics by round and by privacy, clipping, noise by mechanism, trade-off curves.
 
-`charts_of` computes every series once; two pens draw them: `svg.py` for the report's page, `plots.py` with
+`make_charts` computes every series once; two pens draw them: `svg.py` for the report's page, `plots.py` with
 matplotlib for files.
 """
 
@@ -17,28 +17,28 @@ from fedpriv.claims.ledger import from_data
 from fedpriv.core.figures import lower_figure, upper_figure, with_spread
 from fedpriv.noise.registry import CHOSEN
 from fedpriv.show.looks import (
-    MOST_SERIES,
+    MAX_SERIES,
     Look,
     Scale,
-    key_names,
-    layout_of,
+    describe_keys,
+    is_wide,
     level_look,
+    make_layout,
+    make_scale,
     nth_look,
-    scale_of,
     shade,
-    wide,
 )
 from fedpriv.show.statement import StoredAudit
 from fedpriv.show.summary import (
     Metric,
-    alike,
-    cells_at,
-    compare,
-    metrics_of,
-    points,
-    product,
+    axis_points,
+    cells_at_point,
+    compare_with_published,
+    group_by,
+    run_metrics,
     shared_metrics,
     summarize,
+    sweep_points,
 )
 from fedpriv.study.results import Results
 from fedpriv.study.setting import Setting, Table
@@ -50,7 +50,7 @@ class Mark:
 
     x: float
     y: float
-    tip: str = ""
+    tooltip: str = ""
     spread: float = 0.0
     """Along y; along x where the chart has named rows."""
 
@@ -83,8 +83,8 @@ class Chart:
 
     key: str
     caption: str
-    x: str
-    y: str
+    x_label: str
+    y_label: str
     panels: Sequence[Panel]
     note: str = ""
     log_x: bool = False
@@ -93,7 +93,7 @@ class Chart:
     """On the x axis; round numbers if left out."""
     rows: Sequence[str] = ()
     """Names on the y axis, whose values are then 0, 1, … from the top."""
-    shown: Sequence[float] = ()
+    shown_x: Sequence[float] = ()
     """Values that the x axis shows in any case."""
 
     @property
@@ -112,50 +112,50 @@ class Chart:
         """Whether hollow marks need an explanation."""
         return any(series.published for series in self.series)
 
-    def across(self, panel: Panel, start: float, end: float) -> Scale:
+    def x_scale(self, panel: Panel, start: float, end: float) -> Scale:
         """The x axis of a panel."""
         sides = (-1.0, 1.0) if self.rows else (0.0,)
-        return scale_of([*_reach(panel.series, "x", sides), *self.shown], start, end, logarithmic=self.log_x)
+        return make_scale([*_extents(panel.series, "x", sides), *self.shown_x], start, end, logarithmic=self.log_x)
 
-    def up(self, start: float, end: float) -> Scale:
+    def y_scale(self, start: float, end: float) -> Scale:
         """The y axis of all panels, from the bottom to the top."""
         if self.rows:
             return Scale(len(self.rows) - 0.5, -0.5, start, end, logarithmic=False)
-        return scale_of(_reach(self.series, "y", (-1.0, 1.0)), start, end, logarithmic=self.log_y)
+        return make_scale(_extents(self.series, "y", (-1.0, 1.0)), start, end, logarithmic=self.log_y)
 
 
-def _reach(series: Iterable[Series], axis: str, sides: Iterable[float]) -> list[float]:
+def _extents(series: Iterable[Series], axis: str, sides: Iterable[float]) -> list[float]:
     marks = [mark for each in series for mark in (*each.marks, *each.published) if math.isfinite(mark.y)]
     return [getattr(mark, axis) + side * mark.spread for mark in marks for side in sides]
 
 
 _PRIVACY_KEYS = ("privacy.mu", "privacy.rho", "privacy.zcdp", "privacy.epsilon")
-_NAMES = {"mu": "μ of Gaussian DP (smaller is more private)", "epsilon": "ε (smaller is more private)"}
+_PRIVACY_LABELS = {"mu": "μ of Gaussian DP (smaller is more private)", "epsilon": "ε (smaller is more private)"}
 _NORMAL = NormalDist()
-_MOST_PANELS = 12
-_CLIPPED = Metric("fraction_clipped", "increments that were clipped (%)", 100.0, 2, 2)
-_ON_THE_AXES = 0.01
+_MAX_PANELS = 12
+_CLIPPED_METRIC = Metric("fraction_clipped", "increments that were clipped (%)", 100.0, 2, 2)
+_MIN_VISIBLE_ERROR = 0.01
 """A trade-off curve that balances both errors below this share cannot be told from the axes."""
 
 
-def charts_of(results: Results, history: Sequence[Mapping[str, Any]], audit: StoredAudit | None) -> list[Chart]:
+def make_charts(results: Results, history: Sequence[Mapping[str, Any]], audit: StoredAudit | None) -> list[Chart]:
     """Every chart that the finished cells allow, without series that have no mark."""
     made = [
-        _privacy(results),
-        *(_curves(results, history, metric) for metric in shared_metrics(results)),
-        _clipping(results),
-        *noise_charts(results.cells),
-        _tradeoff(results, audit),
+        _privacy_chart(results),
+        *(_rounds_chart(results, history, metric) for metric in shared_metrics(results)),
+        _clipping_chart(results),
+        *make_noise_charts(results.cells),
+        _tradeoff_chart(results, audit),
     ]
-    return [chart for chart in map(_without_empty, filter(None, made)) if chart.panels]
+    return [chart for chart in map(_drop_empty_series, filter(None, made)) if chart.panels]
 
 
-def _without_empty(chart: Chart) -> Chart:
+def _drop_empty_series(chart: Chart) -> Chart:
     panels = [Panel(each.name, [series for series in each.series if series.marks]) for each in chart.panels]
     return replace(chart, panels=[panel for panel in panels if panel.series])
 
 
-def _of_metric(
+def _make_metric_chart(
     results: Results,
     key: str,
     metric: Metric,
@@ -164,61 +164,65 @@ def _of_metric(
     series: Callable[[dict[str, Any], str, Look], Series],
 ) -> Chart:
     """A chart with a series a point of `axes`, in panels; its note says how many are left out."""
-    layout = layout_of(axes)
+    layout = make_layout(axes)
     found: dict[str, list[Series]] = {}
     left: dict[str, None] = {}
-    for point in product(axes):
-        title = key_names(results, point, layout.panels)
-        if (title not in found and len(found) == _MOST_PANELS) or len(found.get(title, [])) == MOST_SERIES:
+    for point in axis_points(axes):
+        title = describe_keys(results, point, layout.panels)
+        if (title not in found and len(found) == _MAX_PANELS) or len(found.get(title, [])) == MAX_SERIES:
             left[str(point)] = None
             continue
-        name = key_names(results, point, (*layout.kinds, *layout.levels)) or "this run"
-        found.setdefault(title, []).append(series(point, name, layout.look_of(point)))
+        name = describe_keys(results, point, (*layout.kinds, *layout.levels)) or "this run"
+        found.setdefault(title, []).append(series(point, name, layout.choose_look(point)))
     panels = [Panel(title, each) for title, each in found.items()]
     caption = f"{metric.title[0].upper()}{metric.title[1:]}{about}"
     note = f"{len(left)} more settings are in the table." if left else ""
-    logarithmic = metric.factor == 1.0 and wide(
+    logarithmic = metric.factor == 1.0 and is_wide(
         [mark.y for each in panels for one in each.series for mark in one.marks]
     )
     return Chart(key, caption, "", metric.title, panels, note, log_y=logarithmic)
 
 
-def levels(results: Results) -> dict[str, float]:
+def privacy_levels(results: Results) -> dict[str, float]:
     """The privacy of all cells by the text that is shown: rounding in an accountant makes no second value."""
-    scale = privacy_scale(results)
+    scale = privacy_key(results)
     return {upper_figure(cell[scale], 3): cell[scale] for cell in results.cells if cell[scale] is not None}
 
 
-def privacy_scale(results: Results) -> str:
+def privacy_key(results: Results) -> str:
     """What privacy is drawn in: μ, or ε if a cell with a guarantee has no μ, as with sampling."""
     return "epsilon" if any(c["mu"] is None and c["epsilon"] is not None for c in results.cells) else "mu"
 
 
-def _privacy(results: Results) -> Chart | None:
+def _privacy_chart(results: Results) -> Chart | None:
     """Accuracy, or the first metric, against μ or ε; a line for what else is swept."""
-    known = levels(results)
+    known = privacy_levels(results)
     if len(known) < 2:
         return None
-    metric = next((each for each in metrics_of(results) if each.key == "test_accuracy"), metrics_of(results)[0])
+    metric = next((each for each in run_metrics(results) if each.key == "test_accuracy"), run_metrics(results)[0])
     told = {key: list(values) for key, values in results.axes.items() if key not in _PRIVACY_KEYS}
 
     def series(fixed: dict[str, Any], name: str, look: Look) -> Series:
-        return _along(results, metric, fixed, Series(name, look, []))
+        return _make_privacy_series(results, metric, fixed, Series(name, look, []))
 
-    chart = _of_metric(results, "privacy", metric, " against privacy", told, series)
-    return replace(chart, x=_NAMES[privacy_scale(results)], log_x=True, ticks=sorted(known.values()))
+    chart = _make_metric_chart(results, "privacy", metric, " against privacy", told, series)
+    return replace(chart, x_label=_PRIVACY_LABELS[privacy_key(results)], log_x=True, ticks=sorted(known.values()))
 
 
-def _along(results: Results, metric: Metric, fixed: Mapping[str, Any], series: Series) -> Series:
+def _make_privacy_series(results: Results, metric: Metric, fixed: Mapping[str, Any], series: Series) -> Series:
     """Measured and published values of the points that have `fixed`, by rising μ or ε."""
-    scale = privacy_scale(results)
+    scale = privacy_key(results)
     measured: list[Mark] = []
     published: list[Mark] = []
-    for point in points(results):
-        cells = cells_at(results, point)
+    for point in sweep_points(results):
+        cells = cells_at_point(results, point)
         if not cells or any(point[key] != value for key, value in fixed.items()) or cells[0][scale] is None:
             continue
-        level, words, found = cells[0][scale], figure_words(cells[0]), compare(results, metric, point)
+        level, words, found = (
+            cells[0][scale],
+            figure_words(cells[0]),
+            compare_with_published(results, metric, point),
+        )
         if (mean := found.measured) is not None:
             tip = f"{words}: {with_spread(mean.mean, mean.std, metric.digits)}"
             measured.append(Mark(level, mean.mean, tip, mean.std or 0.0))
@@ -227,81 +231,83 @@ def _along(results: Results, metric: Metric, fixed: Mapping[str, Any], series: S
     return replace(series, marks=sorted(measured, key=lambda mark: mark.x), published=published)
 
 
-def _curves(results: Results, history: Sequence[Mapping[str, Any]], metric: Metric) -> Chart:
+def _rounds_chart(results: Results, history: Sequence[Mapping[str, Any]], metric: Metric) -> Chart:
     """The metric round by round; runs of unequal length in one panel share the axis as shares of their rounds."""
-    by_cell = alike((line for line in history if metric.key in line), lambda line: line["cell"])
-    panels = layout_of(results.axes).panels
-    by_panel = alike(results.cells, lambda cell: key_names(results, cell["point"], panels))
+    by_cell = group_by((line for line in history if metric.key in line), lambda line: line["cell"])
+    panels = make_layout(results.axes).panels
+    by_panel = group_by(results.cells, lambda cell: describe_keys(results, cell["point"], panels))
     equal = all(len({cell["rounds"] for cell in cells}) == 1 for cells in by_panel.values())
 
     def series(point: dict[str, Any], name: str, look: Look) -> Series:
-        cells = cells_at(results, point)
+        cells = cells_at_point(results, point)
         lines = (line for cell in cells for line in by_cell.get(cell["cell"], []))
         marks = []
-        for t, of_round in sorted(alike(lines, lambda line: line["round"]).items()):
+        for t, of_round in sorted(group_by(lines, lambda line: line["round"]).items()):
             if (found := summarize(of_round, metric)) is not None:
                 tip = f"round {t}: {with_spread(found.mean, found.std, metric.digits)}"
                 place = t if equal else 100 * t / cells[0]["rounds"]
                 marks.append(Mark(place, found.mean, tip, found.std or 0.0))
         return Series(name, look, marks)
 
-    chart = _of_metric(results, metric.key, metric, ", round by round", results.axes, series)
-    return replace(chart, x="round" if equal else "share of the rounds (%)")
+    chart = _make_metric_chart(results, metric.key, metric, ", round by round", results.axes, series)
+    return replace(chart, x_label="round" if equal else "share of the rounds (%)")
 
 
-def _clipping(results: Results) -> Chart | None:
+def _clipping_chart(results: Results) -> Chart | None:
     """The share of increments that were clipped, a row a setting; None for one setting, or where none or all were.
 
     Clipping biases the increments, noise is proportional to the clip: a chart to choose the clip by.
     """
     shares = {cell["fraction_clipped"] for cell in results.cells}
-    if not any(shares) or shares == {1} or len(points(results)) == 1:
+    if not any(shares) or shares == {1} or len(sweep_points(results)) == 1:
         return None
-    layout = layout_of(results.axes)
+    layout = make_layout(results.axes)
     others = [key for key, values in results.axes.items() if len(values) > 1 and key not in layout.kinds]
-    rows = list(dict.fromkeys(key_names(results, point, others) for point in points(results)))[:MOST_SERIES]
-    kinds = product({key: results.axes[key] for key in layout.kinds})
+    rows = list(dict.fromkeys(describe_keys(results, point, others) for point in sweep_points(results)))[
+        :MAX_SERIES
+    ]
+    kinds = axis_points({key: results.axes[key] for key in layout.kinds})
     marks: list[list[Mark]] = [[] for _ in kinds]
-    for point in points(results):
-        told = [cell for cell in cells_at(results, point) if cell["fraction_clipped"] is not None]
-        row, kind = key_names(results, point, others), kinds.index({key: point[key] for key in layout.kinds})
-        if row in rows and (found := summarize(told, _CLIPPED)):
+    for point in sweep_points(results):
+        told = [cell for cell in cells_at_point(results, point) if cell["fraction_clipped"] is not None]
+        row, kind = describe_keys(results, point, others), kinds.index({key: point[key] for key in layout.kinds})
+        if row in rows and (found := summarize(told, _CLIPPED_METRIC)):
             aside = 0.5 * (kind + 0.5) / len(kinds) - 0.25
-            tip = f"{row}{': ' if row else ''}{with_spread(found.mean, found.std, _CLIPPED.digits)} %"
+            tip = f"{row}{': ' if row else ''}{with_spread(found.mean, found.std, _CLIPPED_METRIC.digits)} %"
             marks[kind].append(Mark(found.mean, rows.index(row) + aside, tip, found.std or 0.0))
     series = [
-        Series(key_names(results, kind, layout.kinds) or "this run", nth_look(place), each, line=False)
+        Series(describe_keys(results, kind, layout.kinds) or "this run", nth_look(place), each, line=False)
         for place, (kind, each) in enumerate(zip(kinds, marks, strict=True))
     ]
     return Chart(
         "clipped",
         "How much of what records contribute was clipped",
-        _CLIPPED.title,
+        _CLIPPED_METRIC.title,
         "",
         [Panel("", series)],
         rows=rows,
-        shown=(0.0, 1.0),  # percent: nearly nothing clipped must not look like much
+        shown_x=(0.0, 1.0),  # percent: nearly nothing clipped must not look like much
     )
 
 
 @dataclass(frozen=True)
-class _Question:
+class _UsedMechanism:
     """What is compared: a setting with clip norm and batch 1, a μ, and the mechanism that was used."""
 
     setting: Setting
     mu: float
-    used: str
+    label: str
 
 
-_HORIZONS = 12
+_HORIZON_COUNT = 12
 
 
-def noise_charts(cells: Sequence[Mapping[str, Any]]) -> list[Chart]:
+def make_noise_charts(cells: Sequence[Mapping[str, Any]]) -> list[Chart]:
     """The noise of each mechanism at a run's guarantee: from accounting alone, nothing is drawn.
 
     For the first cell with a guarantee and a mechanism that a scenario can name; none without such a cell.
     """
-    question = next(filter(None, (_question(cell) for cell in cells if cell["mu"] is not None)), None)
+    question = next(filter(None, (_find_used_mechanism(cell) for cell in cells if cell["mu"] is not None)), None)
     if question is None:
         return []
     setting = question.setting
@@ -311,10 +317,13 @@ def noise_charts(cells: Sequence[Mapping[str, Any]]) -> list[Chart]:
         f"From accounting, not from this run: {sums}, {upper_figure(question.mu, 3)}-GDP, {setting.relation} "
         f"neighbours{passes}; 1 is the clip norm over the batch size."
     )
-    return [_noise_by_rounds(question, note), *([_noise_in_the_mean(question)] if setting.silos > 1 else [])]
+    return [
+        _noise_by_rounds_chart(question, note),
+        *([_noise_in_mean_chart(question)] if setting.silos > 1 else []),
+    ]
 
 
-def _question(cell: Mapping[str, Any]) -> _Question | None:
+def _find_used_mechanism(cell: Mapping[str, Any]) -> _UsedMechanism | None:
     stream = from_data(cell["releases"][0])
     if not isinstance(stream.mechanism, CHOSEN) or stream.decay == 0.0:  # nothing is summed: all add the same
         return None
@@ -330,20 +339,20 @@ def _question(cell: Mapping[str, Any]) -> _Question | None:
         relation=stream.relation,
         epochs=1 if once else rounds // stream.schedule.rounds_per_epoch,
     )
-    return _Question(setting, cell["mu"], stream.mechanism.label)
+    return _UsedMechanism(setting, cell["mu"], stream.mechanism.label)
 
 
-def _noise_by_rounds(question: _Question, note: str) -> Chart:
+def _noise_by_rounds_chart(question: _UsedMechanism, note: str) -> Chart:
     """The root mean square over the rounds of the noise in a release, by number of rounds."""
     setting = question.setting
-    lengths = np.unique(np.geomspace(1, setting.rounds // setting.epochs, _HORIZONS).astype(int))
+    lengths = np.unique(np.geomspace(1, setting.rounds // setting.epochs, _HORIZON_COUNT).astype(int))
     horizons = [int(length) * setting.epochs for length in lengths]
     costs = [replace(setting, rounds=rounds).compare(question.mu) for rounds in horizons]
     series = []
     for place, name in enumerate(setting.compare(question.mu)):
         along = [(t, cost[name].error) for t, cost in zip(horizons, costs, strict=True) if name in cost]
         marks = [Mark(t, error, f"{t} rounds: {error:.4g}") for t, error in along]
-        series.append(Series(_told(name, question), nth_look(place), marks))
+        series.append(Series(_mechanism_label(name, question), nth_look(place), marks))
     return Chart(
         "noise",
         "Noise that each mechanism would need for the same guarantee",
@@ -356,7 +365,7 @@ def _noise_by_rounds(question: _Question, note: str) -> Chart:
     )
 
 
-def _noise_in_the_mean(question: _Question) -> Chart:
+def _noise_in_mean_chart(question: _UsedMechanism) -> Chart:
     """The noise after all rounds: in a silo's release, and in the mean over silos with either trust."""
     setting = question.setting
     costs = {trust: replace(setting, trust=trust).compare(question.mu) for trust in ("untrusted", "trusted")}
@@ -371,7 +380,7 @@ def _noise_in_the_mean(question: _Question) -> Chart:
         aside = 0.5 * (place + 0.5) / len(names) - 0.25
         values = [(view, getattr(costs[trust][name], kind)) for view, (trust, kind) in views.items()]
         marks = [Mark(value, row + aside, f"{view}: {value:.4g}") for row, (view, value) in enumerate(values)]
-        series.append(Series(_told(name, question), nth_look(place), marks, line=False))
+        series.append(Series(_mechanism_label(name, question), nth_look(place), marks, line=False))
     return Chart(
         "noise-in-mean",
         "The same noise in the mean over silos",
@@ -383,11 +392,11 @@ def _noise_in_the_mean(question: _Question) -> Chart:
     )
 
 
-def _told(name: str, question: _Question) -> str:
-    return f"{name}, this run" if name == question.used else name
+def _mechanism_label(name: str, question: _UsedMechanism) -> str:
+    return f"{name}, this run" if name == question.label else name
 
 
-def comparison_chart(table: Table, title: str) -> Chart:
+def make_comparison_chart(table: Table, title: str) -> Chart:
     """Mechanisms side by side, the smallest ratio on top."""
     output = table.least.output is not None
     lines = sorted(table.lines, key=lambda line: line.ratio.output or line.ratio.queries)
@@ -410,18 +419,18 @@ def comparison_chart(table: Table, title: str) -> Chart:
     )
 
 
-def _tradeoff(results: Results, audit: StoredAudit | None) -> Chart | None:
+def _tradeoff_chart(results: Results, audit: StoredAudit | None) -> Chart | None:
     """Missed records against false alarms: the errors of the best test that looks for one record."""
     claims = [cell["mu"] for cell in results.cells if cell["mu"] is not None]
     mus = sorted({float(upper_figure(mu)) for mu in [*claims, *([audit.claimed_mu] if audit else [])]})
-    seen = [mu for mu in mus if _NORMAL.cdf(-mu / 2) >= _ON_THE_AXES]
+    seen = [mu for mu in mus if _NORMAL.cdf(-mu / 2) >= _MIN_VISIBLE_ERROR]
     if not seen and audit is None:
         return None
     shown = seen if len(seen) <= 6 else [*seen[:3], *seen[-3:]]
     ends = [Mark(a, 1 - a, f"{a:.3g}, {1 - a:.3g}") for a in (0.0, 1.0)]
     series = [Series("blind guessing", replace(shade(5), dash=1), ends, dots=False)]
     for place, mu in enumerate(shown):
-        curve = [Mark(a, b, f"false alarms {a:.3g}, missed {b:.3g}") for a, b in _errors(mu)]
+        curve = [Mark(a, b, f"false alarms {a:.3g}, missed {b:.3g}") for a, b in _tradeoff_points(mu)]
         series.append(Series(f"μ = {upper_figure(mu)}", level_look(place, len(shown)), curve))
     if audit is not None:
         at = _NORMAL.cdf(-audit.mu / 2)
@@ -445,7 +454,7 @@ def _tradeoff(results: Results, audit: StoredAudit | None) -> Chart | None:
     )
 
 
-def _errors(mu: float) -> list[tuple[float, float]]:
+def _tradeoff_points(mu: float) -> list[tuple[float, float]]:
     """The trade-off curve of μ-Gaussian differential privacy, with its ends: β = Φ(Φ⁻¹(1 - α) - μ)."""
     alphas = [0.0005, 0.002, 0.005, 0.01, 0.02, *(n / 20 for n in range(1, 20)), 0.98, 0.995]
     inner = [(alpha, _NORMAL.cdf(_NORMAL.inv_cdf(1.0 - alpha) - mu)) for alpha in alphas]

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedpriv.show.summary import point_text, product
+from fedpriv.show.summary import axis_points, format_point
 from fedpriv.study.results import Results
 
-MOST_SERIES = 28
+MAX_SERIES = 28
 """In one panel: looks would repeat from the 31st on."""
-_MOST_LINES = 12  # from there on panels are better
-_TRUST, _ALGORITHM = "algorithm.trust", "algorithm.name"
-_LENGTH = "federation.rounds"  # runs of unequal length are best not drawn over each other
+_MAX_LINES = 12  # from there on panels are better
+_TRUST_KEY, _ALGORITHM_KEY = "algorithm.trust", "algorithm.name"
+_ROUNDS_KEY = "federation.rounds"  # runs of unequal length are best not drawn over each other
 
 # The darkest and the lightest shade of each hue: on white, and on the dark page's background.
 _HUES = (
@@ -29,7 +29,7 @@ _HUES = (
 )
 DASHES = ((), (7, 4), (2, 3), (9, 3, 2, 3), (9, 3, 2, 3, 2, 3))
 """Lengths of strokes and gaps."""
-_COUNTS = (len(_HUES), len(DASHES), 7)
+_LOOK_COUNTS = (len(_HUES), len(DASHES), 7)
 
 
 @dataclass(frozen=True)
@@ -44,18 +44,18 @@ class Look:
 
 def shade(hue: int, share: float = 0.5) -> Look:
     """A hue between its darkest (0) and its lightest shade (1)."""
-    light, dark = (_between(*ends, share) for ends in _HUES[hue])
+    light, dark = (_mix_colours(*ends, share) for ends in _HUES[hue])
     return Look(light, dark)
 
 
-def _between(low: str, high: str, share: float) -> str:
+def _mix_colours(low: str, high: str, share: float) -> str:
     pairs = zip(bytes.fromhex(low[1:]), bytes.fromhex(high[1:]), strict=True)
     return "#" + bytes(round(a + share * (b - a)) for a, b in pairs).hex()
 
 
 def nth_look(place: int) -> Look:
     """The look of the n-th thing without an order: no two of the first 30 share more than one part."""
-    hue, dash, marker = (place % count for count in _COUNTS)
+    hue, dash, marker = (place % count for count in _LOOK_COUNTS)
     return replace(shade(hue), dash=dash, marker=marker)
 
 
@@ -74,9 +74,9 @@ class Layout:
     """At most two keys."""
     axes: Mapping[str, list[Any]]
 
-    def look_of(self, point: Mapping[str, Any]) -> Look:
+    def choose_look(self, point: Mapping[str, Any]) -> Look:
         """The look of a sweep point."""
-        (kind, kinds), (level, levels) = self._place(self.kinds, point), self._place(self.levels, point)
+        (kind, kinds), (level, levels) = self._index_of(self.kinds, point), self._index_of(self.levels, point)
         if kinds > len(DASHES) or levels > len(_HUES):
             return nth_look(kind * levels + level)
         if levels == 1:
@@ -85,22 +85,22 @@ class Layout:
             return level_look(level, levels)
         return replace(shade(kind, level / (levels - 1)), dash=kind, marker=level)
 
-    def _place(self, keys: Iterable[str], point: Mapping[str, Any]) -> tuple[int, int]:
+    def _index_of(self, keys: Iterable[str], point: Mapping[str, Any]) -> tuple[int, int]:
         """The number of the point's values among all that `keys` can have, and how many there are."""
-        found = product({key: self.axes[key] for key in keys})
+        found = axis_points({key: self.axes[key] for key in keys})
         return found.index({key: point[key] for key in keys}), len(found)
 
 
-def layout_of(axes: Mapping[str, list[Any]]) -> Layout:
+def make_layout(axes: Mapping[str, list[Any]]) -> Layout:
     """The layout for the axes that a chart has to tell apart.
 
     Kinds are trust settings and algorithms; without them the axis whose values have no order, or the shortest one.
     Where that makes too many lines, first the lengths of runs and then the longest axes become panels.
     """
     swept = {key: values for key, values in axes.items() if len(values) > 1}
-    kinds = [key for key in (_TRUST, _ALGORITHM) if key in swept]
-    if len(kinds) == 2 and _count(swept, kinds) > len(DASHES):
-        kinds = [_ALGORITHM]
+    kinds = [key for key in (_TRUST_KEY, _ALGORITHM_KEY) if key in swept]
+    if len(kinds) == 2 and _count_lines(swept, kinds) > len(DASHES):
+        kinds = [_ALGORITHM_KEY]
     if not kinds and swept:
         words = [
             key for key, values in swept.items() if not all(isinstance(value, int | float) for value in values)
@@ -108,24 +108,24 @@ def layout_of(axes: Mapping[str, list[Any]]) -> Layout:
         kinds = words[:1] or ([min(swept, key=lambda key: len(swept[key]))] if len(swept) > 1 else [])
     rest = [key for key in swept if key not in kinds]
     panels: list[str] = []
-    while rest and len(panels) < 2 and _count(swept, [*kinds, *rest]) > _MOST_LINES:
+    while rest and len(panels) < 2 and _count_lines(swept, [*kinds, *rest]) > _MAX_LINES:
         longest = max(reversed(rest), key=lambda key: len(swept[key]))
-        panels.append(_LENGTH if _LENGTH in rest else longest)
+        panels.append(_ROUNDS_KEY if _ROUNDS_KEY in rest else longest)
         rest.remove(panels[-1])
     return Layout(tuple(kinds), tuple(rest), tuple(panels), axes)
 
 
-def _count(swept: Mapping[str, list[Any]], keys: Sequence[str]) -> int:
+def _count_lines(swept: Mapping[str, list[Any]], keys: Sequence[str]) -> int:
     return math.prod(len(swept[key]) for key in keys)
 
 
-def key_names(results: Results, point: Mapping[str, Any], keys: Iterable[str]) -> str:
+def describe_keys(results: Results, point: Mapping[str, Any], keys: Iterable[str]) -> str:
     """What a point has for some keys, in words."""
-    return point_text(results, {key: point[key] for key in point if key in tuple(keys)})
+    return format_point(results, {key: point[key] for key in point if key in tuple(keys)})
 
 
-_STEPS = (1.0, 2.0, 5.0, 10.0)
-_WIDE_RANGE = 10.0
+_TICK_STEPS = (1.0, 2.0, 5.0, 10.0)
+_MIN_LOG_RATIO = 10.0
 
 
 @dataclass(frozen=True)
@@ -138,20 +138,26 @@ class Scale:
     end: float
     logarithmic: bool
 
-    def place(self, value: float) -> float:
+    def position(self, value: float) -> float:
         """Where a value is drawn; values beyond the axis at its ends."""
-        share = (self._number(value) - self._number(self.low)) / (self._number(self.high) - self._number(self.low))
+        share = (self._transform(value) - self._transform(self.low)) / (
+            self._transform(self.high) - self._transform(self.low)
+        )
         return self.start + min(1.0, max(0.0, share)) * (self.end - self.start)
 
     def ticks(self, most: int) -> list[float]:
         """Round numbers on the axis, about `most` at most."""
-        return _logarithmic(self.low, self.high, most) if self.logarithmic else _linear(self.low, self.high, most)
+        return (
+            _logarithmic_ticks(self.low, self.high, most)
+            if self.logarithmic
+            else _linear_ticks(self.low, self.high, most)
+        )
 
-    def _number(self, value: float) -> float:
+    def _transform(self, value: float) -> float:
         return math.log(max(value, self.low)) if self.logarithmic else value
 
 
-def scale_of(values: Sequence[float], start: float, end: float, *, logarithmic: bool) -> Scale:
+def make_scale(values: Sequence[float], start: float, end: float, *, logarithmic: bool) -> Scale:
     """The axis that shows all values, with a little room; a logarithmic one shows those above 0."""
     finite = [value for value in values if math.isfinite(value) and (value > 0.0 or not logarithmic)]
     low, high = min(finite, default=0.0), max(finite, default=1.0)
@@ -162,21 +168,21 @@ def scale_of(values: Sequence[float], start: float, end: float, *, logarithmic: 
     return Scale(low - room, high + room, start, end, logarithmic=False)
 
 
-def wide(values: Sequence[float]) -> bool:
+def is_wide(values: Sequence[float]) -> bool:
     """Whether values ask for a logarithmic axis: one diverging run must not flatten all others."""
     finite = [value for value in values if math.isfinite(value)]
-    return bool(finite) and max(finite) > _WIDE_RANGE * min(finite) > 0.0
+    return bool(finite) and max(finite) > _MIN_LOG_RATIO * min(finite) > 0.0
 
 
-def _linear(low: float, high: float, most: int) -> list[float]:
+def _linear_ticks(low: float, high: float, most: int) -> list[float]:
     rough = (high - low) / most
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * each for each in _STEPS if power * each >= rough)
+    step = next(power * each for each in _TICK_STEPS if power * each >= rough)
     first = math.ceil(low / step)
     return [step * each for each in range(first, math.floor(high / step) + 1)]
 
 
-def _logarithmic(low: float, high: float, most: int) -> list[float]:
+def _logarithmic_ticks(low: float, high: float, most: int) -> list[float]:
     for steps in ((1.0, 2.0, 5.0), (1.0, 3.0), (1.0,)):
         powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         found = [each * 10.0**power for power in powers for each in steps if low <= each * 10.0**power <= high]
@@ -186,7 +192,7 @@ def _logarithmic(low: float, high: float, most: int) -> list[float]:
     return found[::stride]
 
 
-def tick_text(value: float) -> str:
+def format_tick(value: float) -> str:
     """A tick's label in plain characters."""
     if value and not 1e-3 <= abs(value) < 1e5:
         return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")

@@ -27,21 +27,28 @@ from fedpriv.core.figures import lower_figure, upper_figure
 from fedpriv.core.files import write_json, write_text
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.scenario.published import dotted
-from fedpriv.show.charts import Chart, Mark, Panel, Series, charts_of
-from fedpriv.show.looks import DASHES, Look, Scale, tick_text
-from fedpriv.show.statement import NOT_PROTECTED, statements, stored_audit
-from fedpriv.show.summary import caveats_of, how_measured, privacy_lines, state_of, value_text, warnings_of
-from fedpriv.show.table import tables_of
-from fedpriv.show.verdict import RUNS, holders, repeated, verdict
+from fedpriv.show.charts import Chart, Mark, Panel, Series, make_charts
+from fedpriv.show.looks import DASHES, Look, Scale, format_tick
+from fedpriv.show.statement import NOT_PROTECTED, load_audit, make_statements
+from fedpriv.show.summary import (
+    describe_measurement,
+    describe_state,
+    format_value,
+    list_caveats,
+    list_warnings,
+    privacy_lines,
+)
+from fedpriv.show.table import make_tables
+from fedpriv.show.verdict import RUN_COUNTS, describe_run, epsilon_of_repeated_runs, list_party_views
 from fedpriv.study.results import Results, engines_of, read_claims, read_history
 
 WIDTH, HEIGHT = 560, 350
 _LEFT, _RIGHT, _TOP, _BOTTOM = 74, 16, 14, 52
-_CHARACTER = 8.5  # the width of one, at most: labels of ticks keep so far apart
-_MARKED = 6  # so many markers on a line, about
+_CHARACTER_WIDTH = 8.5  # the width of one, at most: labels of ticks keep so far apart
+_MARKERS_PER_LINE = 6  # so many markers on a line, about
 
 # Markers of a circle's area around the origin.
-_SHAPES = (
+_MARKER_SHAPES = (
     "M-1 0a1 1 0 1 0 2 0a1 1 0 1 0 -2 0Z",
     "M-.9 -.9H.9V.9H-.9Z",
     "M0 -1.2L1.15 .8H-1.15Z",
@@ -52,29 +59,29 @@ _SHAPES = (
 )
 
 
-def svg(chart: Chart) -> Markup:
+def draw_svg(chart: Chart) -> Markup:
     """The SVGs of a chart's panels, one behind the other.
 
     Guarantee: every text is escaped; nothing is loaded from elsewhere.
     """
-    return Markup("").join(_panel(chart, panel) for panel in chart.panels)
+    return Markup("").join(_draw_panel(chart, panel) for panel in chart.panels)
 
 
-def legend_key(series: Series) -> Markup:
+def draw_legend_key(series: Series) -> Markup:
     """A series' line and marker for the legend."""
-    parts = [_line([(1.0, 6.0), (33.0, 6.0)], series.look)] if series.line else []
+    parts = [_draw_line([(1.0, 6.0), (33.0, 6.0)], series.look)] if series.line else []
     if series.dots:
-        parts.append(_marker(17.0, 6.0, series.look, hollow=series.hollow))
-    own = f'{_own(series.look)} aria-hidden="true"'
+        parts.append(_draw_marker(17.0, 6.0, series.look, hollow=series.hollow))
+    own = f'{_colour_style(series.look)} aria-hidden="true"'
     return Markup(f'<svg class="key series" viewBox="0 0 34 12" {own}>{"".join(parts)}</svg>')
 
 
-def _own(look: Look) -> str:
+def _colour_style(look: Look) -> str:
     """The colours of a look as an attribute; the style sheet takes the one for light or dark."""
     return f'style="--light:{look.light};--dark:{look.dark}"'
 
 
-def wide_first(charts: Sequence[Chart]) -> list[tuple[Chart, bool]]:
+def order_charts(charts: Sequence[Chart]) -> list[tuple[Chart, bool]]:
     """Charts in the order of the page, and whether each takes a whole row of two: no chart stands alone in one."""
     wide = [chart for chart in charts if len(chart.panels) > 1]
     half = [chart for chart in charts if len(chart.panels) == 1]
@@ -85,19 +92,19 @@ def wide_first(charts: Sequence[Chart]) -> list[tuple[Chart, bool]]:
     return [(chart, True) for chart in wide] + [(chart, False) for chart in half]
 
 
-def _panel(chart: Chart, panel: Panel) -> Markup:
+def _draw_panel(chart: Chart, panel: Panel) -> Markup:
     left, height = _LEFT, HEIGHT
     if chart.rows:
-        left = min(240, 24 + round(max(map(len, chart.rows)) * _CHARACTER))
+        left = min(240, 24 + round(max(map(len, chart.rows)) * _CHARACTER_WIDTH))
         height = max(190, _TOP + _BOTTOM + (20 + 8 * len(panel.series)) * len(chart.rows))
-    across = chart.across(panel, left, WIDTH - _RIGHT)
-    up = chart.up(height - _BOTTOM, _TOP + 20 if panel.name else _TOP)
+    across = chart.x_scale(panel, left, WIDTH - _RIGHT)
+    up = chart.y_scale(height - _BOTTOM, _TOP + 20 if panel.name else _TOP)
     names = [series.name for series in chart.legend]
     parts = [
-        *_axes(chart, across, up),
-        *([_text("panel", left, 20, escape(panel.name), "start")] if panel.name else []),
+        *_draw_axes(chart, across, up),
+        *([_draw_text("panel", left, 20, escape(panel.name), "start")] if panel.name else []),
         *(
-            _series(chart, names.index(series.name) if names else rank, rank, series, across, up)
+            _draw_series(chart, names.index(series.name) if names else rank, rank, series, across, up)
             for rank, series in enumerate(panel.series)
         ),
     ]
@@ -106,83 +113,87 @@ def _panel(chart: Chart, panel: Panel) -> Markup:
     return Markup("".join([frame, *parts, "</svg>"]))
 
 
-def _axes(chart: Chart, across: Scale, up: Scale) -> list[str]:
+def _draw_axes(chart: Chart, across: Scale, up: Scale) -> list[str]:
     bottom, parts, last = up.start, [], -math.inf
     for value in range(len(chart.rows)) if chart.rows else up.ticks(6):
-        y = up.place(value)
+        y = up.position(value)
         parts.append(f'<path class="grid" d="M{across.start} {y:.1f}H{across.end}"/>')
-        label = escape(_short(chart.rows[int(value)])) if chart.rows else tick_text(value)
-        parts.append(_text("tick", across.start - 7, y + 4, label, "end"))
+        label = escape(_shorten(chart.rows[int(value)])) if chart.rows else format_tick(value)
+        parts.append(_draw_text("tick", across.start - 7, y + 4, label, "end"))
     for value in chart.ticks or across.ticks(6):
-        x, label = across.place(value), tick_text(value)
+        x, label = across.position(value), format_tick(value)
         parts.append(f'<path class="grid" d="M{x:.1f} {bottom:g}v5"/>')
-        if x - last >= 34.0 + max(0.0, _CHARACTER * (len(label) - 3)):
-            parts.append(_text("tick", x, bottom + 19, label, "middle"))
+        if x - last >= 34.0 + max(0.0, _CHARACTER_WIDTH * (len(label) - 3)):
+            parts.append(_draw_text("tick", x, bottom + 19, label, "middle"))
             last = x
     turn = f'transform="translate(14 {(up.end + bottom) / 2:g}) rotate(-90)"'
     return [
         *parts,
         f'<path class="axis" d="M{across.start} {bottom:g}H{across.end}"/>',
-        _text("label", (across.start + across.end) / 2, bottom + _BOTTOM - 10, escape(chart.x), "middle"),
-        f'<text class="label" {turn} text-anchor="middle">{escape(chart.y)}</text>' if chart.y else "",
+        _draw_text(
+            "label", (across.start + across.end) / 2, bottom + _BOTTOM - 10, escape(chart.x_label), "middle"
+        ),
+        f'<text class="label" {turn} text-anchor="middle">{escape(chart.y_label)}</text>' if chart.y_label else "",
     ]
 
 
-def _text(kind: str, x: float, y: float, text: str, anchor: str) -> str:
+def _draw_text(kind: str, x: float, y: float, text: str, anchor: str) -> str:
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text}</text>'
 
 
-def _short(name: str) -> str:
+def _shorten(name: str) -> str:
     return name if len(name) <= 26 else f"{name[:25]}…"
 
 
-def _series(chart: Chart, place: int, rank: int, series: Series, across: Scale, up: Scale) -> str:
+def _draw_series(chart: Chart, place: int, rank: int, series: Series, across: Scale, up: Scale) -> str:
     marks = [mark for mark in series.marks if math.isfinite(mark.y)]
-    at = [(across.place(mark.x), up.place(mark.y)) for mark in marks]
-    parts = [f'<g class="series" {_own(series.look)} data-series="{place}">']
+    at = [(across.position(mark.x), up.position(mark.y)) for mark in marks]
+    parts = [f'<g class="series" {_colour_style(series.look)} data-series="{place}">']
     if series.line and len(at) > 1:
         if any(mark.spread for mark in marks):
-            above = [f"{across.place(m.x):.1f} {up.place(m.y + m.spread):.1f}" for m in marks]
-            below = [f"{across.place(m.x):.1f} {up.place(m.y - m.spread):.1f}" for m in reversed(marks)]
+            above = [f"{across.position(m.x):.1f} {up.position(m.y + m.spread):.1f}" for m in marks]
+            below = [f"{across.position(m.x):.1f} {up.position(m.y - m.spread):.1f}" for m in reversed(marks)]
             parts.append(f'<path class="band" d="M{"L".join([*above, *below])}Z"/>')
-        parts.append(_line(at, series.look))
+        parts.append(_draw_line(at, series.look))
     else:
-        parts += [_bar(mark, across, up, along_x=bool(chart.rows)) for mark in marks if mark.spread]
+        parts += [_draw_bar(mark, across, up, along_x=bool(chart.rows)) for mark in marks if mark.spread]
     if series.dots:
-        step = max(1, math.ceil(len(at) / _MARKED)) if series.line else 1
+        step = max(1, math.ceil(len(at) / _MARKERS_PER_LINE)) if series.line else 1
         chosen = [each for number, each in enumerate(at) if number % step == rank % step]
-        parts += [_marker(x, y, series.look, hollow=series.hollow) for x, y in chosen]
-    parts += [_marker(across.place(m.x), up.place(m.y), series.look, hollow=True) for m in series.published]
+        parts += [_draw_marker(x, y, series.look, hollow=series.hollow) for x, y in chosen]
+    parts += [
+        _draw_marker(across.position(m.x), up.position(m.y), series.look, hollow=True) for m in series.published
+    ]
     for mark in (*marks, *series.published):
-        tip = escape(f"{series.name}: {mark.tip}" if mark.tip else series.name)
-        x, y = across.place(mark.x), up.place(mark.y)
+        tip = escape(f"{series.name}: {mark.tooltip}" if mark.tooltip else series.name)
+        x, y = across.position(mark.x), up.position(mark.y)
         parts.append(f'<circle class="hit" cx="{x:.1f}" cy="{y:.1f}" r="3" data-tip="{tip}"/>')
     return "".join([*parts, "</g>"])
 
 
-def _line(at: Sequence[tuple[float, float]], look: Look) -> str:
+def _draw_line(at: Sequence[tuple[float, float]], look: Look) -> str:
     dash = f' stroke-dasharray="{" ".join(map(str, DASHES[look.dash]))}"' if DASHES[look.dash] else ""
     return f'<path class="line"{dash} d="M{"L".join(f"{x:.1f} {y:.1f}" for x, y in at)}"/>'
 
 
-def _bar(mark: Mark, across: Scale, up: Scale, *, along_x: bool) -> str:
+def _draw_bar(mark: Mark, across: Scale, up: Scale, *, along_x: bool) -> str:
     dx, dy = (mark.spread, 0.0) if along_x else (0.0, mark.spread)
-    ends = [(across.place(mark.x + side * dx), up.place(mark.y + side * dy)) for side in (-1.0, 1.0)]
+    ends = [(across.position(mark.x + side * dx), up.position(mark.y + side * dy)) for side in (-1.0, 1.0)]
     return f'<path class="bar" d="M{"L".join(f"{x:.1f} {y:.1f}" for x, y in ends)}"/>'
 
 
-def _marker(x: float, y: float, look: Look, *, hollow: bool) -> str:
+def _draw_marker(x: float, y: float, look: Look, *, hollow: bool) -> str:
     kind, size = ("hollow", 7.0) if hollow else ("mark", 4.0)
-    shape = f'd="{_SHAPES[look.marker]}" transform="translate({x:.1f} {y:.1f}) scale({size:g})"'
+    shape = f'd="{_MARKER_SHAPES[look.marker]}" transform="translate({x:.1f} {y:.1f}) scale({size:g})"'
     return f'<path class="{kind}" {shape}/>'
 
 
-METADATA = "ro-crate-metadata.json"
-_VERSION = "https://w3id.org/ro/crate/1.1"
+CRATE_FILE = "ro-crate-metadata.json"
+_CRATE_VERSION = "https://w3id.org/ro/crate/1.1"
 
 Entity = Mapping[str, Any]
 
-_FORMATS = {
+_MEDIA_TYPES = {
     ".json": "application/json",
     ".jsonl": "application/jsonl",
     ".md": "text/markdown",
@@ -191,7 +202,7 @@ _FORMATS = {
     ".png": "image/png",
     ".npy": "application/octet-stream",
 }
-_FILE_WORDS = {
+_FILE_DESCRIPTIONS = {
     "results.json": "Every cell of the run: settings, scores, releases, and what they guarantee",
     "history.jsonl": "Scores after each evaluated round",
     "cells.jsonl": "Cells that results.json does not have yet",
@@ -205,97 +216,106 @@ _FILE_WORDS = {
 }
 
 
-def crate_of(folder: Path) -> dict[str, Any]:
+def make_crate(folder: Path) -> dict[str, Any]:
     """The metadata of a run's folder as it is now; InputError for a folder without results."""
     results = read_claims(folder)
     files = [
-        _entity_of(folder, path)
+        _make_file_entity(folder, path)
         for path in sorted(folder.rglob("*"))  # no drafts, and not the metadata itself
-        if path.is_file() and path.name != METADATA and "/." not in f"/{path.relative_to(folder).as_posix()}"
+        if path.is_file() and path.name != CRATE_FILE and "/." not in f"/{path.relative_to(folder).as_posix()}"
     ]
     claims = [
         {"@id": f"#privacy-{number}", "@type": "PropertyValue", "name": "differential privacy", "value": line}
-        for number, line in enumerate(_claims(results), start=1)
+        for number, line in enumerate(_privacy_claims(results), start=1)
     ]
     root = {
         "@id": "./",
         "@type": "Dataset",
         "name": results.title or results.name,
-        "description": " ".join([f"Results of the fedpriv run {results.name!r}.", *_claims(results)]),
-        "datePublished": _date(results),
-        "hasPart": [_link(file) for file in files],
+        "description": " ".join([f"Results of the fedpriv run {results.name!r}.", *_privacy_claims(results)]),
+        "datePublished": _iso_date(results),
+        "hasPart": [_make_link(file) for file in files],
         "mentions": [{"@id": "#run"}],
-        "variableMeasured": [_link(claim) for claim in claims],
+        "variableMeasured": [_make_link(claim) for claim in claims],
     }
     descriptor = {
-        "@id": METADATA,
+        "@id": CRATE_FILE,
         "@type": "CreativeWork",
         "about": {"@id": "./"},
-        "conformsTo": {"@id": _VERSION},
+        "conformsTo": {"@id": _CRATE_VERSION},
     }
     return {
-        "@context": f"{_VERSION}/context",
-        "@graph": [descriptor, root, *files, _run(results, files), *_software(results), *claims],
+        "@context": f"{_CRATE_VERSION}/context",
+        "@graph": [
+            descriptor,
+            root,
+            *files,
+            _make_run_entity(results, files),
+            *_make_software_entities(results),
+            *claims,
+        ],
     }
 
 
-def _claims(results: Results) -> list[str]:
+def _privacy_claims(results: Results) -> list[str]:
     return [line.removeprefix("Privacy: ") for line in privacy_lines(results)]
 
 
-def _entity_of(folder: Path, path: Path) -> Entity:
+def _make_file_entity(folder: Path, path: Path) -> Entity:
     name = path.relative_to(folder).as_posix()
     file = {
         "@id": name,
         "@type": "File",
         "name": name,
         "contentSize": str(path.stat().st_size),
-        "encodingFormat": _FORMATS.get(path.suffix, "application/octet-stream"),
+        "encodingFormat": _MEDIA_TYPES.get(path.suffix, "application/octet-stream"),
     }
-    words = _FILE_WORDS.get(name) or ("A published model, a flat NumPy vector" if path.suffix == ".npy" else None)
+    words = _FILE_DESCRIPTIONS.get(name) or (
+        "A published model, a flat NumPy vector" if path.suffix == ".npy" else None
+    )
     return file if words is None else {**file, "description": words}
 
 
-def _run(results: Results, files: list[Entity]) -> Entity:
+def _make_run_entity(results: Results, files: list[Entity]) -> Entity:
     data = sorted({str(cell["scenario"]["data"]["name"]) for cell in results.cells if cell["scenario"]})
     return {
         "@id": "#run",
         "@type": "CreateAction",
         "name": f"fedpriv run of {results.name}, engine {engines_of(results)}",
         "description": f"{results.rerun or 'fedpriv.run in a program'}; data: {', '.join(data) or 'none yet'}",
-        "startTime": _date(results),
+        "startTime": _iso_date(results),
         "actionStatus": {"@id": f"http://schema.org/{'Completed' if results.complete else 'Active'}ActionStatus"},
         "instrument": {"@id": "#fedpriv"},
-        "result": [_link(file) for file in files],
+        "result": [_make_link(file) for file in files],
     }
 
 
-def _software(results: Results) -> list[Entity]:
+def _make_software_entities(results: Results) -> list[Entity]:
     """What computed the results, as they say themselves."""
     own, *others = [
         {"@id": f"#{name}", "@type": "SoftwareApplication", "name": name, "version": results.versions[name]}
         for name in ("fedpriv", *(name for name in results.versions if name not in ("fedpriv", "platform")))
     ]
-    return [{**own, "softwareRequirements": [_link(one) for one in others]}, *others]
+    return [{**own, "softwareRequirements": [_make_link(one) for one in others]}, *others]
 
 
-def _date(results: Results) -> str:
+def _iso_date(results: Results) -> str:
     """When the run began, as ISO 8601."""
     return datetime.strptime(results.date, "%Y-%m-%d %H:%M UTC").replace(tzinfo=UTC).isoformat(timespec="minutes")
 
 
-def _link(entity: Entity) -> dict[str, str]:
+def _make_link(entity: Entity) -> dict[str, str]:
     return {"@id": str(entity["@id"])}
 
 
 EXPORTS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "dp-accounting": ("dp-events.json", lambda folder: list(map(events_of, read_ledger(folder)))),
-    "ro-crate": (METADATA, crate_of),
+    "ro-crate": (CRATE_FILE, make_crate),
 }
 """The file of each form, and the function that makes plain data from a run's folder."""
 
 
-def export(folder: Path, form: str) -> Path:
+def export_run(folder: Path, form: str) -> Path:
     """Write a form into the run's folder, whole or not at all; returns the file.
 
     InputError for a form that there is not, a folder without results, and what the form cannot say.
@@ -307,7 +327,7 @@ def export(folder: Path, form: str) -> Path:
     return folder / name
 
 
-_WORDS = ", ".join(f"{word} up to {100 * most:g} %" for most, word in GUESSES)
+_GUESS_SCALE = ", ".join(f"{word} up to {100 * most:g} %" for most, word in GUESSES)
 
 GLOSSARY: tuple[tuple[str, str], ...] = (
     ("record", "What one line of a silo's data says: the unit whose presence or content is protected."),
@@ -333,7 +353,7 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
     (
         "best guess",
         "How often the best attacker tells two neighbours apart, out of equally likely ones. We call protection "
-        f"{_WORDS}.",
+        f"{_GUESS_SCALE}.",
     ),
     ("mechanism", "How noise of different rounds is correlated: independent, by a tree, by a banded matrix, …"),
     ("audit", "An attack by the code's own authors: records planted on purpose, and tests that look for them."),
@@ -349,84 +369,86 @@ def write_report(folder: Path, file: Path | None = None) -> Path:
     if not results.cells:
         raise InputError(f"{folder}: no finished cell to report yet; wait for one, or go on with --resume")
     target = file or folder / "report.html"
-    write_text(target, page_of(folder, results))
+    write_text(target, render_page(folder, results))
     return target
 
 
-def page_of(folder: Path, results: Results, version: str = "", *, live: bool = False) -> str:
+def render_page(folder: Path, results: Results, version: str = "", *, live: bool = False) -> str:
     """The page as text; the same for the same results.  A `live` page asks its server for news of its `version`.
 
     Guarantee: everything that comes from a scenario is escaped; only our own drawings enter as markup.
     """
-    said = statements(results)
-    audit = stored_audit(folder)
-    charts = charts_of(results, list(read_history(folder)), audit) if results.cells else []
+    said = make_statements(results)
+    audit = load_audit(folder)
+    charts = make_charts(results, list(read_history(folder)), audit) if results.cells else []
     shares = {cell["fraction_clipped"] for cell in results.cells}
-    return _compiled(_file("page.html")).render(
+    return _compile_template(_read_resource("page.html")).render(
         results=results,
         title=results.title or results.name,
         version=version,
         live=live,
-        style=Markup(_file("page.css")),
-        script=Markup(_file("page.js") + (_file("live.js") if live else "")),
-        verdict=_unbroken(verdict(results)),
-        holders=holders(results),
+        style=Markup(_read_resource("page.css")),
+        script=Markup(_read_resource("page.js") + (_read_resource("live.js") if live else "")),
+        verdict=_prevent_breaks(describe_run(results)),
+        holders=list_party_views(results),
         audit=audit,
-        repeated=repeated(results),
-        run_counts=RUNS,
+        repeated=epsilon_of_repeated_runs(results),
+        run_counts=RUN_COUNTS,
         glossary=GLOSSARY,
-        state=state_of(results),
-        missing=" ".join(warnings_of(results)).replace("**", ""),
-        measured=how_measured(results),
-        facts=_facts(results),
+        state=describe_state(results),
+        missing=" ".join(list_warnings(results)).replace("**", ""),
+        measured=describe_measurement(results),
+        facts=_run_facts(results),
         statements=said,
         notes=list(dict.fromkeys(each.noise for each in said if each.noise)),
         assumptions=list(dict.fromkeys(line for each in said for line in each.assumptions)),
         evaluations=list(dict.fromkeys(line for each in said for line in each.evaluations)),
-        about_the_loss=list(dict.fromkeys(line for each in said if each.private for line in each.about_the_loss)),
+        about_the_loss=list(
+            dict.fromkeys(line for each in said if each.private for line in each.loss_assumptions)
+        ),
         not_protected=NOT_PROTECTED,
-        tables=tables_of(results),
-        charts=[(chart, svg(chart), whole) for chart, whole in wide_first(charts)],
-        legend_key=legend_key,
+        tables=make_tables(results),
+        charts=[(chart, draw_svg(chart), whole) for chart, whole in order_charts(charts)],
+        legend_key=draw_legend_key,
         clipped_everywhere={0: "No", 1: "Every"}.get(shares.pop()) if len(shares) == 1 else None,
-        settings=_settings(results),
+        settings=_setting_lines(results),
     )
 
 
-def _unbroken(text: str) -> str:
+def _prevent_breaks(text: str) -> str:
     """With spaces and hyphens at which no line ends: in "69.6 %", "ε = 4" and "1e-05"."""
     spaced = re.sub(r"(?<=\d) (?=%)| (?==)|(?<==) ", "\N{NO-BREAK SPACE}", text)
     return re.sub(r"(?<=\de)-(?=\d)", "\N{NON-BREAKING HYPHEN}", spaced)
 
 
 @cache
-def _compiled(template: str) -> Template:
+def _compile_template(template: str) -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"leakage": upper_figure, "shown": lower_figure}
     return environment.from_string(template)
 
 
 @cache
-def _file(name: str) -> str:
+def _read_resource(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _facts(results: Results) -> list[tuple[str, str]]:
+def _run_facts(results: Results) -> list[tuple[str, str]]:
     """What ran, a line each: label and value."""
     seconds = sum(each["wall_seconds"] for each in results.cells)
     return [
-        ("algorithm", "; ".join(map(_algorithm, _values(results, "algorithm", "name")))),
-        ("data", ", ".join(_values(results, "data", "name"))),
-        ("partition", ", ".join(_values(results, "data", "partition"))),
-        ("model", ", ".join(_values(results, "model", "name"))),
-        ("silos", _range(results, "silos")),
-        ("rounds", _range(results, "rounds")),
-        *([("records read, of all silos", records)] if (records := _range(results, "records")) else []),
-        *([("records of all silos in a round", batch)] if (batch := _range(results, "batch")) else []),
+        ("algorithm", "; ".join(map(_describe_algorithm, _scenario_values(results, "algorithm", "name")))),
+        ("data", ", ".join(_scenario_values(results, "data", "name"))),
+        ("partition", ", ".join(_scenario_values(results, "data", "partition"))),
+        ("model", ", ".join(_scenario_values(results, "model", "name"))),
+        ("silos", _format_values(results, "silos")),
+        ("rounds", _format_values(results, "rounds")),
+        *([("records read, of all silos", records)] if (records := _format_values(results, "records")) else []),
+        *([("records of all silos in a round", batch)] if (batch := _format_values(results, "batch")) else []),
         *([("date", results.date)] if results.date else []),
         (
             "swept",
-            "; ".join(f"{key}: {', '.join(map(value_text, v))}" for key, v in results.axes.items()) or "nothing",
+            "; ".join(f"{key}: {', '.join(map(format_value, v))}" for key, v in results.axes.items()) or "nothing",
         ),
         ("seeds", ", ".join(map(str, results.seeds))),
         ("cells", f"{len(results.cells)}, computed in {seconds:.1f} s"),
@@ -434,29 +456,29 @@ def _facts(results: Results) -> list[tuple[str, str]]:
     ]
 
 
-def _algorithm(name: str) -> str:
+def _describe_algorithm(name: str) -> str:
     """Its title and source; of one's own, which a report needs no file of, its name."""
     return f"{row.title} ({row.source})" if (row := ALGORITHMS.get(name)) else f"{name} (your own)"
 
 
-def _values(results: Results, section: str, key: str) -> list[str]:
+def _scenario_values(results: Results, section: str, key: str) -> list[str]:
     return list(dict.fromkeys(str(cell["scenario"][section][key]) for cell in results.cells))
 
 
-def _range(results: Results, key: str) -> str:
+def _format_values(results: Results, key: str) -> str:
     return ", ".join(map(str, dict.fromkeys(cell[key] for cell in results.cells if key in cell)))
 
 
-def _settings(results: Results) -> list[tuple[str, str]]:
+def _setting_lines(results: Results) -> list[tuple[str, str]]:
     """Dotted keys of all cells' scenarios with their value, or their values where they differ."""
     found: dict[str, dict[str, None]] = {}
     for cell in results.cells:
         for key, value in dotted(cell["scenario"]):
-            found.setdefault(key, {})[value_text(value)] = None
+            found.setdefault(key, {})[format_value(value)] = None
     return [(key, ", ".join(values)) for key, values in found.items() if key not in ("name", "title", "seed")]
 
 
-_PIECE = """\
+_FRAGMENT = """\
 <div>
 <p><strong>{{ title }}</strong>{% if state %} · {{ state }}{% endif %}</p>
 {% for table in tables %}
@@ -478,12 +500,12 @@ _PIECE = """\
 """
 
 
-def fragment_of(results: Results) -> str:
+def render_fragment(results: Results) -> str:
     """The tables and how they were measured; everything that comes from a scenario is escaped."""
-    return _compiled(_PIECE).render(
+    return _compile_template(_FRAGMENT).render(
         title=results.title or results.name,
-        state=state_of(results),
-        tables=tables_of(results),
-        caveats=caveats_of(results.cells),
-        measured=how_measured(results),
+        state=describe_state(results),
+        tables=make_tables(results),
+        caveats=list_caveats(results.cells),
+        measured=describe_measurement(results),
     )

@@ -33,28 +33,28 @@ from fedpriv.core.figures import (
 from fedpriv.core.files import write_json
 from fedpriv.core.random import SERVER
 from fedpriv.noise.trust import RECORD, Trust, trust_named
-from fedpriv.show.summary import alike, caveats_of, choice_of_settings
+from fedpriv.show.summary import describe_tuning, group_by, list_caveats
 from fedpriv.study.results import Results, read_results
 
-_HIDDEN = {
+_HIDDEN_FACTS = {
     "replace-one": "which {unit} was used: any one may be exchanged for any other, the rest staying the same",
     "zero-out": "whether any one {unit} contributed at all, the rest staying the same",
 }
-_SEEDED = (
+_SEEDED_NOISE = (
     "This was a simulation. Its noise comes from a seed that is written in the results: anybody can recompute and "
     "remove it. The figures say what a deployment with secret noise would guarantee; nothing that this run wrote "
     "is protected."
 )
-_BY_SILOS = "Every silo drew its noise with a key from its own operating system, which has not left that silo."
-_BY_THE_SERVER = (
+_SILO_NOISE = "Every silo drew its noise with a key from its own operating system, which has not left that silo."
+_SERVER_NOISE = (
     "The server drew the noise, with a key from its operating system. It sees what silos send without noise: all "
     "that is said here rests on the server keeping both to itself."
 )
-_ANY_LOSS = "Nothing about the loss or the model: what is released is clipped, {unit} by {unit}."
+_NO_LOSS_ASSUMPTION = "Nothing about the loss or the model: what is released is clipped, {unit} by {unit}."
 
 
 @dataclass(frozen=True)
-class Level:
+class ProtectionLevel:
     """One level of protection among the cells of a statement, as it is printed; "none" for what there is none."""
 
     mu: str
@@ -64,7 +64,7 @@ class Level:
     delta: str
     attacker: str
     """How often the best guess about one record is right, where guessing blindly is right in 50 %."""
-    order: float = field(compare=False)
+    sort_key: float = field(compare=False)
     """ε as a number."""
 
 
@@ -79,7 +79,7 @@ class Statement:
     note: str
     """What its kind of guarantee says beside the figures, such as that it rests on who takes part when."""
     trust: str
-    protects: str
+    protection: str
     unit: str
     hidden: str
     relation: str
@@ -87,26 +87,26 @@ class Statement:
     mechanisms: Sequence[str]
     attained: bool
     """Whether every μ is exact, as its certificates are; else all figures are at most so large."""
-    levels: Sequence[Level]
+    levels: Sequence[ProtectionLevel]
     caveats: Sequence[str]
     """What weakens these figures, in a sentence each."""
     evaluations: Sequence[str]
     """Whose the metrics are, and what they cost test records, where silos evaluated."""
-    about_the_loss: Sequence[str]
+    loss_assumptions: Sequence[str]
     """What the figures take for granted about loss and model."""
     assumptions: Sequence[str]
     """What they take for granted about units, noise, numbers and choices."""
 
 
-_FIRST = "first step, means and squares of the columns of numbers"
-_COMPOSED = (
+_FIRST_STEP = "first step, means and squares of the columns of numbers"
+_COMPOSITION_NOTE = (
     "The columns of numbers were scaled by noisy means and deviations that a first step released: the figures are "
     "of that step and of the rounds together."
 )
-_AS_SCHEDULED = (
+_SCHEDULE_ASSUMPTION = (
     "Every {unit} takes part only in the rounds that the schedule says, and its contribution is clipped there."
 )
-_UNTOUCHED = (
+_CHOICE_ASSUMPTION = (
     "Settings were chosen without a look at the data, or that look was accounted for elsewhere: choosing the best "
     "of several runs is not part of these figures."
 )
@@ -117,15 +117,18 @@ NOT_PROTECTED = (
 )
 
 
-def statements(results: Results) -> list[Statement]:
+def make_statements(results: Results) -> list[Statement]:
     """A statement for each combination of trust, relation, unit, noise and δ among the finished cells."""
     kind = "trust", "relation", "noise", "delta", "unit"
-    groups = alike(results.cells, lambda cell: (*(cell[key] for key in kind), cell.get("guarantee")))
-    choice = choice_of_settings(results) or [_UNTOUCHED]
-    return [_statement(cells, _together(results.cells, cells[0]["relation"]), choice) for cells in groups.values()]
+    groups = group_by(results.cells, lambda cell: (*(cell[key] for key in kind), cell.get("guarantee")))
+    choice = describe_tuning(results) or [_CHOICE_ASSUMPTION]
+    return [
+        _make_statement(cells, _describe_composition(results.cells, cells[0]["relation"]), choice)
+        for cells in groups.values()
+    ]
 
 
-def _together(cells: Sequence[Mapping[str, Any]], relation: str) -> str:
+def _describe_composition(cells: Sequence[Mapping[str, Any]], relation: str) -> str:
     """What all real releases under one relation cost a record that takes part in each; nothing for one or none."""
     claims = [
         claim_of_data(cell["releases"])
@@ -141,7 +144,7 @@ def _together(cells: Sequence[Mapping[str, Any]], relation: str) -> str:
     )
 
 
-def _statement(cells: Sequence[Mapping[str, Any]], together: str, choice: Sequence[str]) -> Statement:
+def _make_statement(cells: Sequence[Mapping[str, Any]], together: str, choice: Sequence[str]) -> Statement:
     first, delta = cells[0], cells[0]["delta"]
     streams = [list(map(from_data, cell["releases"])) for cell in cells]
     released, unit = list(itertools.chain(*streams)), streams[0][0].unit
@@ -154,71 +157,71 @@ def _statement(cells: Sequence[Mapping[str, Any]], together: str, choice: Sequen
         private=bool(known) and None not in claims,
         note=known[0].guarantee.note if known else "",
         trust=first["trust"],
-        protects=trust.protection_of(unit),
+        protection=trust.protection_of(unit),
         unit=unit.words,
-        hidden=_HIDDEN[first["relation"]].format(unit=unit.noun),
+        hidden=_HIDDEN_FACTS[first["relation"]].format(unit=unit.noun),
         relation=first["relation"],
-        noise=_noise(first["noise"], trust) + (together if first["noise"] == "release" else ""),
+        noise=_noise_note(first["noise"], trust) + (together if first["noise"] == "release" else ""),
         mechanisms=sorted(
             {
-                _described_noise(stream, _units_of(cell))
+                _describe_noise(stream, _describe_clip_unit(cell))
                 for cell, of_cell in zip(cells, streams, strict=True)
                 for stream in of_cell
             }
         ),
         attained=all(claim is not None and claim.attained for claim in claims),
-        levels=sorted({_level(claim, delta) for claim in known}, key=lambda level: level.order),
-        caveats=caveats_of(cells),
+        levels=sorted({_make_level(claim, delta) for claim in known}, key=lambda level: level.sort_key),
+        caveats=list_caveats(cells),
         evaluations=sorted({evaluation_words(told, delta) for cell in cells if (told := cell.get("evaluation"))}),
-        about_the_loss=sorted(set(map(about_the_loss, released))),
+        loss_assumptions=sorted(set(map(loss_assumption, released))),
         assumptions=[
             unit.presumes,
             *([silos] if (silos := of_each_silo_of(cells)) else []),
             *([worst.sentence("several", delta)] if worst and unit.name == RECORD.name else []),
             *(sentence for _, sentence in sorted(counted)),
-            _AS_SCHEDULED.format(unit=unit.noun),
+            _SCHEDULE_ASSUMPTION.format(unit=unit.noun),
             *choice,
-            *_steps(released),
+            *_step_notes(released),
             *([min(known, key=lambda claim: claim.exact).sentence("arithmetic", delta)] if known else []),
         ],
     )
 
 
-def _steps(released: Sequence[ReleaseStream]) -> list[str]:
+def _step_notes(released: Sequence[ReleaseStream]) -> list[str]:
     """That figures are of several steps together, and of which."""
     owners = {stream.owner for stream in released if stream.step == FIRST_STEP}
-    return [_COMPOSED] * bool(owners - {ELSEWHERE}) + [STEP_ELSEWHERE] * (ELSEWHERE in owners)
+    return [_COMPOSITION_NOTE] * bool(owners - {ELSEWHERE}) + [STEP_ELSEWHERE] * (ELSEWHERE in owners)
 
 
-def _noise(kind: str, trust: Trust) -> str:
+def _noise_note(kind: str, trust: Trust) -> str:
     """Who could recompute the noise; nothing where there is none."""
     if kind == "release":
-        return _BY_THE_SERVER if trust.draws(SERVER) else _BY_SILOS
-    return _SEEDED if kind == "simulation" else ""
+        return _SERVER_NOISE if trust.draws(SERVER) else _SILO_NOISE
+    return _SEEDED_NOISE if kind == "simulation" else ""
 
 
-def about_the_loss(stream: ReleaseStream) -> str:
+def loss_assumption(stream: ReleaseStream) -> str:
     """On what the sensitivity rests beside the clips."""
-    return stream.mechanism.assumption or _ANY_LOSS.format(unit=stream.unit.noun)
+    return stream.mechanism.assumption or _NO_LOSS_ASSUMPTION.format(unit=stream.unit.noun)
 
 
-def _level(claim: PrivacyClaim[Guarantee], delta: float) -> Level:
+def _make_level(claim: PrivacyClaim[Guarantee], delta: float) -> ProtectionLevel:
     figures = claim.guarantee.figures(delta)
     mu, zcdp = ("none" if (value := figures[name]) is None else upper_figure(value) for name in ("mu", "zcdp"))
     epsilon = claim.guarantee.epsilon_of(delta)
     paper = "none" if (value := figures["epsilon_paper"]) is None else epsilon_figure(value)
-    return Level(
+    return ProtectionLevel(
         mu,
         zcdp,
         epsilon_figure(epsilon),
         paper,
         delta_figure(delta),
         attacker=upper_percent(claim.guarantee.best_guess),
-        order=epsilon,
+        sort_key=epsilon,
     )
 
 
-def _units_of(cell: Mapping[str, Any]) -> str:
+def _describe_clip_unit(cell: Mapping[str, Any]) -> str:
     """In which units standard deviation and clip are, where that is not the gradient's."""
     quantile = cell.get("scenario", {}).get("algorithm", {}).get("clip_quantile")
     return (
@@ -230,9 +233,9 @@ def _units_of(cell: Mapping[str, Any]) -> str:
     )
 
 
-def _described_noise(stream: ReleaseStream, units: str = "") -> str:
+def _describe_noise(stream: ReleaseStream, units: str = "") -> str:
     """Who releases what, how often, with which noise, in which `units`."""
-    owner = stream.owner if stream.step == ROUNDS else f"{stream.owner}, {_FIRST}"
+    owner = stream.owner if stream.step == ROUNDS else f"{stream.owner}, {_FIRST_STEP}"
     if stream.owner == ELSEWHERE:
         return f"{owner}: charged with μ = {upper_figure(stream.mu)}, not released here"
     releases = counted(stream.schedule.rounds, "release")
@@ -245,8 +248,8 @@ def _described_noise(stream: ReleaseStream, units: str = "") -> str:
     )
 
 
-_FILE = "audit.json"
-_SAME = ("algorithm", "model")
+_AUDIT_FILE = "audit.json"
+_COMPARED_KEYS = ("algorithm", "model")
 
 
 @dataclass(frozen=True)
@@ -272,10 +275,10 @@ class StoredAudit:
     @property
     def power(self) -> str:
         """What it would see, in one sentence."""
-        return power_words(self.sees, self.trials)
+        return describe_power(self.sees, self.trials)
 
 
-def power_words(sees: Mapping[str, float], trials: int) -> str:
+def describe_power(sees: Mapping[str, float], trials: int) -> str:
     """How little noise an audit of so many trials would see, in one sentence; shares are rounded down."""
     if not sees:
         return "not calculated where rounds are secret; audit a copy with federation.sampling=fixed"
@@ -289,22 +292,22 @@ def power_words(sees: Mapping[str, float], trials: int) -> str:
     )
 
 
-def check_audited(folder: Path, scenario: Mapping[str, Any]) -> None:
+def check_same_algorithm(folder: Path, scenario: Mapping[str, Any]) -> None:
     """InputError if the folder holds no run, or none of this scenario's algorithm, settings, trust and model."""
     there = (cell["scenario"] for cell in read_results(folder).cells)
-    if not any(all(one.get(key) == scenario.get(key) for key in _SAME) for one in there):
+    if not any(all(one.get(key) == scenario.get(key) for key in _COMPARED_KEYS) for one in there):
         raise InputError(f"--store {folder}: no cell there has the algorithm, trust and model that are audited")
 
 
 def store_audit(folder: Path, outcome: Mapping[str, Any]) -> None:
     """Write RUN_DIR/audit.json for the report."""
     told = {**outcome, "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")}
-    write_json(folder / _FILE, {name: told[name] for name in StoredAudit.__dataclass_fields__})
+    write_json(folder / _AUDIT_FILE, {name: told[name] for name in StoredAudit.__dataclass_fields__})
 
 
-def stored_audit(folder: Path) -> StoredAudit | None:
+def load_audit(folder: Path) -> StoredAudit | None:
     """The audit of a run; None if none was stored, InputError if its file is damaged."""
-    path = folder / _FILE
+    path = folder / _AUDIT_FILE
     if not path.exists():
         return None
     try:

@@ -56,10 +56,10 @@ METRICS = (
 """Losses as they are; accuracies are stored as shares and printed, as papers do, in percent."""
 
 
-_OF_SILOS = {MEAN: "mean of silos", WORST: "worst silo"}
+_SILO_LABELS = {MEAN: "mean of silos", WORST: "worst silo"}
 
 
-def metric_named(key: str) -> Metric | None:
+def find_metric(key: str) -> Metric | None:
     """How the figure `key` is shown, None if it is no metric; a silo's own figures are shown like everybody's."""
     for metric in METRICS:
         if key == metric.key:
@@ -67,7 +67,7 @@ def metric_named(key: str) -> Metric | None:
         rest = key.removeprefix(f"{metric.key}_")
         if rest == key or f"{metric.key}_" not in key:
             continue
-        whose = _OF_SILOS.get(rest) or (f"at {rest.removeprefix('at_')}" if rest.startswith("at_") else None)
+        whose = _SILO_LABELS.get(rest) or (f"at {rest.removeprefix('at_')}" if rest.startswith("at_") else None)
         if whose is not None:
             return replace(metric, key=key, title=f"{metric.title}, {whose}", base=metric.key)
     return None
@@ -83,7 +83,7 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PublishedComparison:
     """One metric at one sweep point: what was measured, and what the paper printed; None where there is none."""
 
     measured: Summary | None
@@ -97,51 +97,53 @@ class Comparison:
         return self.measured.mean - self.published
 
 
-def metrics_in(record: Mapping[str, Any]) -> dict[str, float]:
+def extract_metrics(record: Mapping[str, Any]) -> dict[str, float]:
     """The metrics of a cell of results.json, or of a line of history.jsonl, by name."""
-    return {metric.key: record[metric.key] for metric in _metrics_among([record])}
+    return {metric.key: record[metric.key] for metric in _find_metrics([record])}
 
 
-def _metrics_among(records: Iterable[Mapping[str, Any]]) -> list[Metric]:
+def _find_metrics(records: Iterable[Mapping[str, Any]]) -> list[Metric]:
     """The metrics that any record has: those of everybody first, in the order of `METRICS`."""
     keys = dict.fromkeys(key for record in records for key in record)
     order = {metric.key: place for place, metric in enumerate(METRICS)}
-    return sorted(filter(None, map(metric_named, keys)), key=lambda metric: order.get(metric.key, len(order)))
+    return sorted(filter(None, map(find_metric, keys)), key=lambda metric: order.get(metric.key, len(order)))
 
 
-def metrics_of(results: Results) -> list[Metric]:
+def run_metrics(results: Results) -> list[Metric]:
     """All metrics that a run's cells have; loss and accuracy as long as there is no cell."""
-    return _metrics_among(results.cells) or list(METRICS[:2])
+    return _find_metrics(results.cells) or list(METRICS[:2])
 
 
 def shared_metrics(results: Results) -> list[Metric]:
     """Those over all test records, and of the silos' own what the scenario lays out."""
     shown = published_metrics(results)
-    return [metric for metric in metrics_of(results) if metric.base is None or metric in shown]
+    return [metric for metric in run_metrics(results) if metric.base is None or metric in shown]
 
 
 def silo_metrics(results: Results) -> dict[str, list[Metric]]:
     """The silos' own metrics by the name of what they are of: each silo's, the mean, the worst."""
     found: dict[str, list[Metric]] = {}
-    for metric in metrics_of(results):
+    for metric in run_metrics(results):
         if metric.base is not None:
             found.setdefault(metric.base, []).append(metric)
     return found
 
 
-def points(results: Results) -> list[dict[str, Any]]:
+def sweep_points(results: Results) -> list[dict[str, Any]]:
     """Every sweep point in the order of the scenario, finished or not."""
-    return product(results.axes)
+    return axis_points(results.axes)
 
 
-def cells_at(results: Results, point: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def cells_at_point(results: Results, point: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The finished cells of a sweep point, one a seed."""
     return [cell for cell in results.cells if cell["point"] == point]
 
 
-def missing(results: Results) -> list[tuple[dict[str, Any], list[int]]]:
+def missing_seeds(results: Results) -> list[tuple[dict[str, Any], list[int]]]:
     """The sweep points that are not complete, and their seeds without a result."""
-    finished = [(point, {cell["seed"] for cell in cells_at(results, point)}) for point in points(results)]
+    finished = [
+        (point, {cell["seed"] for cell in cells_at_point(results, point)}) for point in sweep_points(results)
+    ]
     return [
         (point, absent)
         for point, seeds in finished
@@ -149,19 +151,19 @@ def missing(results: Results) -> list[tuple[dict[str, Any], list[int]]]:
     ]
 
 
-def incomplete(results: Results) -> str:
+def describe_incomplete(results: Results) -> str:
     """ "INCOMPLETE: k of n cells", or nothing when all are there."""
-    expected = len(points(results)) * len(results.seeds)
-    finished = expected - sum(len(seeds) for _, seeds in missing(results))
+    expected = len(sweep_points(results)) * len(results.seeds)
+    finished = expected - sum(len(seeds) for _, seeds in missing_seeds(results))
     return "" if results.complete and finished == expected else f"INCOMPLETE: {finished} of {expected} cells"
 
 
-def state_of(results: Results) -> str:
+def describe_state(results: Results) -> str:
     """What a reader has to know before any figure, without a full stop; nothing of a whole, true run."""
-    return "; ".join(filter(None, [differing(results), incomplete(results)]))
+    return "; ".join(filter(None, [describe_differing(results), describe_incomplete(results)]))
 
 
-def differing(results: Results) -> str:
+def describe_differing(results: Results) -> str:
     """ "DIFFERS: …" where results.json claims something else than was released, or nothing."""
     return f"DIFFERS: {differing_words(results.differs)}" if results.differs else ""
 
@@ -180,15 +182,15 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
     return sum(values) / len(values), math.nan if several else None
 
 
-def compare(results: Results, metric: Metric, point: Mapping[str, Any]) -> Comparison:
+def compare_with_published(results: Results, metric: Metric, point: Mapping[str, Any]) -> PublishedComparison:
     """What was measured at a sweep point, beside what was published for it."""
     published = results.published.value(metric.key, point) if results.published else None
-    return Comparison(summarize(cells_at(results, point), metric), published)
+    return PublishedComparison(summarize(cells_at_point(results, point), metric), published)
 
 
 SYMBOLS = {"privacy.mu": "μ", "privacy.rho": "ρ", "privacy.epsilon": "ε", "privacy.delta": "δ"}
 """What papers call these keys."""
-_SAY_WHAT_THEY_ARE = ("algorithm.name", "algorithm.trust", "data.name", "model.name")  # their values do
+_SELF_EXPLANATORY_KEYS = ("algorithm.name", "algorithm.trust", "data.name", "model.name")  # their values do
 
 
 def short_names(keys: Iterable[str]) -> dict[str, str]:
@@ -198,28 +200,28 @@ def short_names(keys: Iterable[str]) -> dict[str, str]:
     return {key: name if uses[name] == 1 else key for key, name in last.items()}
 
 
-def value_text(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A swept value as papers print it: 4, not 4.0."""
     return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
-def point_text(results: Results, point: Mapping[str, Any]) -> str:
+def format_point(results: Results, point: Mapping[str, Any]) -> str:
     """A sweep point in words: "untrusted, ρ = 4, silos 100"."""
     names = short_names(results.axes)
-    return ", ".join(_setting(key, names[key], value_text(value)) for key, value in point.items())
+    return ", ".join(_format_setting(key, names[key], format_value(value)) for key, value in point.items())
 
 
-def _setting(key: str, name: str, value: str) -> str:
-    if key in _SAY_WHAT_THEY_ARE:
+def _format_setting(key: str, name: str, value: str) -> str:
+    if key in _SELF_EXPLANATORY_KEYS:
         return value
     return f"{name} = {value}" if name in SYMBOLS.values() else f"{name} {value}"
 
 
-def product(axes: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+def axis_points(axes: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
-def alike(
+def group_by(
     records: Iterable[Mapping[str, Any]], kind: Callable[[Mapping[str, Any]], Any]
 ) -> dict[Any, list[Mapping[str, Any]]]:
     """Records by their kind, in the order in which kinds come first."""
@@ -229,49 +231,56 @@ def alike(
     return found
 
 
-_LISTED = 10  # missing points that are named; the tables show the others
+_MAX_LISTED = 10  # missing points that are named; the tables show the others
 
 
 def published_metrics(results: Results) -> list[Metric]:
     shown = results.published.table.shown if results.published else ()
-    return [metric for metric in metrics_of(results) if metric.key in shown]
+    return [metric for metric in run_metrics(results) if metric.key in shown]
 
 
-def warnings_of(results: Results) -> list[str]:
+def list_warnings(results: Results) -> list[str]:
     """Which cells claim what was not released, and which have no result, in bold Markdown; none of a whole run."""
     found = []
-    if loud := differing(results):
+    if loud := describe_differing(results):
         found.append(f"**{loud}.** Figures of privacy are those of the ledger here.")
-    if loud := incomplete(results):
+    if loud := describe_incomplete(results):
         points_and_seeds = [
-            (point_text(results, point), f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}")
-            for point, seeds in missing(results)
+            (format_point(results, point), f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}")
+            for point, seeds in missing_seeds(results)
         ]
         texts = [", ".join(filter(None, each)) for each in points_and_seeds]
-        more = f"; and {len(texts) - _LISTED} more points" if len(texts) > _LISTED else ""
-        found.append(f"**{loud}.** Missing: {'; '.join(texts[:_LISTED])}{more}.")
+        more = f"; and {len(texts) - _MAX_LISTED} more points" if len(texts) > _MAX_LISTED else ""
+        found.append(f"**{loud}.** Missing: {'; '.join(texts[:_MAX_LISTED])}{more}.")
     return found
 
 
-def how_measured(results: Results) -> str:
+def describe_measurement(results: Results) -> str:
     """Seeds, engine, and the largest difference to what was published, in one line."""
     seeds = (
         "1 seed" if len(results.seeds) == 1 else f"{len(results.seeds)} seeds: mean ± sample standard deviation"
     )
     largest = []
     for metric in published_metrics(results):
-        differences = [compare(results, metric, point).difference for point in points(results)]
+        differences = [
+            compare_with_published(results, metric, point).difference for point in sweep_points(results)
+        ]
         if known := [abs(difference) for difference in differences if difference is not None]:
             largest.append(f"{metric.title} {max(known):.{metric.digits}f}")
     worst = f"; largest |difference|: {', '.join(largest)}" if largest else ""
-    notes = _withheld(results), _paired(results), _unread(results), no_better(results)
+    notes = (
+        _withheld_note(results),
+        _pairing_note(results),
+        _unread_note(results),
+        describe_no_better_points(results),
+    )
     return " ".join([f"{seeds}; engine {engines_of(results)}{worst}.", *filter(None, notes)])
 
 
-_MOST_POINTS = 3
+_MAX_LISTED_POINTS = 3
 
 
-def no_better(results: Results) -> str:
+def describe_no_better_points(results: Results) -> str:
     """That a model is no better than a constant prediction, by the figures that the run has; else nothing.
 
     | figure | a constant has |
@@ -283,18 +292,18 @@ def no_better(results: Results) -> str:
     The number of classes is that of a table's public description; where there is none, R² alone is judged.
     """
     told = dict[str, list[str]]()
-    for point in points(results):
-        for reason in _worse(cells_at(results, point)):
-            told.setdefault(reason, []).append(point_text(results, point))
+    for point in sweep_points(results):
+        for reason in _why_no_better(cells_at_point(results, point)):
+            told.setdefault(reason, []).append(format_point(results, point))
     sentences = []
     for reason, there in told.items():
-        shown = "; ".join(filter(None, there[:_MOST_POINTS]))
-        more = f" and {len(there) - _MOST_POINTS} more" if len(there) > _MOST_POINTS else ""
+        shown = "; ".join(filter(None, there[:_MAX_LISTED_POINTS]))
+        more = f" and {len(there) - _MAX_LISTED_POINTS} more" if len(there) > _MAX_LISTED_POINTS else ""
         sentences.append(f"No better than a constant{f' ({shown}{more})' if shown else ''}: {reason}.")
     return " ".join(sentences)
 
 
-def _worse(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+def _why_no_better(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     """Why the cells of a point, on average, do no better than a constant."""
     if not cells:
         return []
@@ -305,7 +314,7 @@ def _worse(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     }
     reasons = ["R² is below 0"] if found.get("test_r2", 1.0) < 0.0 else []
     scenario = cells[0]["scenario"]
-    classes = _classes(scenario.get("data", {}))
+    classes = _class_count(scenario.get("data", {}))
     if classes == 0:
         return reasons
     reasons += [
@@ -321,7 +330,7 @@ def _worse(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     return reasons
 
 
-def _classes(data: Mapping[str, Any]) -> int:
+def _class_count(data: Mapping[str, Any]) -> int:
     """Classes of a table by its public description; 0 for numbers, and for data that are no table."""
     if (given := data.get("table")) is not None:
         return len(given.get("classes") or ())
@@ -329,24 +338,24 @@ def _classes(data: Mapping[str, Any]) -> int:
     return 0 if known is None else known.schema.class_count
 
 
-def _withheld(results: Results) -> str:
+def _withheld_note(results: Results) -> str:
     """Why no published values are shown, where a scenario has some."""
     withheld = results.published.withheld if results.published else ()
     return f"Published values are for other settings and not shown: {', '.join(withheld)}." if withheld else ""
 
 
-def _paired(results: Results) -> str:
+def _pairing_note(results: Results) -> str:
     """That rows share their random numbers: differences between them spread less than each of them does."""
     simulated = all(cell["noise"] != "release" for cell in results.cells)
     return (
         "Cells of one seed share the order of records and, scaled, their noise: compare rows "
         "seed by seed, and compute the spread from paired differences."
-        if len(points(results)) > 1 and results.cells and simulated
+        if len(sweep_points(results)) > 1 and results.cells and simulated
         else ""
     )
 
 
-def _unread(results: Results) -> str:
+def _unread_note(results: Results) -> str:
     """That samples were asked for which no round reads."""
     left = [cell["unread"] for cell in results.cells if cell.get("unread")]
     return (
@@ -358,7 +367,7 @@ def _unread(results: Results) -> str:
 
 def privacy_lines(results: Results) -> list[str]:
     """A line for each distinct statement; those that differ only in μ share one; then those of evaluations."""
-    groups = alike(
+    groups = group_by(
         results.cells,
         lambda cell: (
             *(cell[key] for key in ("unit", "relation", "trust", "noise", "delta")),
@@ -368,23 +377,23 @@ def privacy_lines(results: Results) -> list[str]:
     )
     tests = {evaluation_words(told, cell["delta"]) for cell in results.cells if (told := cell.get("evaluation"))}
     elsewhere = [STEP_ELSEWHERE] if any(charged_elsewhere(cell["releases"]) for cell in results.cells) else []
-    said = [line for cells in groups.values() for line in (sentence_of_cells(cells), *caveats_of(cells))]
-    return [*said, *elsewhere, *sorted(tests), *choice_of_settings(results)]
+    said = [line for cells in groups.values() for line in (sentence_of_cells(cells), *list_caveats(cells))]
+    return [*said, *elsewhere, *sorted(tests), *describe_tuning(results)]
 
 
-def caveats_of(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+def list_caveats(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     """What weakens the figures of cells with one δ: their smallest silo, and the largest ε."""
     private = [cell for cell in cells if cell["epsilon"] is not None]
     if not private:
         return []
-    sizes = [size for cell in private if (size := _units(cell)) is not None]
+    sizes = [size for cell in private if (size := _unit_count(cell)) is not None]
     noun = from_data(private[0]["releases"][0]).unit.noun
     released = any(cell.get("holds") not in (None, REAL) for cell in private)
     worst = max(cell["epsilon"] for cell in private)
     return caveats(worst, private[0]["delta"], max(sizes, default=None), noun, slack=released)
 
 
-def _units(cell: Mapping[str, Any]) -> int | None:
+def _unit_count(cell: Mapping[str, Any]) -> int | None:
     """How many units the smallest silo has, or the pool of clients; None where that is not public."""
     unit = from_data(cell["releases"][0]).unit
     if unit.name == CLIENT.name:
@@ -392,7 +401,7 @@ def _units(cell: Mapping[str, Any]) -> int | None:
     return cell.get("smallest_silo") if unit.name == RECORD.name else None
 
 
-def choice_of_settings(results: Results) -> list[str]:
+def describe_tuning(results: Results) -> list[str]:
     """What the choice of settings by `fedpriv tune` costs beside the runs; nothing where there was none.
 
     Guarantee: the figures are recomputed from the law of the choice and the releases of every cell.

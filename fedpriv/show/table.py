@@ -29,133 +29,135 @@ from fedpriv.core.files import write_text
 from fedpriv.scenario.published import Growth, Paper
 from fedpriv.show.summary import (
     Metric,
-    cells_at,
-    compare,
-    how_measured,
-    metrics_of,
-    point_text,
-    points,
+    axis_points,
+    cells_at_point,
+    compare_with_published,
+    describe_measurement,
+    describe_state,
+    format_point,
+    format_value,
+    list_warnings,
     privacy_lines,
-    product,
     published_metrics,
+    run_metrics,
     shared_metrics,
     short_names,
     silo_metrics,
-    state_of,
-    value_text,
-    warnings_of,
+    sweep_points,
 )
 from fedpriv.study.results import Results, read_claims
 
 Style = Literal["markdown", "csv", "latex"]
-AddedRow = tuple[str, Callable[[Metric, Mapping[str, Any]], str]]
+ExtraRow = tuple[str, Callable[[Metric, Mapping[str, Any]], str]]
 """A row's title, and its text for a metric at the sweep points that have some values."""
 
 
-_BEFORE = ("silos", "rounds", "μ", "ε at δ")
-_AFTER = ("gradients", "sent by a silo (MB)", "clipped (%)", "seconds, all seeds")
+_LEADING_COLUMNS = ("silos", "rounds", "μ", "ε at δ")
+_TRAILING_COLUMNS = ("gradients", "sent by a silo (MB)", "clipped (%)", "seconds, all seeds")
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """A table before a style is given to it.  The first `labels` columns name the row, the others hold figures."""
 
     caption: str
     header: Sequence[str]
     body: Sequence[Sequence[str]]
-    labels: int
-    across: str = ""
+    label_count: int
+    column_axis: str = ""
     """What the headers of the figures are values of."""
 
     @property
     def heads(self) -> list[str]:
         """The header, with what is across beside its first name."""
         first, *others = self.header
-        return [f"{first} \\ {self.across}" if self.across else first, *others]
+        return [f"{first} \\ {self.column_axis}" if self.column_axis else first, *others]
 
 
-def render(results: Results, style: Style) -> str:
+def render_tables(results: Results, style: Style) -> str:
     """All tables of a run, ending with a newline."""
     return STYLES[style](results)
 
 
 def write_table(folder: Path) -> str:
     """Write RUN_DIR/table.md, the Markdown of a run that is complete; what was written."""
-    text = render(read_claims(folder), "markdown")
+    text = render_tables(read_claims(folder), "markdown")
     write_text(folder / "table.md", text)
     return text
 
 
-def tables_of(results: Results) -> list[Table]:
+def make_tables(results: Results) -> list[TextTable]:
     """A table of the paper's form for each metric it has and each value of other axes, or one of all points."""
     if results.scaling is not None:
-        return [_scaling(results, results.scaling)]
+        return [_scaling_table(results, results.scaling)]
     shown = published_metrics(results)
     added_rows = [rows(results) for rows in all_added("rows").values()]
     if results.published is None or not shown:
-        return [_list(results, added_rows), *_by_silo(results), *_intervals(results)]
+        return [_point_table(results, added_rows), *_silo_tables(results), *_addon_tables(results)]
     paper = results.published.table
     others = {key: values for key, values in results.axes.items() if key not in (paper.rows, paper.columns)}
-    grids = [_grid(results, paper, metric, fixed, added_rows) for metric in shown for fixed in product(others)]
-    return [*grids, *_by_silo(results), *_intervals(results)]
+    grids = [
+        _grid_table(results, paper, metric, fixed, added_rows) for metric in shown for fixed in axis_points(others)
+    ]
+    return [*grids, *_silo_tables(results), *_addon_tables(results)]
 
 
-def _by_silo(results: Results) -> list[Table]:
+def _silo_tables(results: Results) -> list[TextTable]:
     """For each metric of the silos' own test records a row a sweep point and a column a silo."""
     tables = []
     for metrics in silo_metrics(results).values():
         titles = [metric.title.rpartition(", ")[2].removeprefix("at ") for metric in metrics]
         body = [
-            [*map(value_text, point.values()), *(_cell_text(results, metric, point) for metric in metrics)]
-            for point in points(results)
+            [*map(format_value, point.values()), *(_format_figure(results, metric, point) for metric in metrics)]
+            for point in sweep_points(results)
         ]
         names = list(short_names(results.axes).values())
         caption = f"{metrics[0].title.rpartition(', ')[0]} by silo, on its own test records"
-        tables.append(Table(caption, [*names, *titles], body, labels=len(names)))
+        tables.append(TextTable(caption, [*names, *titles], body, label_count=len(names)))
     return tables
 
 
-def _intervals(results: Results) -> list[Table]:
-    return [Table(*table) for tables in all_added("tables").values() for table in tables(results)]
+def _addon_tables(results: Results) -> list[TextTable]:
+    return [TextTable(*table) for tables in all_added("tables").values() for table in tables(results)]
 
 
-def _scaling(results: Results, scaling: Growth) -> Table:
+def _scaling_table(results: Results, scaling: Growth) -> TextTable:
     header, *body = scaling_lines(results, scaling)
-    return Table(
+    return TextTable(
         f"smallest {scaling.smallest} whose mean {scaling.metric} is at most "
         f"{scaling.factor:g} · {scaling.scale:g} · (1/√n + √d/(εn)); fitted exponents with 95 % intervals",
         header,
         body,
-        labels=1,
+        label_count=1,
     )
 
 
-def _grid(
-    results: Results, paper: Paper, metric: Metric, fixed: Mapping[str, Any], added_rows: Sequence[AddedRow]
-) -> Table:
+def _grid_table(
+    results: Results, paper: Paper, metric: Metric, fixed: Mapping[str, Any], added_rows: Sequence[ExtraRow]
+) -> TextTable:
     names, columns = short_names(results.axes), results.axes[paper.columns]
     along = [{**fixed, paper.columns: column} for column in columns]
     body = [
-        [value_text(row), *(_cell_text(results, metric, {**point, paper.rows: row}) for point in along)]
+        [format_value(row), *(_format_figure(results, metric, {**point, paper.rows: row}) for point in along)]
         for row in results.axes[paper.rows]
     ]
     for title, text_of in added_rows:
         texts = [text_of(metric, point) for point in along]
         body += [[title, *texts]] if any(texts) else []
-    where = f", {point_text(results, fixed)}" if fixed else ""
+    where = f", {format_point(results, fixed)}" if fixed else ""
     published = ": measured [published, measured - published]" if getattr(paper, metric.key, None) else ""
-    return Table(
+    return TextTable(
         f"{metric.title}{where}{published}",
-        [names[paper.rows], *map(value_text, columns)],
+        [names[paper.rows], *map(format_value, columns)],
         body,
-        labels=1,
-        across=names[paper.columns],
+        label_count=1,
+        column_axis=names[paper.columns],
     )
 
 
-def _cell_text(results: Results, metric: Metric, point: Mapping[str, Any]) -> str:
+def _format_figure(results: Results, metric: Metric, point: Mapping[str, Any]) -> str:
     """mean ± std [published, difference], as far as they are there."""
-    comparison = compare(results, metric, point)
+    comparison = compare_with_published(results, metric, point)
     measured, text, known = comparison.measured, "missing", []
     if measured is not None:
         text = with_spread(measured.mean, measured.std, metric.digits)
@@ -168,26 +170,26 @@ def _cell_text(results: Results, metric: Metric, point: Mapping[str, Any]) -> st
     return f"{text} [{', '.join(known)}]" if known else text
 
 
-def _list(results: Results, added_rows: Sequence[AddedRow]) -> Table:
+def _point_table(results: Results, added_rows: Sequence[ExtraRow]) -> TextTable:
     """A row a sweep point; what is swept is not shown twice."""
     names = list(short_names(results.axes).values())
-    columns = [*_BEFORE, *(metric.title for metric in shared_metrics(results)), *_AFTER]
+    columns = [*_LEADING_COLUMNS, *(metric.title for metric in shared_metrics(results)), *_TRAILING_COLUMNS]
     shown = [name for name in columns if name not in names]
-    rows = [(point, _row(results, point)) for point in points(results)]
-    body = [[*map(value_text, point.values()), *(row.get(name, "") for name in shown)] for point, row in rows]
+    rows = [(point, _figures_by_column(results, point)) for point in sweep_points(results)]
+    body = [[*map(format_value, point.values()), *(row.get(name, "") for name in shown)] for point, row in rows]
     for title, text_of in added_rows:
         texts = {metric.title: text_of(metric, {}) for metric in shared_metrics(results)}
         if any(texts.values()):
             if not names:  # one point: two rows have to say which is which
                 names, body = ["model"], [["released", *row] for row in body]
             body.append([title, *[""] * (len(names) - 1), *(texts.get(name, "") for name in shown)])
-    return Table("", [*names, *shown], body, labels=len(names))
+    return TextTable("", [*names, *shown], body, label_count=len(names))
 
 
-def _row(results: Results, point: Mapping[str, Any]) -> dict[str, str]:
+def _figures_by_column(results: Results, point: Mapping[str, Any]) -> dict[str, str]:
     """Figures of a sweep point by column; without a finished cell only that its metrics are missing."""
-    row = {metric.title: _cell_text(results, metric, point) for metric in metrics_of(results)}
-    if not (cells := cells_at(results, point)):
+    row = {metric.title: _format_figure(results, metric, point) for metric in run_metrics(results)}
+    if not (cells := cells_at_point(results, point)):
         return row
     first, private = cells[0], cells[0]["epsilon"] is not None
     mu = "none" if first["mu"] is None else upper_figure(first["mu"])
@@ -204,61 +206,68 @@ def _row(results: Results, point: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _markdown(results: Results) -> str:
+def _render_markdown(results: Results) -> str:
     blocks = [f"## {results.title or results.name}"]
-    for table in tables_of(results):
-        blocks += [f"**{table.caption}**", _aligned(table)] if table.caption else [_aligned(table)]
-    blocks += [*warnings_of(results), how_measured(results), *privacy_lines(results)]
+    for table in make_tables(results):
+        blocks += [f"**{table.caption}**", _align_columns(table)] if table.caption else [_align_columns(table)]
+    blocks += [*list_warnings(results), describe_measurement(results), *privacy_lines(results)]
     return "\n\n".join(blocks).replace("<", "&lt;") + "\n"
 
 
-def _aligned(table: Table) -> str:
+def _align_columns(table: TextTable) -> str:
     """A Markdown table whose columns also line up as plain text: labels to the left, figures to the right."""
     columns = []
     for place, (head, *body) in enumerate(zip(table.heads, *table.body, strict=True)):
         width = max(3, len(head), *map(len, body))
-        rule, side = ("-" * width, "<") if place < table.labels else ("-" * (width - 1) + ":", ">")
+        rule, side = ("-" * width, "<") if place < table.label_count else ("-" * (width - 1) + ":", ">")
         columns.append([f"{text:{side}{width}}" for text in (head, rule, *body)])
     return "\n".join(f"| {' | '.join(row)} |" for row in zip(*columns, strict=True))
 
 
-def _csv(results: Results) -> str:
+def _render_csv(results: Results) -> str:
     """One tidy row a sweep point and metric, at full precision; a point without a finished cell has 0 seeds."""
     facts = ["mu", "epsilon", "delta", "relation", "trust"]
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow([*results.axes, "metric", "mean", "std", "seeds", "published", "difference", *facts, "ledger"])
-    for point in points(results):
-        cell: Mapping[str, Any] = next(iter(cells_at(results, point)), {})
+    for point in sweep_points(results):
+        cell: Mapping[str, Any] = next(iter(cells_at_point(results, point)), {})
         claim = None if not cell else "DIFFERS" if cell["cell"] in results.differs else "ok"
-        for metric in metrics_of(results):
-            comparison = compare(results, metric, point)
+        for metric in run_metrics(results):
+            comparison = compare_with_published(results, metric, point)
             measured = astuple(comparison.measured) if comparison.measured else (None, None, 0)
             figures = [metric.title, *measured, comparison.published, comparison.difference]
             writer.writerow([*point.values(), *figures, *map(cell.get, facts), claim])
     return buffer.getvalue()
 
 
-def _tabular(results: Results, table: Table) -> str:
-    sentences = [results.title or results.name, table.caption, state_of(results), how_measured(results)]
-    header, *body = [" & ".join(map(_escape, row)) + r" \\" for row in [table.header, *table.body]]
+def _render_latex(results: Results, table: TextTable) -> str:
+    sentences = [
+        results.title or results.name,
+        table.caption,
+        describe_state(results),
+        describe_measurement(results),
+    ]
+    header, *body = [" & ".join(map(_escape_latex, row)) + r" \\" for row in [table.header, *table.body]]
     last = len(table.header)
-    figures = last - table.labels
-    if table.across:
-        spanner = rf"{'& ' * table.labels}\multicolumn{{{figures}}}{{c}}{{{_escape(table.across)}}} \\"
-        header = f"{spanner}\n\\cmidrule(lr){{{table.labels + 1}-{last}}}\n{header}"
+    figures = last - table.label_count
+    if table.column_axis:
+        spanner = (
+            rf"{'& ' * table.label_count}\multicolumn{{{figures}}}{{c}}{{{_escape_latex(table.column_axis)}}} \\"
+        )
+        header = f"{spanner}\n\\cmidrule(lr){{{table.label_count + 1}-{last}}}\n{header}"
     lines = [
         r"\begin{table}  % \usepackage{booktabs}",
         r"\centering",
-        rf"\caption{{{_escape('. '.join(filter(None, sentences)))}}}",
-        rf"\begin{{tabular}}{{{'l' * table.labels}{'r' * figures}}}",
+        rf"\caption{{{_escape_latex('. '.join(filter(None, sentences)))}}}",
+        rf"\begin{{tabular}}{{{'l' * table.label_count}{'r' * figures}}}",
         *(r"\toprule", header, r"\midrule", *body, r"\bottomrule"),
         *(r"\end{tabular}", r"\end{table}"),
     ]
     return "\n".join(lines) + "\n"
 
 
-_LATEX = str.maketrans(
+_LATEX_ESCAPES = str.maketrans(
     {
         **{character: f"\\{character}" for character in "%&#_{}$"},
         **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": "$|$"},
@@ -267,15 +276,15 @@ _LATEX = str.maketrans(
 )
 
 
-def _escape(text: str) -> str:
+def _escape_latex(text: str) -> str:
     """Plain text as LaTeX; signs of numbers become mathematical ones."""
-    return re.sub(r"(?<!\S)([+-])(?=\d|\s)", r"$\1$", text.translate(_LATEX))
+    return re.sub(r"(?<!\S)([+-])(?=\d|\s)", r"$\1$", text.translate(_LATEX_ESCAPES))
 
 
 STYLES: dict[Style, Callable[[Results], str]] = {
-    "markdown": _markdown,
-    "csv": _csv,
-    "latex": lambda results: "\n".join(_tabular(results, table) for table in tables_of(results)),
+    "markdown": _render_markdown,
+    "csv": _render_csv,
+    "latex": lambda results: "\n".join(_render_latex(results, table) for table in make_tables(results)),
 }
 
 
@@ -283,7 +292,7 @@ _CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
-class Needed:
+class Requirement:
     """What one algorithm needed at one n; None where no number of rounds in the sweep reached the target."""
 
     target: float
@@ -292,39 +301,39 @@ class Needed:
 
 
 @dataclass(frozen=True)
-class Fit:
+class ExponentFit:
     """y ~ n^exponent, from `count` sizes; `half_width` of its 95 % interval is infinite for two."""
 
     exponent: float
     half_width: float
-    count: int
+    size_count: int
 
 
-def needed(results: Results, scaling: Growth) -> dict[str, dict[float, Needed]]:
+def find_requirements(results: Results, scaling: Growth) -> dict[str, dict[float, Requirement]]:
     """For each value of `scaling.by`, and each n: target, rounds and gradient evaluations."""
     return {
         name: {
-            float(size): _needed_at(results, scaling, {scaling.by: name, scaling.along: size})
+            float(size): _find_requirement(results, scaling, {scaling.by: name, scaling.along: size})
             for size in results.axes[scaling.along]
         }
         for name in results.axes[scaling.by]
     }
 
 
-def _needed_at(results: Results, scaling: Growth, fixed: Mapping[str, Any]) -> Needed:
-    here = [point for point in points(results) if all(point[key] == value for key, value in fixed.items())]
+def _find_requirement(results: Results, scaling: Growth, fixed: Mapping[str, Any]) -> Requirement:
+    here = [point for point in sweep_points(results) if all(point[key] == value for key, value in fixed.items())]
     reached: list[tuple[float, float]] = []
     size, target = float(fixed[scaling.along]), math.nan
-    for point, cells in ((point, cells) for point in here if (cells := cells_at(results, point))):
+    for point, cells in ((point, cells) for point in here if (cells := cells_at_point(results, point))):
         first, epsilon = cells[0], cells[0]["epsilon"]
         private = 0.0 if epsilon is None else math.sqrt(first["dimension"]) / (epsilon * size)
         target = scaling.factor * scaling.scale * (1.0 / math.sqrt(size) + private)
         if np.mean([cell[scaling.metric] for cell in cells]) <= target:
             reached.append((float(point[scaling.smallest]), float(first["gradient_evaluations"])))
-    return Needed(target, *min(reached, default=(None, None)))
+    return Requirement(target, *min(reached, default=(None, None)))
 
 
-def fit(needs: Mapping[float, Needed], what: str) -> Fit | None:
+def fit_exponent(needs: Mapping[float, Requirement], what: str) -> ExponentFit | None:
     """The exponent of `what` ("rounds" or "gradients") in n; None with fewer than two sizes that were reached."""
     pairs = [(size, value) for size, need in needs.items() if (value := getattr(need, what)) is not None]
     if len(pairs) < 2:
@@ -334,7 +343,7 @@ def fit(needs: Mapping[float, Needed], what: str) -> Fit | None:
     sizes, values = (np.log(column) for column in zip(*pairs, strict=True))
     line = stats.linregress(sizes, values)
     factor = stats.t.ppf(0.5 + _CONFIDENCE / 2, len(pairs) - 2) if len(pairs) > 2 else math.inf
-    return Fit(float(line.slope), float(factor * line.stderr), len(pairs))
+    return ExponentFit(float(line.slope), float(factor * line.stderr), len(pairs))
 
 
 def scaling_lines(results: Results, scaling: Growth) -> list[list[str]]:
@@ -343,17 +352,17 @@ def scaling_lines(results: Results, scaling: Growth) -> list[list[str]]:
         if key not in results.axes:
             raise InputError(f"scaling: {key!r} is not swept; swept are {', '.join(results.axes)}")
     sizes = results.axes[scaling.along]
-    rows = [["", *(f"n = {value_text(size)}" for size in sizes), "rounds ~ n^", "theory", "gradients ~ n^"]]
-    for name, needs in needed(results, scaling).items():
+    rows = [["", *(f"n = {format_value(size)}" for size in sizes), "rounds ~ n^", "theory", "gradients ~ n^"]]
+    for name, needs in find_requirements(results, scaling).items():
         entries = ["not reached" if need.rounds is None else f"{need.rounds:g}" for need in needs.values()]
-        exponents = [_exponent(fit(needs, what)) for what in ("rounds", "gradients")]
+        exponents = [_format_exponent(fit_exponent(needs, what)) for what in ("rounds", "gradients")]
         theory = scaling.theory.get(name)
         rows.append([name, *entries, exponents[0], "" if theory is None else f"{theory:g}", exponents[1]])
     return rows
 
 
-def _exponent(found: Fit | None) -> str:
+def _format_exponent(found: ExponentFit | None) -> str:
     if found is None:
         return "too few"
     width = None if math.isinf(found.half_width) else found.half_width
-    return f"{with_spread(found.exponent, width, 2)} ({found.count} sizes)"
+    return f"{with_spread(found.exponent, width, 2)} ({found.size_count} sizes)"

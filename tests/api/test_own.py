@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 import fedpriv
-from fedpriv.api.run import _digest
+from fedpriv.api.run import _digest_arrays
 from fedpriv.data.tables import given_name
 
 Arrays = tuple[NDArray[Any], NDArray[Any]]
@@ -159,11 +159,11 @@ def test_guarantee_results_have_no_digest_on_which_a_record_can_be_tried(
     fedpriv.run(tree, train=train, test=test, model=network(), out=tmp_path / "run")
     told = (tmp_path / "run" / "results.json").read_text(encoding="utf-8")
     assert "given-" in told
-    assert _digest(*train, *test).hex()[:16] not in told
+    assert _digest_arrays(*train, *test).hex()[:16] not in told
     names = list[str]()
     for user in ("user", "another", "user"):
         monkeypatch.setenv("FEDPRIV_DATA", str(tmp_path / user / "data"))
-        names.append(given_name(_digest(*train, *test)))
+        names.append(given_name(_digest_arrays(*train, *test)))
     assert names[0] == names[2] != names[1]
     assert names[0] in told
     assert (tmp_path / "user" / "records.key").stat().st_mode & 0o777 == 0o600

@@ -7,7 +7,7 @@
 | `ALGORITHMS`, `VARIANTS` | rows of papers' algorithms, and settings that change what records are asked for |
 | `MECHANISMS` | noise that a scenario names |
 | `PARTICIPATIONS`, `UNITS`, `TRUSTS`, `RELATIONS` | who takes part, what neighbours differ in, who adds noise |
-| `RUNS`, `ABSENCES` | keys of [run] that change how increments are computed, silos that are not there |
+| `RUN_COUNTS`, `ABSENCES` | keys of [run] that change how increments are computed, silos that are not there |
 
 `STORED:path` stands for the digest of a module's weights, which `write_files` stores.
 """

@@ -22,7 +22,7 @@ from fedpriv.rounds import integers
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.scenario.sections import Budget
-from fedpriv.show.statement import power_words
+from fedpriv.show.statement import describe_power
 from tests.audit import planted
 from tests.audit.test_secret import cell_of as secret_cell
 from tests.plan.test_first_step import GIVEN, cell_of
@@ -230,7 +230,7 @@ def test_no_share_of_the_noise_is_named_where_rounds_are_secret() -> None:
     outcome = audit(secret_cell(), trials=2048)
     assert outcome.stands
     assert outcome.sees == {}
-    assert power_words(outcome.sees, outcome.trials).startswith("not calculated where rounds are secret; ")
+    assert describe_power(outcome.sees, outcome.trials).startswith("not calculated where rounds are secret; ")
 
 
 @pytest.mark.slow

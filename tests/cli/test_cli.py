@@ -17,8 +17,8 @@ import pytest
 from pydantic_core import PydanticSerializationError
 
 from fedpriv.cli import run
-from fedpriv.cli.options import Display
-from fedpriv.show.table import render
+from fedpriv.cli.options import DisplayOptions
+from fedpriv.show.table import render_tables
 from fedpriv.study.results import read_results
 from fedpriv.study.sweep import RunOptions
 from tests.cli.command import FEDPRIV, SMALL, fedpriv
@@ -153,7 +153,7 @@ def test_table_prints_what_the_library_renders(finished: tuple[Path, Any], style
     folder = finished[0]
     done = fedpriv("table", "out", "--format", style, cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == render(read_results(folder / "out"), style)
+    assert done.stdout == render_tables(read_results(folder / "out"), style)
     if style == "markdown":
         assert done.stdout == (folder / "out" / "table.md").read_text(encoding="utf-8")
 
@@ -320,6 +320,6 @@ def test_an_interrupt_ends_with_130_wherever_it_comes(
 
     monkeypatch.setattr(run, "run_sweep", stopped)
     with pytest.raises(SystemExit) as ended:
-        run.run_scenario(Path("quickstart"), RunOptions(out=tmp_path), Display())
+        run.run_scenario(Path("quickstart"), RunOptions(out=tmp_path), DisplayOptions())
     assert ended.value.code == 130
     assert "stopped before the first cell" in capsys.readouterr().err

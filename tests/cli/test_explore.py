@@ -22,7 +22,7 @@ SMALL = ["--set", "data.name=synthetic", "--set", "federation.rounds=8", "--set"
 
 
 def fedpriv(*arguments: str) -> str:
-    tables._console.cache_clear()
+    tables._make_console.cache_clear()
     done = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
     assert done.exit_code == 0
     return done.output
@@ -120,9 +120,9 @@ def test_no_number_is_cut_at_any_width(
     width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     narrow = Console(width=width, force_terminal=True, color_system=None, highlight=False)
-    monkeypatch.setattr(tables, "_console", lambda: narrow)
+    monkeypatch.setattr(tables, "_make_console", lambda: narrow)
     figure = "2.2845 ± 0.0012 [2.285, -0.0005]"
-    columns = [Column("rho"), *(Column(f"silos {n}", right=True) for n in (1, 10))]
+    columns = [Column("rho"), *(Column(f"silos {n}", is_numeric=True) for n in (1, 10))]
     print_rich("losses", columns, [["4", figure, figure]])
     said = capsys.readouterr().out
     assert said.count(figure) == 2

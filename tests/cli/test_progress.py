@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from fedpriv.claims.outcome import Finished, Observers, RunObserver
-from fedpriv.cli.progress import Current, JsonLines, Progress, sparkline
+from fedpriv.cli.progress import CurrentCell, JsonLines, Progress, draw_sparkline
 from fedpriv.scenario.load import Scenario, scenario_of
 from fedpriv.study.sweep import RunOptions
 from tests.conftest import small_tree
@@ -50,18 +50,18 @@ def test_a_terminal_sees_cells_share_loss_and_time_left() -> None:
 
 
 def test_a_sparkline_goes_from_the_least_to_the_largest_of_the_latest() -> None:
-    assert sparkline([9.0, 0.0, 0.5, 1.0], 3) == "▁▅█"
-    assert sparkline([2.0, 2.0], 9) == "▁▁"
-    assert sparkline([1.0], 0) == ""
+    assert draw_sparkline([9.0, 0.0, 0.5, 1.0], 3) == "▁▅█"
+    assert draw_sparkline([2.0, 2.0], 9) == "▁▁"
+    assert draw_sparkline([1.0], 0) == ""
 
 
 @pytest.mark.parametrize("width", [30, 60, 120])
 def test_the_line_of_a_cell_fits(width: int) -> None:
-    current = Current.of(0, scenario().points[0])
+    current = CurrentCell.from_point(0, scenario().points[0])
     for t in range(1, 60):
-        current.heard(t, {"test_loss": 2.0, "test_accuracy": t / 60})
+        current.add_evaluation(t, {"test_loss": 2.0, "test_accuracy": t / 60})
     console = Console(file=io.StringIO(), width=width)
-    assert max(map(len, current.line(width).wrap(console, width))) <= width
+    assert max(map(len, current.format_line(width).wrap(console, width))) <= width
 
 
 def test_elsewhere_there_is_a_plain_line_a_cell() -> None:

@@ -26,8 +26,8 @@ from fedpriv.plan.plan import plan_of
 from fedpriv.plan.task import spread, task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
-from fedpriv.show.statement import statements
-from fedpriv.show.verdict import holders, verdict
+from fedpriv.show.statement import make_statements
+from fedpriv.show.verdict import describe_run, list_party_views
 from fedpriv.study.results import read_results
 from tests.conftest import small_tree
 from tests.engines.test_engines import run
@@ -310,11 +310,11 @@ def test_a_run_of_clients_says_so_in_its_folder(tmp_path: Path) -> None:
     assert (cell["clients"], cell["batch"], cell["silos"]) == (200, 20, 1)
     assert cell["unit"] == "everything one client holds, at most 6 records a round"
     assert all(entry.agrees for entry in read_ledger(tmp_path / "run"))
-    assert "200 clients, cohorts of 20, 12 rounds." in verdict(results)
-    assert next(holder.who for holder in holders(results)) == "each client (trusted)"
-    (said,) = statements(results)
-    assert said.protects.startswith("each client against the other clients")
-    assert "whoever sees which devices are contacted" in said.protects
+    assert "200 clients, cohorts of 20, 12 rounds." in describe_run(results)
+    assert next(holder.who for holder in list_party_views(results)) == "each client (trusted)"
+    (said,) = make_statements(results)
+    assert said.protection.startswith("each client against the other clients")
+    assert "whoever sees which devices are contacted" in said.protection
     assert said.hidden == "whether any one client contributed at all, the rest staying the same"
 
 

@@ -27,7 +27,7 @@ from fedpriv.plan.plan import Plan, plan_of
 from fedpriv.plan.task import task_of_cell
 from fedpriv.rounds.floats import absorb, empty_sum
 from fedpriv.scenario.schema import Cell
-from fedpriv.show.statement import about_the_loss
+from fedpriv.show.statement import loss_assumption
 from tests.engines.test_engines import run
 from tests.oracle_momentum import (
     GOLDEN_ALPHA,
@@ -373,4 +373,4 @@ def test_a_mechanism_says_what_it_assumes_of_the_loss(
     plan = planned(small_cell, momentum_tree(algorithm))
     assumption = plan.mechanism.assumption
     assert (assumption is not None) == assumed
-    assert ("rests on the loss's smoothness" in about_the_loss(releases_of(plan, 20)[0])) == assumed
+    assert ("rests on the loss's smoothness" in loss_assumption(releases_of(plan, 20)[0])) == assumed

@@ -13,7 +13,7 @@ from scipy import optimize
 from torch.autograd.functional import hessian
 
 from fedpriv.claims.ledger import releases_of
-from fedpriv.cli.explore import coefficients_of
+from fedpriv.cli.explore import compute_coefficients
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.data.schema import TableSchema
 from fedpriv.loss.estimators import Round
@@ -167,7 +167,7 @@ def test_a_run_gives_named_coefficients_and_costs_what_it_was_calibrated_for(tmp
     del tree["seed"]
     (record,) = read_results(run_sweep(scenario_of(tree, "test"), RunOptions(out=tmp_path / "run"))).cells
     assert record["mu"] == pytest.approx(1.0, rel=1e-9)
-    found = coefficients_of(record, tmp_path / "run")
+    found = compute_coefficients(record, tmp_path / "run")
     assert [name for name, _ in found][-1] == "constant"
     assert len(found) == 7
     assert all(each.low < each.value < each.high for _, each in found)

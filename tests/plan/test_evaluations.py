@@ -16,7 +16,7 @@ from fedpriv.loss.views import PerUnit
 from fedpriv.plan.plan import plan_of
 from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell, scenario_of
-from fedpriv.show.page import page_of
+from fedpriv.show.page import render_page
 from fedpriv.show.summary import privacy_lines
 from fedpriv.study.results import read_results
 from fedpriv.study.sweep import RunOptions, run_sweep
@@ -107,7 +107,7 @@ def test_reports_say_whose_the_metrics_are_and_what_they_cost(tmp_path: Path, na
     folder = run_of(tmp_path, name)
     results = read_results(folder)
     assert any(words in line for line in privacy_lines(results))
-    page = page_of(folder, results)
+    page = render_page(folder, results)
     assert words in page
     assert ("Test records are other records than those that trained" in page) == (name != "exact")
 

@@ -36,7 +36,7 @@ from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell, scenario_of
 from fedpriv.scenario.schema import Cell
 from fedpriv.scenario.sections import Budget
-from fedpriv.show.statement import statements
+from fedpriv.show.statement import make_statements
 from fedpriv.silo.demo import prepare_silos
 from fedpriv.silo.policy import read_policy
 from fedpriv.silo.shard import Shard
@@ -189,7 +189,7 @@ def test_claim_is_of_the_first_step_and_the_rounds_together(tmp_path: Path, trus
 
 def test_statement_says_that_the_figures_are_of_both(tmp_path: Path) -> None:
     folder = fedpriv.run(tree(tmp_path), out=tmp_path / "run").folder
-    (statement,) = statements(read_results(folder))
+    (statement,) = make_statements(read_results(folder))
     assert any(
         "scaled by noisy means and deviations that a first step released" in each for each in statement.assumptions
     )
@@ -419,7 +419,7 @@ def test_means_without_their_step_are_charged_whole_in_every_view(
     assert entry.claimed_mu == pytest.approx(1.0, abs=1e-9)
     assert entry.claimed_mu <= 1.0
     assert [stream.owner for stream in entry.streams if stream.step == FIRST_STEP] == ["elsewhere"]
-    (statement,) = statements(read_results(folder))
+    (statement,) = make_statements(read_results(folder))
     assert [level.mu for level in statement.levels] == ["1"]
     assert STEP_ELSEWHERE in statement.assumptions
     assert any("charged with μ = 0.9487, not released here" in each for each in statement.mechanisms)

@@ -16,7 +16,7 @@ from fedpriv.core.errors import InputError, RunError
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.trust import RECORD, TRUSTED, UNITS, UNTRUSTED, Unit, unit_from, unit_named
 from fedpriv.participation.orders import Schedule
-from fedpriv.show.statement import statements
+from fedpriv.show.statement import make_statements
 from fedpriv.silo.guard import open_guard
 from fedpriv.silo.guards import begin_ledgers
 from fedpriv.silo.policy import read_policy
@@ -98,7 +98,7 @@ def test_a_report_speaks_of_the_unit(planted: Unit) -> None:
         "mu": 1.0,
         "epsilon": 4.4,
     }
-    (said,) = statements(
+    (said,) = make_statements(
         Results("n", "", "vectorized", True, {}, [0], None, [{**cell, "releases": [data]}], {}, None)
     )
     assert said.unit == "all records of one person"
@@ -106,7 +106,7 @@ def test_a_report_speaks_of_the_unit(planted: Unit) -> None:
     assert "each person" in said.mechanisms[0]
     assert said.assumptions[0] == "Nobody is in three silos."
     assert said.assumptions[1].startswith("Every person takes part")
-    assert "person by person" in said.about_the_loss[0]
+    assert "person by person" in said.loss_assumptions[0]
 
 
 def test_units_that_scenarios_can_name_are_those_of_the_table() -> None:

@@ -124,7 +124,7 @@ def make_results() -> Callable[..., Results]:
 
 @pytest.fixture
 def make_table() -> Callable[..., Results]:
-    """A paper's table of rho (4, 8) × silos (1, 10); keyword arguments are those of `results_of`."""
+    """A paper's table of rho (4, 8) × silos (1, 10); keyword arguments are those of `load_results`."""
 
     def make(**changes: Any) -> Results:
         axes = {"privacy.rho": [4.0, 8.0], "federation.silos": [1, 10]}

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import fedpriv
-from fedpriv.cli.run import Watched, watching
+from fedpriv.cli.run import LivePage, serve_page
 from fedpriv.show.page import write_report
-from fedpriv.show.statement import StoredAudit, check_audited, store_audit, stored_audit
+from fedpriv.show.statement import StoredAudit, check_same_algorithm, load_audit, store_audit
 from tests.conftest import small_tree
 from tests.parts import in_parts
 from tests.show.browser import CHROMIUM, look_at
@@ -80,7 +80,7 @@ def test_paper_is_light_and_nothing_is_cut(folder: Path) -> None:
 @pytest.mark.slow
 def test_a_page_follows_its_run(tmp_path: Path) -> None:
     """The same page, served while the run goes, reloads itself when a cell is finished."""
-    watched = Watched()
+    watched = LivePage()
     go = threading.Event()
 
     class Slow(fedpriv.RunObserver):
@@ -89,7 +89,7 @@ def test_a_page_follows_its_run(tmp_path: Path) -> None:
                 go.wait(30)
 
     tree = {**small_tree(), "sweep": {"federation.rounds": [4, 8]}}
-    with watching(watched) as address:
+    with serve_page(watched) as address:
         run = threading.Thread(
             target=lambda: fedpriv.run(tree, out=tmp_path / "run", observers=[watched, Slow()], progress=False)
         )
@@ -109,7 +109,7 @@ def test_a_page_follows_its_run(tmp_path: Path) -> None:
 def test_a_page_is_given_to_this_machine_only() -> None:
     import http.client
 
-    with watching(Watched()) as address:
+    with serve_page(LivePage()) as address:
         port = int(address.rstrip("/").rpartition(":")[2])
         said = {}
         for host in (f"127.0.0.1:{port}", "elsewhere.example"):
@@ -121,9 +121,9 @@ def test_a_page_is_given_to_this_machine_only() -> None:
 
 def test_an_audit_is_stored_and_shown(folder: Path, tmp_path: Path) -> None:
     scenario = fedpriv.load(folder)[0].scenario
-    check_audited(folder, scenario)
+    check_same_algorithm(folder, scenario)
     with pytest.raises(fedpriv.InputError, match="no cell there has the algorithm"):
-        check_audited(folder, {**scenario, "algorithm": {"name": "dp-sgd"}})
+        check_same_algorithm(folder, {**scenario, "algorithm": {"name": "dp-sgd"}})
     outcome = {
         "claimed_mu": 1.0, "mu": 0.81, "epsilon": 2.5, "claimed_epsilon": 4.4, "delta": 1e-5,
         "statistic": "canaries",
@@ -131,7 +131,7 @@ def test_an_audit_is_stored_and_shown(folder: Path, tmp_path: Path) -> None:
         "sees": {"canaries": 0.8399, "canaries, first step": 0.7},
     }  # fmt: skip
     store_audit(folder, outcome)
-    kept = stored_audit(folder)
+    kept = load_audit(folder)
     assert isinstance(kept, StoredAudit)
     assert (kept.mu, kept.stands) == (0.81, True)
     page = write_report(folder, tmp_path / "page.html").read_text(encoding="utf-8")

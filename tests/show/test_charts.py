@@ -7,11 +7,11 @@ from statistics import NormalDist
 
 import pytest
 
-from fedpriv.show.charts import Chart, Mark, Panel, Series, charts_of
-from fedpriv.show.looks import _HUES, layout_of, nth_look, scale_of, shade, tick_text
-from fedpriv.show.page import svg, wide_first
+from fedpriv.show.charts import Chart, Mark, Panel, Series, make_charts
+from fedpriv.show.looks import _HUES, format_tick, make_layout, make_scale, nth_look, shade
+from fedpriv.show.page import draw_svg, order_charts
 from fedpriv.show.statement import StoredAudit
-from fedpriv.show.summary import product
+from fedpriv.show.summary import axis_points
 from fedpriv.study.results import Results
 from tests.show.conftest import results_of
 
@@ -42,8 +42,8 @@ def history_of(results: Results) -> list[dict[str, float]]:
 @pytest.mark.parametrize("logarithmic", [False, True])
 def test_every_value_lies_on_the_axis_and_ticks_are_few(values: tuple[float, float], logarithmic: bool) -> None:
     logarithmic = logarithmic and min(values) > 0.0
-    scale = scale_of(values, 0.0, 100.0, logarithmic=logarithmic)
-    assert all(0.0 < scale.place(value) < 100.0 for value in values)
+    scale = make_scale(values, 0.0, 100.0, logarithmic=logarithmic)
+    assert all(0.0 < scale.position(value) < 100.0 for value in values)
     ticks = scale.ticks(6)
     assert 1 <= len(ticks) <= 8
     assert all(scale.low <= tick <= scale.high for tick in ticks)
@@ -52,18 +52,20 @@ def test_every_value_lies_on_the_axis_and_ticks_are_few(values: tuple[float, flo
 
 def test_ticks_are_short() -> None:
     texts = {0.0: "0", 0.25: "0.25", 600.0: "600", 20_000.0: "20000", 1e6: "1e6", 2e-5: "2e-5", 1e10: "1e10"}
-    assert {value: tick_text(value) for value in texts} == texts
+    assert {value: format_tick(value) for value in texts} == texts
 
 
 def test_a_logarithmic_axis_has_equal_ratios_at_equal_distances() -> None:
-    scale = scale_of((1.0, 100.0), 0.0, 1.0, logarithmic=True)
-    assert scale.place(10.0) - scale.place(1.0) == pytest.approx(scale.place(100.0) - scale.place(10.0))
+    scale = make_scale((1.0, 100.0), 0.0, 1.0, logarithmic=True)
+    assert scale.position(10.0) - scale.position(1.0) == pytest.approx(
+        scale.position(100.0) - scale.position(10.0)
+    )
 
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_two_series_of_a_panel_differ_in_two_of_colour_dashes_and_marker(name: str) -> None:
     results = swept(name)
-    charts = charts_of(results, history_of(results), None)
+    charts = make_charts(results, history_of(results), None)
     assert {"test_loss", "noise"} <= {chart.key for chart in charts}
     for panel in (panel for chart in charts for panel in chart.panels):
         for one, other in itertools.combinations([each for each in panel.series if each.line], 2):
@@ -78,7 +80,7 @@ def test_two_series_of_a_panel_differ_in_two_of_colour_dashes_and_marker(name: s
 
 def test_levels_are_shades_of_the_hue_of_their_trust() -> None:
     results = swept("trust and levels")
-    chart = next(each for each in charts_of(results, history_of(results), None) if each.key == "test_loss")
+    chart = next(each for each in make_charts(results, history_of(results), None) if each.key == "test_loss")
     untrusted, trusted = chart.series[:6], chart.series[6:]
     assert [each.look.light for each in untrusted] == [shade(0, n / 5).light for n in range(6)]
     assert [each.look.light for each in trusted] == [shade(1, n / 5).light for n in range(6)]
@@ -99,27 +101,27 @@ def _luminance(colour: str) -> float:
 
 
 def test_few_lines_share_a_panel_and_many_get_panels() -> None:
-    two = layout_of({"a": [1, 2, 3], "b": [1, 2]})
+    two = make_layout({"a": [1, 2, 3], "b": [1, 2]})
     assert (two.kinds, two.levels, two.panels) == (("b",), ("a",), ())
-    long = layout_of({"algorithm.name": ["x", "y", "z"], "federation.rounds": [1, 2], "privacy.mu": [1, 2, 3]})
+    long = make_layout({"algorithm.name": ["x", "y", "z"], "federation.rounds": [1, 2], "privacy.mu": [1, 2, 3]})
     assert (long.kinds, long.panels) == (("algorithm.name",), ("federation.rounds",))
-    many = layout_of({"algorithm.name": ["x", "y", "z"], "a": list(range(5)), "b": list(range(6)), "c": [1, 2]})
+    many = make_layout({"algorithm.name": ["x", "y", "z"], "a": list(range(5)), "b": list(range(6)), "c": [1, 2]})
     assert (many.kinds, many.levels, many.panels) == (("algorithm.name",), ("c",), ("b", "a"))
 
 
 def test_settings_that_are_not_drawn_are_counted() -> None:
     results = swept("five axes")
-    chart = next(each for each in charts_of(results, history_of(results), None) if each.key == "test_loss")
+    chart = next(each for each in make_charts(results, history_of(results), None) if each.key == "test_loss")
     assert len(chart.panels) == 12
-    assert chart.note == f"{len(product(results.axes)) - len(chart.series)} more settings are in the table."
+    assert chart.note == f"{len(axis_points(results.axes)) - len(chart.series)} more settings are in the table."
 
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_no_chart_stands_alone_in_a_row_of_the_page(name: str) -> None:
     results = swept(name)
-    charts = charts_of(results, history_of(results), None)
+    charts = make_charts(results, history_of(results), None)
     for several in (charts[:count] for count in range(len(charts) + 1)):
-        laid = wide_first(several)
+        laid = order_charts(several)
         whole = [each for _, each in laid]
         assert whole == sorted(whole, reverse=True)
         assert whole.count(False) % 2 == 0
@@ -130,8 +132,8 @@ def test_names_and_numbers_are_text() -> None:
     series = Series(
         "<b>", nth_look(0), [Mark(1, 1, "1 & 2"), Mark(2, math.nan, "none")], published=[Mark(1, 2, "<u>")]
     )
-    drawing = svg(Chart("k", "<i>", "<x>", "<y>", [Panel("<p>", [series])]))
-    rows = svg(Chart("k", "<i>", "<x>", "", [Panel("", [series])], rows=["<row>", "</svg>"]))
+    drawing = draw_svg(Chart("k", "<i>", "<x>", "<y>", [Panel("<p>", [series])]))
+    rows = draw_svg(Chart("k", "<i>", "<x>", "", [Panel("", [series])], rows=["<row>", "</svg>"]))
     assert not re.search("<[biuxyp]>", drawing)
     assert "<row>" not in rows
     assert rows.count("</svg>") == 1
@@ -141,7 +143,7 @@ def test_names_and_numbers_are_text() -> None:
 
 def test_every_point_has_its_tip_and_some_a_marker() -> None:
     marks = [Mark(t, t, str(t)) for t in range(30)]
-    drawing = svg(Chart("k", "c", "x", "y", [Panel("", [Series("s", nth_look(3), marks)])]))
+    drawing = draw_svg(Chart("k", "c", "x", "y", [Panel("", [Series("s", nth_look(3), marks)])]))
     assert drawing.count("data-tip") == 30
     assert 5 <= drawing.count('class="mark"') <= 6
 
@@ -149,7 +151,7 @@ def test_every_point_has_its_tip_and_some_a_marker() -> None:
 def test_labels_of_ticks_keep_apart() -> None:
     marks = [Mark(x, 1.0) for x in (1.0, 1.01, 1.02, 4.0)]
     chart = Chart("k", "c", "x", "y", [Panel("", [Series("s", nth_look(0), marks)])], log_x=True)
-    drawing = svg(Chart(**{**vars(chart), "ticks": [mark.x for mark in marks]}))
+    drawing = draw_svg(Chart(**{**vars(chart), "ticks": [mark.x for mark in marks]}))
     assert re.findall(r'text-anchor="middle">([\d.]+)<', drawing) == ["1", "4"]
 
 
@@ -159,7 +161,7 @@ def test_curves_show_the_mean_over_seeds() -> None:
         {"cell": place, "round": t, "test_loss": 2.0 + place + t, "test_accuracy": 0.1}
         for place in range(4) for t in (1, 2)
     ]  # fmt: skip
-    chart = next(chart for chart in charts_of(results, history, None) if chart.key == "test_loss")
+    chart = next(chart for chart in make_charts(results, history, None) if chart.key == "test_loss")
     assert [series.name for series in chart.series] == ["ρ = 1", "ρ = 4"]
     assert [(mark.x, mark.y) for mark in chart.series[1].marks] == [(1, 5.5), (2, 6.5)]
     assert chart.series[1].marks[0].spread == pytest.approx(math.sqrt(0.5))
@@ -167,15 +169,15 @@ def test_curves_show_the_mean_over_seeds() -> None:
 
 def test_charts_without_a_mark_are_left_out() -> None:
     results = swept("levels")
-    assert "test_loss" not in {chart.key for chart in charts_of(results, [], None)}
-    (chart,) = (each for each in charts_of(results, history_of(results)[:2], None) if each.key == "test_loss")
+    assert "test_loss" not in {chart.key for chart in make_charts(results, [], None)}
+    (chart,) = (each for each in make_charts(results, history_of(results)[:2], None) if each.key == "test_loss")
     assert [series.name for series in chart.series] == ["μ = 0.5"]
     assert chart.legend == []
 
 
 def curves_of(mus: list[float], audit: StoredAudit | None = None) -> Chart | None:
     results = results_of({"privacy.rho": mus}, [0], lambda point, seed: (2.0, 0.5))
-    return next((chart for chart in charts_of(results, [], audit) if chart.key == "tradeoff"), None)
+    return next((chart for chart in make_charts(results, [], audit) if chart.key == "tradeoff"), None)
 
 
 def test_the_trade_off_is_that_of_the_cells_mu() -> None:
@@ -203,8 +205,8 @@ def test_published_values_have_the_look_of_what_they_are_compared_with() -> None
         "row_values": [1.0, 4.0], "column_values": ["untrusted", "trusted"],
     }  # fmt: skip
     axes = {"privacy.rho": [1.0, 4.0], "algorithm.trust": TRUSTS}
-    chart = charts_of(results_of(axes, [0], lambda point, seed: (2.0, 0.5), paper), [], None)[0]
+    chart = make_charts(results_of(axes, [0], lambda point, seed: (2.0, 0.5), paper), [], None)[0]
     assert [each.name for each in chart.legend] == TRUSTS
     assert chart.has_published
     assert [[mark.y for mark in each.published] for each in chart.series] == [[60.0, 65.0], [70.0, 75.0]]
-    assert len(re.findall(r'class="hollow"', svg(chart))) == 4
+    assert len(re.findall(r'class="hollow"', draw_svg(chart))) == 4

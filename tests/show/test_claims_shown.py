@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedpriv.accounting.guarantees import GaussianDP
-from fedpriv.api.results import results_of
+from fedpriv.api.results import load_results
 from fedpriv.claims.claim import words_of_several
 from fedpriv.claims.ledger import releases_of
 from fedpriv.cli.app import app
@@ -20,10 +20,10 @@ from fedpriv.core.figures import upper_figure
 from fedpriv.plan.plan import plan_of
 from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell, scenario_of
-from fedpriv.show.plots import titled
-from fedpriv.show.statement import Statement, statements
+from fedpriv.show.plots import plot_title
+from fedpriv.show.statement import Statement, make_statements
 from fedpriv.show.summary import privacy_lines
-from fedpriv.show.verdict import verdict
+from fedpriv.show.verdict import describe_run
 from fedpriv.study.results import Results, read_claims
 from fedpriv.study.stored import privacy_of
 from fedpriv.study.sweep import RunOptions, run_sweep
@@ -35,7 +35,7 @@ def said_of(**changes: Any) -> tuple[list[str], Statement]:
     cell = resolve_cell(small_tree(**changes), "test")
     releases = releases_of(plan_of(cell, task_of_cell(cell).objective), cell.schedule.rounds)
     results = Results("n", "", "vectorized", True, {}, [0], None, [privacy_of(cell, releases)], {}, None)
-    (said,) = statements(results)
+    (said,) = make_statements(results)
     return privacy_lines(results), said
 
 
@@ -73,10 +73,10 @@ def test_a_papers_constants_say_what_is_charged_and_what_is_true() -> None:
 
 def test_units_of_a_clip_that_follows_a_quantile_are_named() -> None:
     results = results_with(1.0, 1e-5)
-    (plain,) = statements(results)[0].mechanisms
+    (plain,) = make_statements(results)[0].mechanisms
     assert "units" not in plain
     scenario = {"algorithm": {"name": "dp-fedavg", "clip_quantile": 0.5}}
-    (named,) = statements(results_with(1.0, 1e-5, scenario=scenario))[0].mechanisms
+    (named,) = make_statements(results_with(1.0, 1e-5, scenario=scenario))[0].mechanisms
     assert named.startswith(plain)
     assert "in units of the clip of the moment" in named
 
@@ -99,7 +99,7 @@ def two(**second: Any) -> Results:
     ],
 )
 def test_trust_and_relation_rank_before_epsilon(second: dict[str, Any], named: list[str]) -> None:
-    said = verdict(two(**second))
+    said = describe_run(two(**second))
     found = re.findall(r"(?:Most private|A smaller ε against[^:]*): 9?5?0?[\d.]+ % \((x \d)", said)
     assert found == named
 
@@ -108,9 +108,9 @@ def test_the_weakest_run_has_its_own_word_and_speaks_for_persons() -> None:
     """Two levels, two words; the sentence on persons is of the run that protects least; floats are no integers."""
     strong, weak = results_with(0.3, 1e-5), results_with(4.0, 1e-5)
     both = dataclasses.replace(strong, cells=[strong.cells[0], weak.cells[0]])
-    said = verdict(both)
+    said = describe_run(both)
     assert "(μ = 0.3: strong protection) to 97.8 % (μ = 4: next to no protection)" in said
-    persons = [line for line in statements(both)[0].assumptions if line.startswith("One person")]
+    persons = [line for line in make_statements(both)[0].assumptions if line.startswith("One person")]
     assert persons == [words_of_several(GaussianDP(weak.cells[0]["mu"]), 1e-5)]
 
 
@@ -121,7 +121,7 @@ def test_one_cell_in_floating_point_takes_the_word_from_all_integers() -> None:
         privacy_of(cell, releases_of(plan_of(cell, objective, released=released), 8)) for released in (True, False)
     ]
     for told, floats in ((records, True), (records[:1], False)):
-        (said,) = statements(Results("n", "", "deployment", True, {}, [0], None, told, {}, None))
+        (said,) = make_statements(Results("n", "", "deployment", True, {}, [0], None, told, {}, None))
         assert (
             any(line.startswith("The noise is Gaussian in real arithmetic") for line in said.assumptions) == floats
         )
@@ -163,8 +163,8 @@ def test_a_folder_whose_figures_were_written_says_so_in_every_view(
 def test_pictures_of_a_written_folder_say_so(doctored: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     for folder, differs in zip(doctored, (False, True), strict=True):
         results = read_claims(folder)
-        assert ("DIFFERS" in titled(results)) == differs
-        assert "0.001" not in titled(results)
+        assert ("DIFFERS" in plot_title(results)) == differs
+        assert "0.001" not in plot_title(results)
         monkeypatch.setattr("fedpriv.show.plots.plot_run", lambda folder: [folder / "curves.png"])
         done = CliRunner().invoke(app, ["plot", str(folder)])
         assert isinstance(done.exception, RunError) == differs
@@ -176,8 +176,8 @@ def test_figures_of_a_written_folder_are_those_of_its_releases(doctored: tuple[P
     assert (true.differs, read.differs) == ((), (0,))
     for name in ("mu", "rho", "zcdp", "epsilon", "epsilon_paper"):
         assert read.cells[0][name] == true.cells[0][name]
-    shown = results_of(other)
+    shown = load_results(other)
     assert shown[0].privacy.mu == pytest.approx(4.0)
     assert "DIFFERS" in repr(shown)
-    assert "DIFFERS" not in repr(results_of(run))
+    assert "DIFFERS" not in repr(load_results(run))
     assert "DIFFERS" in shown._repr_html_()

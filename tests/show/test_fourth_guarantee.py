@@ -22,7 +22,7 @@ from fedpriv.participation.orders import Schedule, Sums
 from fedpriv.participation.registry import ADDED
 from fedpriv.show.page import write_report
 from fedpriv.show.summary import privacy_lines
-from fedpriv.show.table import render
+from fedpriv.show.table import render_tables
 from fedpriv.silo.admission import Cost, refusal
 from fedpriv.study.results import read_claims
 from tests.conftest import small_tree
@@ -98,7 +98,7 @@ def test_a_fourth_kind_is_told_by_ledger_table_page_and_terminal(folder: Path) -
     (line,) = privacy_lines(read_claims(folder))
     assert line.startswith("Privacy: one record of a silo, replace-one neighbours, untrusted server: 0.02")
     assert "-zCDP, (ε, δ) at most" in line
-    assert line in render(read_claims(folder), "markdown")
+    assert line in render_tables(read_claims(folder), "markdown")
     page = write_report(folder).read_text(encoding="utf-8")
     assert Concentrated.note in page
     assert "exact</th>" not in page

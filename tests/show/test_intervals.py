@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from fedpriv.scenario.load import scenario_of
-from fedpriv.show.page import page_of
-from fedpriv.show.table import render
+from fedpriv.show.page import render_page
+from fedpriv.show.table import render_tables
 from fedpriv.study.results import read_results
 from fedpriv.study.sweep import RunOptions, run_sweep
 from tests.data.tables import rows, table_tree, write_csv
@@ -24,15 +24,15 @@ def run_of(folder: Path, **evaluation: Any) -> Path:
 def test_everybody_groups_and_silos_have_rows_with_intervals(tmp_path: Path) -> None:
     folder = run_of(tmp_path, curves={"bins": 32, "by": ["sex"]})
     results = read_results(folder)
-    text = render(results, "markdown")
+    text = render_tables(results, "markdown")
     table = text[text.index("test records of the silos, with intervals") :]
     for whose in ("all", "sex=f", "sex=m", "at north", "at south"):
         (line,) = [line for line in table.splitlines() if line.startswith(f"| {whose} ")]
         assert line.count(" – ") >= 5
     assert "share of class 1 among test records" in table
-    assert "sex=m" in page_of(folder, results)
+    assert "sex=m" in render_page(folder, results)
     assert "test_auc_low" in results.cells[0]
 
 
 def test_without_curves_there_is_no_such_table(tmp_path: Path) -> None:
-    assert "with intervals" not in render(read_results(run_of(tmp_path)), "markdown")
+    assert "with intervals" not in render_tables(read_results(run_of(tmp_path)), "markdown")

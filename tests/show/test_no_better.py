@@ -10,9 +10,9 @@ import pytest
 import fedpriv
 from fedpriv.cli.explore import show_run
 from fedpriv.show.page import write_report
-from fedpriv.show.summary import no_better
-from fedpriv.show.table import render
-from fedpriv.show.verdict import verdict
+from fedpriv.show.summary import describe_no_better_points
+from fedpriv.show.table import render_tables
+from fedpriv.show.verdict import describe_run
 from fedpriv.study.results import read_results
 from tests.data.tables import rows, write_csv
 
@@ -59,10 +59,10 @@ def test_it_is_told_in_terminal_table_and_report(
     show_run(run)
     shown = [
         " ".join(capsys.readouterr().out.split()),
-        render(results, "markdown"),
+        render_tables(results, "markdown"),
         write_report(run).read_text(encoding="utf-8"),
-        verdict(results),
-        no_better(results),
+        describe_run(results),
+        describe_no_better_points(results),
     ]
     for text in shown:
         assert (words in text) if words else ("No better than a constant" not in text)

@@ -13,8 +13,8 @@ import fedpriv
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import best_guess
 from fedpriv.noise.trust import TRUSTED, UNTRUSTED
-from fedpriv.show.page import _unbroken, write_report
-from fedpriv.show.statement import statements
+from fedpriv.show.page import _prevent_breaks, write_report
+from fedpriv.show.statement import make_statements
 from fedpriv.study.results import read_results
 from tests.conftest import small_tree
 
@@ -112,7 +112,7 @@ def test_the_statement_is_recomputed_from_the_releases(folder: Path, tmp_path: P
             release["std"] /= 2
     tmp_path.joinpath("results.json").write_text(json.dumps(tree), encoding="utf-8")
     honest, halved = (
-        [(each.trust, [level.mu for level in each.levels]) for each in statements(read)]
+        [(each.trust, [level.mu for level in each.levels]) for each in make_statements(read)]
         for read in map(read_results, (folder, tmp_path))
     )
     assert honest == [("untrusted", ["1", "4"]), ("trusted", ["1", "4"])]
@@ -173,7 +173,7 @@ def test_poisson_sampling_is_said_in_words_and_has_no_mu(tmp_path: Path) -> None
         "federation": {"silos": 3, "rounds": 8, "epochs": 2, "sampling": "poisson"},
     }
     folder = fedpriv.run({**small_tree(), **changes}, out=tmp_path / "run").folder
-    (statement,) = statements(read_results(folder))
+    (statement,) = make_statements(read_results(folder))
     assert statement.private
     assert "drawn by secret coins" in statement.note
     (level,) = statement.levels
@@ -204,4 +204,7 @@ def test_what_all_cells_have_in_common_is_a_sentence_and_no_figure(clip: float, 
 
 
 def test_numbers_stay_on_one_line() -> None:
-    assert _unbroken("69.6 % (ε = 4 at δ = 1e-05)") == "69.6\u00a0% (ε\u00a0=\u00a04 at δ\u00a0=\u00a01e\u201105)"
+    assert (
+        _prevent_breaks("69.6 % (ε = 4 at δ = 1e-05)")
+        == "69.6\u00a0% (ε\u00a0=\u00a04 at δ\u00a0=\u00a01e\u201105)"
+    )

@@ -14,9 +14,9 @@ import pytest
 
 from fedpriv.claims.entries import entry_of
 from fedpriv.core.errors import InputError
-from fedpriv.show.charts import Chart, Mark, Panel, Series, charts_of
+from fedpriv.show.charts import Chart, Mark, Panel, Series, make_charts
 from fedpriv.show.looks import nth_look
-from fedpriv.show.plots import mpl, plot_run, svgs_of, titled
+from fedpriv.show.plots import make_figure, plot_run, plot_title, render_svgs
 from fedpriv.study.results import Results
 
 Make = Callable[..., Results]
@@ -68,8 +68,8 @@ def size_of(png: Path) -> tuple[int, int]:
 def drawn(results: Results, *keys: str) -> Any:
     """The figure of the charts with these keys."""
     history = [line_of(cell, t) for cell in results.cells for t in EVALUATED]
-    found = {chart.key: chart for chart in charts_of(results, history, None)}
-    return mpl([found[key] for key in keys], titled(results))
+    found = {chart.key: chart for chart in make_charts(results, history, None)}
+    return make_figure([found[key] for key in keys], plot_title(results))
 
 
 def curves(results: Results) -> Any:
@@ -241,9 +241,9 @@ def test_a_study_of_algorithms_has_a_panel_for_each_length(make_results: Make) -
     history = [
         {**line_of(cell, t), "round": t * cell["rounds"] // 600} for cell in results.cells for t in EVALUATED
     ]
-    charts = {chart.key: chart for chart in charts_of(results, history, None)}
+    charts = {chart.key: chart for chart in make_charts(results, history, None)}
     for key in ("test_loss", "test_accuracy"):
-        figure = mpl([charts[key]])
+        figure = make_figure([charts[key]])
         assert [axes.get_title() for axes in figure.axes] == ["rounds 16", "rounds 60", "rounds 240"]
         for axes, rounds in zip(figure.axes, (16, 60, 240), strict=True):
             assert len(axes.lines) == 8  # four algorithms, two μ
@@ -271,7 +271,7 @@ def test_the_fraction_clipped_is_a_mark_a_point(make_table: Make) -> None:
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_none_or_all_clipped_is_no_chart(make_table: Make, share: float) -> None:
     results = make_table(facts=lambda point: {"fraction_clipped": share})
-    assert "clipped" not in {chart.key for chart in charts_of(results, [], None)}
+    assert "clipped" not in {chart.key for chart in make_charts(results, [], None)}
 
 
 @pytest.mark.slow
@@ -293,14 +293,14 @@ def test_noise_is_what_accounting_gives_for_the_run(make_table: Make) -> None:
 
 
 def test_a_run_without_noise_has_no_figure_of_it(make_table: Make) -> None:
-    found = charts_of(make_table(facts=lambda point: {"mu": None}), [], None)
+    found = make_charts(make_table(facts=lambda point: {"mu": None}), [], None)
     assert not {"noise", "noise-in-mean", "tradeoff"} & {chart.key for chart in found}
 
 
 def test_svgs_can_stand_on_one_page(tmp_path: Path, make_table: Make) -> None:
     """Ids that differ from figure to figure are referred to; equal ones define equal shapes."""
     results = make_table()
-    texts = svgs_of(write(tmp_path / "run", results), results)
+    texts = render_svgs(write(tmp_path / "run", results), results)
     assert list(texts) == ["privacy", "curves", "clipped", "noise", "tradeoff"]
     assert all(text.startswith("<svg") and text.rstrip().endswith("</svg>") for text in texts.values())
     clips = [set(re.findall(r'<clipPath id="(\w+)"', text)) for text in texts.values()]
@@ -316,14 +316,14 @@ def test_a_label_with_dollars_is_drawn_as_it_is(tmp_path: Path, make_table: Make
     results = replace(make_table(), title=label)
     plot_run(write(tmp_path / "run", results))
     assert (tmp_path / "run" / "plots" / "noise.png").exists()
-    assert all(label in svg or "<text" not in svg for svg in svgs_of(tmp_path / "run", results).values())
+    assert all(label in svg or "<text" not in svg for svg in render_svgs(tmp_path / "run", results).values())
 
 
 @pytest.mark.parametrize("name", ["_hidden", "<b>&\"'", "$x_{", "a\nb", "\\frac"])
 def test_a_hostile_name_is_drawn_as_it_is(name: str) -> None:
     series = [Series(each, nth_look(place), [Mark(1, 1)]) for place, each in enumerate((name, "other"))]
     chart = Chart("k", name, name, name, [Panel(name, series)], name)
-    figure = mpl([chart], name)
+    figure = make_figure([chart], name)
     figure.draw_without_rendering()
     assert legend_texts(figure) == [" ".join(name.split()), "other"]
 

@@ -33,11 +33,11 @@ from fedpriv.core.figures import (
     upper_range,
 )
 from fedpriv.scenario.load import resolve_cell
-from fedpriv.show.charts import charts_of
-from fedpriv.show.statement import statements
+from fedpriv.show.charts import make_charts
+from fedpriv.show.statement import make_statements
 from fedpriv.show.summary import privacy_lines
-from fedpriv.show.table import render
-from fedpriv.show.verdict import verdict
+from fedpriv.show.table import render_tables
+from fedpriv.show.verdict import describe_run
 from fedpriv.silo.admission import words
 from fedpriv.study.results import Results
 from tests.conftest import small_tree
@@ -99,18 +99,20 @@ def test_a_pair_of_a_sampled_run_holds_as_it_is_printed() -> None:
 def texts_of(results: Results, mu: float, delta: float) -> Iterator[str]:
     """Every style in which a run's privacy is printed."""
     guarantee = GaussianDP(mu)
-    (said,) = statements(results)
+    (said,) = make_statements(results)
     claim = PrivacyClaim(guarantee, "zero-out")
     yield from (claim.sentence(style, delta) for style in get_args(Style))
     yield from privacy_lines(results)
-    yield verdict(results)
-    yield render(results, "markdown")
+    yield describe_run(results)
+    yield render_tables(results, "markdown")
     yield evaluation_words(results.cells[0]["evaluation"], delta)
     yield words(ApproximateGDP(mu, delta / 3))
     yield str(LifetimeBudget(mu / 2.0).refusal([], ApproximateGDP(mu)))
     yield from said.mechanisms
-    yield from (tip.tip for chart in charts_of(results, [], None) for line in chart.series for tip in line.marks)
-    yield from (line.name for chart in charts_of(results, [], None) for line in chart.series)
+    yield from (
+        tip.tooltip for chart in make_charts(results, [], None) for line in chart.series for tip in line.marks
+    )
+    yield from (line.name for chart in make_charts(results, [], None) for line in chart.series)
 
 
 _NUMBER = r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)"
@@ -148,7 +150,7 @@ def test_guarantee_every_printed_style_is_on_the_safe_side(mu: float, delta: flo
             assert Decimal(found) <= Decimal(repr(float(results.cells[0]["releases"][0]["std"])))
         least("clip", rf"clipped to norm {_NUMBER}", text, 1.2345678)
         least("guess", rf"at most {_NUMBER} %", text, 100.0 * 0.5 * math.erfc(-mu / math.sqrt(8.0)))
-    (level,) = statements(results)[0].levels
+    (level,) = make_statements(results)[0].levels
     for shown, truth in ((level.mu, mu), (level.zcdp, mu * mu / 2), (level.delta, delta)):
         assert Decimal(shown) >= Decimal(repr(truth))
     assert {"mu", "gdp", "zcdp", "delta", "noise", "clip"} <= seen
@@ -179,9 +181,9 @@ def test_an_epsilon_of_zero_is_never_printed_bare() -> None:
     assert epsilon_figure(0.0) == "0 (all in δ)"
     results = results_with(0.001, 0.04)
     assert results.cells[0]["epsilon"] == 0.0
-    said = "\n".join(texts_of(results, 0.001, 0.04)) + statements(results)[0].levels[0].epsilon
+    said = "\n".join(texts_of(results, 0.001, 0.04)) + make_statements(results)[0].levels[0].epsilon
     assert not re.search(r"ε = 0(?! \(all)(?![.\d])", said)
-    assert "0 (all in δ)" in render(results, "markdown")
+    assert "0 (all in δ)" in render_tables(results, "markdown")
     privacy = Privacy("untrusted", "zero-out", "one record of a silo", "simulation", 0.04, 0.001, 5e-7, 0.0, 0.01)
     cell = CellResults({}, 0, 1, 1, {}, None, None, None, 1.0, privacy, (), {}, Path("x"))
     assert "epsilon=0 (all in delta=0.04)" in repr(cell)
@@ -217,7 +219,7 @@ def test_a_delta_of_one_over_the_smallest_silo_is_told_wherever_it_is_printed(
     delta: float, size: int, told: bool
 ) -> None:
     results = results_with(0.5, delta, smallest_silo=size)
-    for said in (render(results, "markdown"), " ".join(statements(results)[0].caveats)):
+    for said in (render_tables(results, "markdown"), " ".join(make_statements(results)[0].caveats)):
         assert ("is not below 1/n" in said) == told
 
 
@@ -235,7 +237,7 @@ def test_one_of_a_thing_is_no_plural() -> None:
         "2 releases",
         "0 runs",
     ]
-    assert "; 1 release; each record" in statements(results_with(1.0, 1e-5))[0].mechanisms[0]
+    assert "; 1 release; each record" in make_statements(results_with(1.0, 1e-5))[0].mechanisms[0]
 
 
 def test_a_curve_holds_where_its_epsilon_is_printed() -> None:

@@ -13,7 +13,7 @@ from fedpriv.claims.outcome import Finished
 from fedpriv.core.errors import InputError
 from fedpriv.scenario.load import Scenario, scenario_of
 from fedpriv.scenario.schema import Cell
-from fedpriv.show.summary import how_measured
+from fedpriv.show.summary import describe_measurement
 from fedpriv.study.results import RunFolder, engines_of, read_history, read_results
 from tests.conftest import small_tree
 
@@ -122,7 +122,7 @@ def test_a_run_that_two_engines_computed_names_both(tmp_path: Path) -> None:
     for place in (1, 2, 3):
         again.finished(place, outcome())
     assert engines_of(read_results(tmp_path)) == "vectorized, inprocess"
-    assert "engine vectorized, inprocess" in how_measured(read_results(tmp_path))
+    assert "engine vectorized, inprocess" in describe_measurement(read_results(tmp_path))
 
 
 def test_resume_without_results_starts(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from fedpriv.papers.choquette_choo import AcceleratedSettings
 from fedpriv.plan.plan import excess_risk_bound, plan_of
 from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import Scenario, load_scenario, scenario_of
-from fedpriv.show.table import fit, needed, render
+from fedpriv.show.table import find_requirements, fit_exponent, render_tables
 from fedpriv.study.results import Results, RunFolder, read_results
 from tests.conftest import small_tree
 
@@ -70,22 +70,22 @@ def test_smallest_rounds_of_the_best_setting_and_their_exponents(folder: Path) -
     """Target 1/√n: T = n^(1/4) and n^(1/2) exactly, on a grid of powers of two."""
     results = read_results(folder)
     assert results.scaling is not None
-    found = needed(results, results.scaling)
+    found = find_requirements(results, results.scaling)
     assert [need.rounds for need in found["trusted"].values()] == [4.0, 8.0, 8.0]
     assert [need.rounds for need in found["untrusted"].values()] == [16.0, 32.0, 64.0]
     assert [need.target for need in found["trusted"].values()] == [1 / 16, 1 / 32, 1 / 64]
-    exponent = fit(found["untrusted"], "rounds")
+    exponent = fit_exponent(found["untrusted"], "rounds")
     assert exponent is not None
     assert exponent.exponent == pytest.approx(0.5)
     assert exponent.half_width == pytest.approx(0.0, abs=1e-9)
-    rough = fit(found["trusted"], "rounds")
+    rough = fit_exponent(found["trusted"], "rounds")
     assert rough is not None
     assert rough.exponent == pytest.approx(math.log(2) / math.log(16))
     assert rough.half_width > 0.1
 
 
 def test_the_table_has_sizes_across_and_theory_beside(folder: Path) -> None:
-    text = render(read_results(folder), "markdown")
+    text = render_tables(read_results(folder), "markdown")
     assert "n = 4096" in text
     (line,) = [line for line in text.splitlines() if line.startswith("| untrusted")]
     assert [cell.strip() for cell in line.split("|")[2:6]] == ["16", "32", "64", "0.50 ± 0.00 (3 sizes)"]
@@ -135,9 +135,9 @@ def test_the_betas_of_the_outer_minimizer_are_what_they_are_called(beta: str, fa
 def test_what_no_number_of_rounds_reaches_is_said(folder: Path) -> None:
     tight = scenario(factor=1e-3).scaling
     assert tight is not None
-    found = needed(read_results(folder), tight)
+    found = find_requirements(read_results(folder), tight)
     assert [need.rounds for need in found["untrusted"].values()] == [None] * 3
-    assert fit(found["untrusted"], "rounds") is None
+    assert fit_exponent(found["untrusted"], "rounds") is None
 
 
 def test_private_runs_have_the_second_term(folder: Path) -> None:
@@ -146,7 +146,7 @@ def test_private_runs_have_the_second_term(folder: Path) -> None:
     assert results.scaling is not None
     for cell in results.cells:
         cell["epsilon"] = 2.0  # type: ignore[index]
-    need = needed(results, results.scaling)["trusted"][256.0]
+    need = find_requirements(results, results.scaling)["trusted"][256.0]
     assert need.target == pytest.approx(1 / 16 + math.sqrt(3) / (2.0 * 256))
 
 

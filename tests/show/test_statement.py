@@ -16,7 +16,7 @@ from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.show import statement
-from fedpriv.show.statement import statements
+from fedpriv.show.statement import make_statements
 from fedpriv.study.results import Results
 from fedpriv.study.stored import privacy_of
 from tests.conftest import small_tree
@@ -35,7 +35,7 @@ def cell_of(trust: str = "untrusted", **changes: Any) -> Cell:
 def said(cell: Cell, kind: str) -> statement.Statement:
     releases = releases_of(plan_of(cell, task_of_cell(cell).objective), cell.schedule.rounds)
     record = privacy_of(cell, releases, "release" if kind == "release" else "simulation")
-    (found,) = statements(Results("n", "", "deployment", True, {}, [0], None, [record], {}, None))
+    (found,) = make_statements(Results("n", "", "deployment", True, {}, [0], None, [record], {}, None))
     return found
 
 
@@ -66,7 +66,7 @@ def test_several_releases_of_the_same_records_say_what_they_cost_together() -> N
     releases = releases_of(plan_of(cell, task_of_cell(cell).objective), 8)
     for kind, count in (("release", 3), ("release", 1), ("simulation", 3)):
         record = privacy_of(cell, releases, "release" if kind == "release" else "simulation")
-        (found,) = statements(Results("n", "", "deployment", True, {}, [0], None, [record] * count, {}, None))
+        (found,) = make_statements(Results("n", "", "deployment", True, {}, [0], None, [record] * count, {}, None))
         assert ("these 3 runs" in found.noise) == (kind == "release" and count == 3)
         assert ("μ = 6.929" in found.noise) == (kind == "release" and count == 3)
 
@@ -77,7 +77,7 @@ def test_releases_under_two_trust_settings_add_up() -> None:
     records = [
         privacy_of(cell, releases_of(plan_of(cell, task_of_cell(cell).objective), 8), "release") for cell in cells
     ]
-    found = statements(Results("n", "", "deployment", True, {}, [0], None, records, {}, None))
+    found = make_statements(Results("n", "", "deployment", True, {}, [0], None, records, {}, None))
     assert [("these 2 runs" in each.noise, "μ = 5.657" in each.noise) for each in found] == [(True, True)] * 2
 
 
@@ -99,7 +99,7 @@ def test_a_simulation_says_that_it_protects_nobody() -> None:
     ids=["clips", "clipped differences", "smoothness", "contraction"],
 )
 def test_what_the_figures_take_for_granted_about_the_loss(cell: Cell, words: str) -> None:
-    (line,) = said(cell, "simulation").about_the_loss
+    (line,) = said(cell, "simulation").loss_assumptions
     assert words in line
 
 
@@ -159,7 +159,7 @@ def test_an_exact_release_says_up_to_what_it_holds(trust: str) -> None:
         streams = releases_of(plan_of(cell, task_of_cell(cell).objective, released=released), 8)
         record = privacy_of(cell, streams)
         assert record["holds"] == words
-        (found,) = statements(Results("n", "", "deployment", True, {}, [0], None, [record], {}, None))
+        (found,) = make_statements(Results("n", "", "deployment", True, {}, [0], None, [record], {}, None))
         assert (EXACT in " ".join(found.assumptions)) == released
         claim = claim_of(streams)
         assert claim is not None

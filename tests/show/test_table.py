@@ -14,8 +14,16 @@ from fedpriv.claims.claim import EXACT
 from fedpriv.claims.ledger import ReleaseStream, as_data
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.participation.secret import Poisson
-from fedpriv.show.summary import METRICS, compare, incomplete, missing, short_names, summarize, value_text
-from fedpriv.show.table import render
+from fedpriv.show.summary import (
+    METRICS,
+    compare_with_published,
+    describe_incomplete,
+    format_value,
+    missing_seeds,
+    short_names,
+    summarize,
+)
+from fedpriv.show.table import render_tables
 from fedpriv.study.results import Results
 
 Make = Callable[..., Results]
@@ -57,12 +65,12 @@ Privacy: one record of a silo, replace-one neighbours, untrusted server: μ-GDP 
 ε = 48 is above 20: it lets the odds about a record grow more than 10^8-fold, which is next to no protection.
 """  # noqa: E501
     # fmt: on
-    assert render(make_table(), "markdown") == expected
+    assert render_tables(make_table(), "markdown") == expected
 
 
 def test_markdown_without_a_paper(make_results: Make) -> None:
     results = make_results({"federation.silos": [1, 100]}, [7, 8], lambda point, seed: (2.25 + 0.01 * seed, 0.5))
-    assert render(results, "markdown").split("\n\n")[1] == "\n".join(
+    assert render_tables(results, "markdown").split("\n\n")[1] == "\n".join(
         [
             "| silos | rounds |   μ |      ε at δ |       test loss | test accuracy (%) "
             "| gradients | sent by a silo (MB) | clipped (%) | seconds, all seeds |",
@@ -77,7 +85,7 @@ def test_markdown_without_a_paper(make_results: Make) -> None:
 
 
 def test_one_seed_has_no_spread(make_table: Make) -> None:
-    text = render(make_table(seeds=[1]), "markdown")
+    text = render_tables(make_table(seeds=[1]), "markdown")
     assert "| 4         | 2.2560 [2.256, +0.0000] | 2.2660 [2.267, -0.0010] |" in text
     assert "±" not in text
     assert lines_of(text, "1 seed; engine vectorized; largest |difference|: ")
@@ -85,34 +93,34 @@ def test_one_seed_has_no_spread(make_table: Make) -> None:
 
 def test_an_unfinished_run_says_so_loudly(make_table: Make) -> None:
     results = make_table(figures=without((4.0, 1, 2), (8.0, 10, 0), (8.0, 10, 1), (8.0, 10, 2)))
-    text = render(results, "markdown")
+    text = render_tables(results, "markdown")
     assert lines_of(text, "**INCOMPLETE") == [
         "**INCOMPLETE: 8 of 12 cells.** Missing: ρ = 4, silos 1, seed 2; ρ = 8, silos 10, seeds 0, 1, 2."
     ]
     assert "2.2560 ± 0.0000 (2 of 3 seeds) [2.256, +0.0000]" in text
     assert "missing [2.250]" in text
     assert "missing [70.0]" in text
-    assert "INCOMPLETE: 8 of 12 cells" in render(results, "latex")
+    assert "INCOMPLETE: 8 of 12 cells" in render_tables(results, "latex")
 
 
 def test_a_complete_run_is_not_called_incomplete(make_table: Make) -> None:
-    assert incomplete(make_table()) == ""
-    assert missing(make_table()) == []
-    assert "INCOMPLETE" not in render(make_table(), "markdown") + render(make_table(), "latex")
+    assert describe_incomplete(make_table()) == ""
+    assert missing_seeds(make_table()) == []
+    assert "INCOMPLETE" not in render_tables(make_table(), "markdown") + render_tables(make_table(), "latex")
 
 
 def test_a_run_before_its_first_cell(make_table: Make, make_results: Make) -> None:
     nothing = make_table(figures=lambda point, seed: None)
-    assert "**INCOMPLETE: 0 of 12 cells.**" in render(nothing, "markdown")
-    assert "largest" not in render(nothing, "markdown")
+    assert "**INCOMPLETE: 0 of 12 cells.**" in render_tables(nothing, "markdown")
+    assert "largest" not in render_tables(nothing, "markdown")
     plain = make_results({}, [0], lambda point, seed: None)
-    assert "**INCOMPLETE: 0 of 1 cells.** Missing: seed 0." in render(plain, "markdown")
-    assert len({len(line) for line in lines_of(render(plain, "markdown"), "|")}) == 1
+    assert "**INCOMPLETE: 0 of 1 cells.** Missing: seed 0." in render_tables(plain, "markdown")
+    assert len({len(line) for line in lines_of(render_tables(plain, "markdown"), "|")}) == 1
 
 
 def test_no_more_than_ten_missing_points_are_listed(make_results: Make) -> None:
     results = make_results({"federation.silos": list(range(1, 15))}, [0], lambda point, seed: None)
-    (line,) = lines_of(render(results, "markdown"), "**INCOMPLETE")
+    (line,) = lines_of(render_tables(results, "markdown"), "**INCOMPLETE")
     assert line.endswith("; silos 10, seed 0; and 4 more points.")
 
 
@@ -122,7 +130,7 @@ def test_another_axis_gets_a_table_a_value(make_table: Make) -> None:
         "algorithm.trust": ["untrusted", "trusted"],
         "federation.silos": [1, 10],
     }
-    text = render(make_table(axes=axes), "markdown")
+    text = render_tables(make_table(axes=axes), "markdown")
     assert [line.partition(":")[0] for line in lines_of(text, "**")] == [
         "**test loss, untrusted",
         "**test loss, trusted",
@@ -143,34 +151,34 @@ def test_only_published_metrics_have_tables(make_table: Make) -> None:
         "row_values": [4.0, 8.0],
         "column_values": [1, 10],
     }
-    text = render(make_table(paper=paper), "markdown")
+    text = render_tables(make_table(paper=paper), "markdown")
     assert len(lines_of(text, "**")) == 1
     assert "accuracy" not in text
 
 
 def test_values_the_paper_does_not_have_stand_alone(make_table: Make) -> None:
     axes = {"privacy.rho": [4.0, 16.0], "federation.silos": [1]}
-    text = render(make_table(axes=axes, seeds=[1]), "markdown")
+    text = render_tables(make_table(axes=axes, seeds=[1]), "markdown")
     assert "| 4         | 2.2560 [2.256, +0.0000] |" in text
     assert "| 16        |                  2.2560 |" in text
 
 
 def test_difference_is_measured_minus_published(make_table: Make) -> None:
     results = make_table()
-    below = compare(results, LOSS, {"privacy.rho": 4.0, "federation.silos": 10})
-    above = compare(results, LOSS, {"privacy.rho": 8.0, "federation.silos": 10})
+    below = compare_with_published(results, LOSS, {"privacy.rho": 4.0, "federation.silos": 10})
+    above = compare_with_published(results, LOSS, {"privacy.rho": 8.0, "federation.silos": 10})
     assert below.published == 2.267
     assert below.difference == pytest.approx(2.266 - 2.267)
     assert above.difference == pytest.approx(2.262 - 2.250)
 
 
 def test_the_largest_difference_may_be_negative(make_table: Make) -> None:
-    text = render(make_table(figures=lambda point, seed: (2.25, 0.7)), "markdown")
+    text = render_tables(make_table(figures=lambda point, seed: (2.25, 0.7)), "markdown")
     assert "; largest |difference|: test loss 0.0170, test accuracy (%) 0.6." in text  # 2.25 - 2.267, 70 - 69.4
 
 
 def test_a_tiny_negative_difference_has_no_minus_sign(make_table: Make) -> None:
-    text = render(make_table(figures=lambda point, seed: (2.256 - 1e-6, 0.7)), "markdown")
+    text = render_tables(make_table(figures=lambda point, seed: (2.256 - 1e-6, 0.7)), "markdown")
     assert "[2.256, +0.0000]" in text
     assert "-0.0000" not in text
 
@@ -184,7 +192,7 @@ def test_standard_deviation_is_the_sample_one() -> None:
 
 
 def test_csv_parses_back(make_table: Make) -> None:
-    rows = list(csv.DictReader(io.StringIO(render(make_table(), "csv"))))
+    rows = list(csv.DictReader(io.StringIO(render_tables(make_table(), "csv"))))
     assert len(rows) == 8
     row = rows[2]
     assert list(row) == [
@@ -204,7 +212,7 @@ def test_csv_parses_back(make_table: Make) -> None:
 
 def test_csv_of_a_missing_point_has_no_figures(make_table: Make) -> None:
     gone = without(*((8.0, 10, seed) for seed in (0, 1, 2)))
-    rows = list(csv.DictReader(io.StringIO(render(make_table(figures=gone), "csv"))))
+    rows = list(csv.DictReader(io.StringIO(render_tables(make_table(figures=gone), "csv"))))
     assert len(rows) == 8
     assert [rows[-1][key] for key in ("seeds", "mean", "std", "published", "difference", "mu")] == [
         *("0", "", "", "70.0", "", "")
@@ -212,7 +220,7 @@ def test_csv_of_a_missing_point_has_no_figures(make_table: Make) -> None:
 
 
 def test_latex_is_booktabs(make_table: Make) -> None:
-    first, second = render(make_table(), "latex").split("\n\n")
+    first, second = render_tables(make_table(), "latex").split("\n\n")
     assert second.startswith(r"\begin{table}")
     expected = [
         r"\begin{tabular}{lrr}",
@@ -232,7 +240,7 @@ def test_latex_is_booktabs(make_table: Make) -> None:
 
 def test_latex_escapes_text(make_results: Make) -> None:
     results = make_results({"model.some_key": ["a_b & c%", "{x}~\\"]}, [0], lambda point, seed: (2.3, 0.1))
-    text = render(results, "latex")
+    text = render_tables(results, "latex")
     assert r"a\_b \& c\% & 100 & 600" in text
     assert r"\{x\}\textasciitilde{}\textbackslash{} & 100" in text
     assert r"some\_key & silos & rounds" in text
@@ -243,7 +251,7 @@ def test_privacy_lines(make_results: Make) -> None:
         return {} if point["privacy.mode"] == "gaussian" else {"mu": None, "epsilon": None, "noise": "none"}
 
     results = make_results({"privacy.mode": ["gaussian", "none"]}, [0], lambda p, s: (2.3, 0.1), facts=facts)
-    text = render(results, "markdown")
+    text = render_tables(results, "markdown")
     assert lines_of(text, "Privacy") == [
         "Privacy: one record of a silo, replace-one neighbours, untrusted server: μ-GDP exactly with μ = 4 "
         "(zCDP 8); (ε, δ) = (24, 1e-05) exact, (28, 1e-05) by the paper's formula, rounded up; simulation noise "
@@ -257,7 +265,7 @@ def test_a_line_of_exact_releases_says_up_to_what_they_hold(make_results: Make) 
     """They are within 2^-60 of what is claimed, so nothing about them is exactly μ-GDP."""
     facts = {"holds": EXACT, "attained": False, "noise": "release"}
     results = make_results({"privacy.rho": [4.0]}, [0], lambda p, s: (2.3, 0.1), facts=lambda point: facts)
-    (line,) = lines_of(render(results, "markdown"), "Privacy")
+    (line,) = lines_of(render_tables(results, "markdown"), "Privacy")
     assert "μ-GDP with μ at most 4 " in line
     assert line.endswith(f"by the paper's formula, rounded up; release noise, {EXACT}.")
 
@@ -279,7 +287,7 @@ def test_names_are_short_unless_two_axes_share_one() -> None:
     ("value", "text"), [(4.0, "4"), (0.5, "0.5"), (1e-5, "1e-05"), (10, "10"), ("1.0", "1.0")]
 )
 def test_values_as_papers_print_them(value: Any, text: str) -> None:
-    assert value_text(value) == text
+    assert format_value(value) == text
 
 
 def test_a_guarantee_without_mu_is_none_the_less_a_guarantee(make_table: Make) -> None:
@@ -294,7 +302,7 @@ def test_a_guarantee_without_mu_is_none_the_less_a_guarantee(make_table: Make) -
     }
     facts["releases"] = [as_data(drawn)]
     results = make_table(paper=None, facts=lambda point: facts if point["federation.silos"] == 10 else {})
-    text = render(results, "markdown")
+    text = render_tables(results, "markdown")
     assert [cell.strip() for cell in lines_of(text, "| 4 ")[1].split("|")[2:6]] == [
         "10",
         "600",
@@ -305,14 +313,18 @@ def test_a_guarantee_without_mu_is_none_the_less_a_guarantee(make_table: Make) -
     gaussian, sampled = lines_of(text, "Privacy:")
     assert "μ-GDP exactly with μ = 4 to 8" in gaussian
     assert "Poisson sampling, which no μ describes; (ε, δ) = (24 to 48, 1e-05), an upper bound" in sampled
-    rows = [row for row in csv.DictReader(io.StringIO(render(results, "csv"))) if row["federation.silos"] == "10"]
+    rows = [
+        row
+        for row in csv.DictReader(io.StringIO(render_tables(results, "csv")))
+        if row["federation.silos"] == "10"
+    ]
     assert {(row["mu"], row["epsilon"]) for row in rows} == {("", "24.0"), ("", "48.0")}
-    assert "& none & 24 at 1e-05 &" in render(results, "latex")
+    assert "& none & 24 at 1e-05 &" in render_tables(results, "latex")
 
 
 def test_markup_in_a_label_is_no_markup_of_the_table(make_table: Make) -> None:
     """A page that shows table.md would run it: a label is somebody's who may be none of ours."""
-    text = render(replace(make_table(), title="<img src=x onerror=alert(1)>"), "markdown")
+    text = render_tables(replace(make_table(), title="<img src=x onerror=alert(1)>"), "markdown")
     assert "&lt;img src=x" in text
     assert "<" not in text
 
@@ -331,4 +343,4 @@ def test_a_diverged_seed_is_shown_as_nan(make_table: Make) -> None:
     def figures(point: Mapping[str, Any], seed: int) -> tuple[float, float]:
         return (math.nan if seed == 0 else 2.0, 0.5)
 
-    assert "nan ± nan" in render(make_table(figures=figures), "markdown")
+    assert "nan ± nan" in render_tables(make_table(figures=figures), "markdown")

@@ -7,7 +7,7 @@ import pytest
 
 from fedpriv.accounting.gaussian import epsilon_of
 from fedpriv.claims.claim import protection_word
-from fedpriv.show.verdict import RUNS, holders, repeated, verdict
+from fedpriv.show.verdict import RUN_COUNTS, describe_run, epsilon_of_repeated_runs, list_party_views
 from fedpriv.study.results import Results
 from tests.show.conftest import results_of
 
@@ -30,26 +30,26 @@ def made(**more: Any) -> Results:
 
 
 def test_the_verdict_names_the_best_and_the_most_private_setting() -> None:
-    said = verdict(made())
+    said = describe_run(made())
     assert said.startswith("DP-μ²-FL trained softmax-regression on mnist: 100 silos, 600 rounds.")
     assert "Best: test accuracy 90.0 % (ρ = 4; " in said
     assert "This was a simulation with seeded noise: it protects nobody" in said
 
 
 def test_a_real_release_is_told_from_a_simulation() -> None:
-    said = verdict(made(noise="release"))
+    said = describe_run(made(noise="release"))
     assert "simulation" not in said
     assert "secret keys of the operating systems" in said
 
 
 def test_a_run_without_noise_says_that_it_protects_nothing() -> None:
-    said = verdict(made(mu=None, epsilon=None, noise="none"))
+    said = describe_run(made(mu=None, epsilon=None, noise="none"))
     assert "A cell without noise protects nothing." in said
     assert "attacker" not in said
 
 
 def test_nothing_is_said_of_a_run_that_has_not_begun() -> None:
-    assert verdict(results_of(AXES, [0], lambda point, seed: None)) == "No cell is finished yet."
+    assert describe_run(results_of(AXES, [0], lambda point, seed: None)) == "No cell is finished yet."
 
 
 @pytest.mark.parametrize(("mu", "word"), [(0.3, "strong"), (1.0, "moderate"), (2.0, "weak"), (4.0, "next to no")])
@@ -66,7 +66,7 @@ def test_words_for_protection_follow_the_best_guess(mu: float, word: str) -> Non
     ],
 )
 def test_who_holds_the_noise_depends_on_the_trust(trust: str, silo: str, server: str) -> None:
-    of_silo, of_server, of_others = holders(made(trust=trust, noise="release"))
+    of_silo, of_server, of_others = list_party_views(made(trust=trust, noise="release"))
     assert silo in of_silo.holds
     assert server in of_server.sees
     assert ("key of its noise" in of_silo.holds) == (trust != "trusted")
@@ -82,11 +82,11 @@ def test_repeated_runs_compose() -> None:
         lambda point, seed: (2.0, 0.5),
         facts=lambda point: {"mu": mus[point["privacy.rho"]], "delta": 1e-5},
     )
-    rows = repeated(results)
+    rows = epsilon_of_repeated_runs(results)
     assert [row[0] for row in rows] == ["0.5", "1"]
     for mu, row in zip((0.5, 1.0), rows, strict=True):
         assert [float(text) for text in row[1:]] == [
-            pytest.approx(epsilon_of(mu * runs**0.5, 1e-5), rel=1e-3) for runs in RUNS
+            pytest.approx(epsilon_of(mu * runs**0.5, 1e-5), rel=1e-3) for runs in RUN_COUNTS
         ]
 
 
@@ -99,5 +99,5 @@ def test_an_epsilon_that_is_swept_is_said_once() -> None:
     )
     assert (
         "Best: test accuracy 40.0 % (ε = 4 at δ = 1e-05). Most private: 10.0 % (ε = 1 at δ = 1e-05)."
-        in verdict(results)
+        in describe_run(results)
     )

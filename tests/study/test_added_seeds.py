@@ -14,7 +14,7 @@ import fedpriv
 from fedpriv.claims.outcome import Finished
 from fedpriv.core.figures import upper_figure
 from fedpriv.scenario.load import Scenario, scenario_of
-from fedpriv.show.statement import statements
+from fedpriv.show.statement import make_statements
 from fedpriv.study.results import RunFolder, read_history, read_results
 from tests.cli.command import SMALL
 from tests.cli.command import fedpriv as command
@@ -217,7 +217,7 @@ def test_a_statement_counts_the_runs_of_added_seeds(tmp_path: Path) -> None:
     fedpriv.run({**tree, "sweep": {"seeds": 5}}, out=out, resume=True)
     results = read_results(out)
     released = dataclasses.replace(results, cells=[{**cell, "noise": "release"} for cell in results.cells])
-    (statement,) = statements(released)
+    (statement,) = make_statements(released)
     mu = results.cells[0]["mu"]
     assert (
         f"these 5 runs is protected by all of them together only: μ = {upper_figure(mu * 5**0.5)}"

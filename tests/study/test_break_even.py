@@ -31,9 +31,9 @@ from fedpriv.core.errors import InputError
 from fedpriv.data.own import Dataset, Sites
 from fedpriv.data.partition import counted, resplit, spared
 from fedpriv.scenario.load import resolve_cell
-from fedpriv.show.page import svg
+from fedpriv.show.page import draw_svg
 from fedpriv.show.plots import save_chart
-from fedpriv.show.table import render
+from fedpriv.show.table import render_tables
 from fedpriv.study.results import read_claims
 from tests.study.test_worth import added, cell_on, own_cache, two_classes
 
@@ -294,7 +294,7 @@ def test_a_study_that_was_stopped_goes_on_and_its_cache_is_the_owners(
     assert np.array_equal(study_joining(question).mean_over_silos("untrusted"), first.mean_over_silos("untrusted"))
     monkeypatch.setattr(joined, "_train_models", real)
     chart = make_gain_chart(first)
-    assert "each silo alone" in svg(chart)
+    assert "each silo alone" in draw_svg(chart)
     save_chart(chart, tmp_path / "gain.svg")
     assert (
         "each silo alone" in (tmp_path / "gain.svg").read_text() or (tmp_path / "gain.svg").stat().st_size > 5_000
@@ -394,19 +394,19 @@ def test_a_table_has_the_row_of_each_silo_alone_and_never_computes_it(tmp_path: 
     tree = cell_on(added("rowed", 3, 40, 1.0), 3, 40).canonical()
     fedpriv.run({**tree, "sweep": {"privacy.mu": [0.5, 8.0], "seeds": 2}}, out=tmp_path / "run")
     results = read_claims(tmp_path / "run")
-    assert "nothing released" not in render(results, "markdown")
+    assert "nothing released" not in render_tables(results, "markdown")
     done = CliRunner().invoke(app, ["worth", str(tmp_path / "run"), "--alone"])
     assert done.exit_code == 0, done.output
-    text = render(results, "markdown")
+    text = render_tables(results, "markdown")
     mean = np.mean([compute_references(resolve_cell({**tree, "seed": seed}, "x")).mean_score for seed in (0, 1)])
     (row,) = [line for line in text.splitlines() if "each silo alone, nothing released" in line]
     assert f"{100 * mean:.1f}" in row
-    assert "nothing released" in render(results, "latex")
-    assert "nothing released" not in render(results, "csv")  # a row is a point of the sweep
+    assert "nothing released" in render_tables(results, "latex")
+    assert "nothing released" not in render_tables(results, "csv")  # a row is a point of the sweep
     added("rowed", 3, 40, 0.2)  # other records of the same name
     two = two_classes(3, 40, 0.2, 2_000, seed=1)
     fedpriv.add_data("rowed", lambda: two, classes=2)
-    assert "nothing released" not in render(results, "markdown")
+    assert "nothing released" not in render_tables(results, "markdown")
 
 
 @pytest.mark.slow
@@ -415,7 +415,7 @@ def test_the_row_of_each_silo_alone_has_its_name_where_nothing_is_swept(tmp_path
     tree = cell_on(added("single", 3, 40, 1.0), 3, 40).canonical()
     fedpriv.run(tree, out=tmp_path / "run")
     assert CliRunner().invoke(app, ["worth", str(tmp_path / "run"), "--alone"]).exit_code == 0
-    lines = render(read_claims(tmp_path / "run"), "markdown").splitlines()
+    lines = render_tables(read_claims(tmp_path / "run"), "markdown").splitlines()
     assert [line for line in lines if line.startswith("| released ")]
     assert [line for line in lines if line.startswith("| each silo alone, nothing released ")]
     shown = CliRunner().invoke(app, ["show", str(tmp_path / "run")])

@@ -34,7 +34,7 @@ def test_features_are_named_and_the_noise_is_that_of_the_mean(
 
     monkeypatch.setattr(RidgeStatistics, "coefficients", noted)
     (record,) = read_results(folder).cells
-    found = explore.coefficients_of(record, folder)
+    found = explore.compute_coefficients(record, folder)
     assert [name for name, _ in found] == [
         "age", "pain = none", "pain = some", "pain = *", "sex = f", "sex = m", "constant",
     ]  # fmt: skip
@@ -49,4 +49,4 @@ def test_coefficients_of_another_model_are_refused(tmp_path: Path) -> None:
     del tree["seed"]
     folder = run_sweep(scenario_of(tree, "test"), RunOptions(out=tmp_path / "run"))
     with pytest.raises(InputError, match="'softmax-regression': coefficients have intervals where"):
-        explore.coefficients_of(read_results(folder).cells[0], folder)
+        explore.compute_coefficients(read_results(folder).cells[0], folder)

@@ -27,8 +27,8 @@ from fedpriv.claims.outcome import Finished
 from fedpriv.core.errors import InputError
 from fedpriv.plan.task import spread, task_of_cell
 from fedpriv.scenario.load import load_scenario, resolve_cell
-from fedpriv.show.statement import statements
-from fedpriv.show.summary import choice_of_settings
+from fedpriv.show.statement import make_statements
+from fedpriv.show.summary import describe_tuning
 from fedpriv.study.results import read_results
 from tests.cli import command
 from tests.cli.command import refusal
@@ -147,7 +147,7 @@ def test_a_run_with_the_settings_says_that_they_were_chosen(fedpriv: Command) ->
     results = read_results(Path("done"))
     assert results.tuned is not None
     assert results.tuned.settings == 2
-    (statement,) = statements(results)
+    (statement,) = make_statements(results)
     assert any(said in line for line in statement.assumptions)
     assert not any("without a look at the data" in line for line in statement.assumptions)
     again = Path("runs/mine-tuned/scenario.toml").read_text()
@@ -263,7 +263,7 @@ def test_a_private_choice_leaves_nothing_of_other_runs_and_says_what_it_costs(fe
         Selection(mu, law).epsilon_of(1e-5) for mu in (1.0, 4.0, 1.0, 4.0)
     ]
     fedpriv("run", "out/scenario.toml", "--out", "done", "--set", "privacy.mu=4.0", "--quiet")
-    (line,) = choice_of_settings(read_results(Path("done")))
+    (line,) = describe_tuning(read_results(Path("done")))
     alone, both = Selection(4.0, law).epsilon_of(1e-5), Selection(4.0, law, 4.0).epsilon_of(1e-5)
     assert f"ε = {alone:.4g} at delta = 1e-05, the choice and a run of the row together ε = {both:.4g}" in line
     assert "truncated negative binomial number of runs, 6 on average" in line

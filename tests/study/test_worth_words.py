@@ -93,7 +93,7 @@ def test_never_is_said_only_where_the_interval_has_no_crossing() -> None:
 
 
 def tips(chart: Chart) -> str:
-    return " ".join(mark.tip for panel in chart.panels for series in panel.series for mark in series.marks)
+    return " ".join(mark.tooltip for panel in chart.panels for series in panel.series for mark in series.marks)
 
 
 @pytest.mark.slow

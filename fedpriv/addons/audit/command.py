@@ -15,14 +15,14 @@ from rich.progress import Progress
 from fedpriv.addons.audit.audit import Audit, audit
 from fedpriv.addons.audit.families import AuditRefutedError
 from fedpriv.addons.audit.options import AuditRequest
-from fedpriv.cli.options import say
+from fedpriv.cli.options import print_text
 from fedpriv.core.errors import InputError
 from fedpriv.core.extensions import all_added, import_files
 from fedpriv.core.figures import epsilon_words, lower_figure, upper_figure
 from fedpriv.noise.trust import trust_named
 from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell
-from fedpriv.show.statement import check_audited, power_words, store_audit
+from fedpriv.show.statement import check_same_algorithm, describe_power, store_audit
 
 _LINE_SECONDS = 5.0  # seconds, where there is no terminal to draw a bar on
 
@@ -36,13 +36,13 @@ def audit_scenario(asked: AuditRequest) -> None:
             raise InputError(
                 "--store: a report draws the claim of an audit as a mu, and secret rounds have none; leave it out"
             )
-        check_audited(asked.store, cell.canonical())
+        check_same_algorithm(asked.store, cell.canonical())
     with _show_progress() as progress:
         outcome = audit(cell, asked.mu, asked.trials, asked.confidence, asked.seed, progress)
     told = {**dataclasses.asdict(outcome), "stands": outcome.stands}
     if asked.store is not None:
         store_audit(asked.store, told)
-    say(json.dumps(told) + "\n" if asked.as_json else _format_report(outcome))
+    print_text(json.dumps(told) + "\n" if asked.as_json else _format_report(outcome))
     if not outcome.stands:
         raise AuditRefutedError(
             f"the claim μ = {upper_figure(outcome.claimed_mu)} is refuted: {outcome.statistic} shows "
@@ -104,7 +104,7 @@ def _format_report(outcome: Audit) -> str:
         f"by       {outcome.statistic}",
         f"for      {outcome.unit}, {outcome.relation} neighbours, {trust_named(outcome.trust).title}",
         "tests    " + ", ".join(_format_family(outcome, name, bound) for name, bound in outcome.families.items()),
-        f"power    {power_words(outcome.sees, outcome.trials)}",
+        f"power    {describe_power(outcome.sees, outcome.trials)}",
         f"from     {outcome.trials} canaries in {outcome.seconds:.1f} s; {size}:",
         f"         the scenario, recalibrated to this mu and cut to this size by the code under audit, on {path}",
     ]

@@ -73,8 +73,8 @@ def detectable_noise_share(apart: float, claimed: float, trials: int, failure: f
 
     `apart` is the `separation` of both worlds at the whole noise.  Of `trials` canaries the test that has half of
     `failure` guesses wrongly with probability Φ(-apart / 2f), independently, and the claim falls if wrong guesses
-    are so few that `bound_at_threshold` is above `claimed`: a binomial probability, exactly.  Other tests of a family can
-    see more, and none of them takes from this one.
+    are so few that `bound_at_threshold` is above `claimed`: a binomial probability, exactly.  Other tests of a
+    family can see more, and none of them takes from this one.
     """
     most = _max_wrong_guesses(claimed, trials, failure * BEST_TEST_SHARE / 2.0)
     if most < 0 or apart <= 0.0:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedpriv.cli.options import Imports, Json, Overrides, grouped
+from fedpriv.cli.options import Imports, Json, Overrides, expand_option_groups
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class AuditRequest:
     as_json: Json = False
 
 
-@grouped
+@expand_option_groups
 def audit(request: AuditRequest) -> None:
     """Try to refute the privacy claim with canaries; exit code 0 if it stands, 3 if it is refuted.
 

@@ -235,7 +235,7 @@ def print_advice(
         sys.stdout.write(json.dumps(_advice_data(found)) + "\n")
     else:
         rows = [[one.key, _format_value(one.value), one.why] for one in found.chosen]
-        print_rich("What to take", [Column("key"), Column("value"), Column("why", wrap=True)], rows)
+        print_rich("What to take", [Column("key"), Column("value"), Column("why", can_wrap=True)], rows)
         costs = f"It costs {epsilon_words(found.epsilon, found.facts.delta)}."
         for line in (costs, found.forecast.sentence, *found.others):
             print_plain(line)

@@ -28,7 +28,7 @@ from fedpriv.addons.certificate.certify import (
     recomputed,
     verified,
 )
-from fedpriv.cli.options import say
+from fedpriv.cli.options import print_text
 from fedpriv.core.errors import FedprivError, InputError, printable
 from fedpriv.core.figures import counted, delta_figure, epsilon_figure, lower_figure, upper_figure
 from fedpriv.core.files import write_bytes, write_text
@@ -45,8 +45,8 @@ from fedpriv.core.signed import (
 from fedpriv.data.named import schema_of
 from fedpriv.noise.trust import trust_named
 from fedpriv.scenario.published import Tuned
-from fedpriv.show.page import export
-from fedpriv.show.statement import NOT_PROTECTED, Statement, statements, stored_audit
+from fedpriv.show.page import export_run
+from fedpriv.show.statement import NOT_PROTECTED, Statement, load_audit, make_statements
 from fedpriv.study.results import Results, read_claims
 
 NIST, SATRE, OPENDP = "NIST SP 800-226", "SATRE 3.3.09", "OpenDP registry, tier 3"
@@ -98,7 +98,7 @@ def sections(of: Verified) -> list[tuple[str, list[Answer]]]:
     """
     body, run, model, record = of.body, of.body["run"], of.body["model"], of.body["record"]
     scenario = record["scenario"]
-    (statement,) = statements(
+    (statement,) = make_statements(
         Results(
             name=run["name"],
             title=run["title"],
@@ -144,7 +144,7 @@ def sections(of: Verified) -> list[tuple[str, list[Answer]]]:
                 Answer(
                     "Against whom does it protect?",
                     _BOTH,
-                    f"{trust_named(statement.trust).title}: {statement.protects}",
+                    f"{trust_named(statement.trust).title}: {statement.protection}",
                 ),
                 Answer("Who drew the noise?", NIST, statement.noise or "there is none"),
                 Answer(
@@ -199,7 +199,9 @@ def _guarantee(of: Verified, statement: Statement) -> list[Answer]:
             "nothing more.",
         ),
         Answer(
-            "What does it take for granted?", _BOTH, " ".join([*statement.about_the_loss, *statement.assumptions])
+            "What does it take for granted?",
+            _BOTH,
+            " ".join([*statement.loss_assumptions, *statement.assumptions]),
         ),
     ]
 
@@ -385,14 +387,14 @@ def verify(path: Path, keys: Path | None, model: Path | None) -> None:
             '"silo-0 ssh-ed25519 AAAA…", as they told you: a certificate that names its own signers proves nothing'
         )
     compared = "the model is the one that was certified" if model else "no --model was given to compare"
-    say("\n".join([*verified(path, signers_of(keys), model).lines, compared, ""]))
+    print_text("\n".join([*verified(path, signers_of(keys), model).lines, compared, ""]))
 
 
 def certify(
     folder: Path, key: Path, cell: int | None, people: Path | None, answers: Sequence[str], silos: Sequence[Path]
 ) -> None:
     """Write a run's certificate and its views into its folder."""
-    results, audit = read_claims(folder), stored_audit(folder)
+    results, audit = read_claims(folder), load_audit(folder)
     extra = {
         "audit": None if audit is None else dataclasses.asdict(audit),
         "not_protected": [*NOT_PROTECTED, *([_OTHERS] if len(results.cells) > 1 else [])],
@@ -408,7 +410,7 @@ def certify(
     if found.simulated or signed:
         write_text(folder / PAGE, page(found))
         write_text(folder / CARD, model_card(found))
-        written = f"{path}, {PAGE}, {CARD} and {export(folder, 'ro-crate').name}"
+        written = f"{path}, {PAGE}, {CARD} and {export_run(folder, 'ro-crate').name}"
     else:
         lines.append(
             f"a draft: let each silo call `fedpriv silo sign POLICY {path}`, and give what it writes by --signed"
@@ -416,7 +418,7 @@ def certify(
         written = str(path)
     if new:
         sys.stderr.write(f"fedpriv: made the key {key}, mode 0600; readers trust its first line below\n")
-    say("\n".join([*lines, f"written: {written}"]) + "\n")
+    print_text("\n".join([*lines, f"written: {written}"]) + "\n")
 
 
 def sign(policy: Path, path: Path, out: Path | None) -> None:

@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
-from fedpriv.cli.options import Imports, Policy
+from fedpriv.cli.options import Imports, PolicyPath
 from fedpriv.core.errors import InputError
 
 
-def key(policy: Policy) -> None:
+def key(policy: PolicyPath) -> None:
     """Print the public key by which readers of certificates know this silo; made where there is none.
 
     It is the policy's identity, or a key beside the ledger, mode 0600, that never leaves this machine.
@@ -22,7 +22,7 @@ def key(policy: Policy) -> None:
 
 
 def sign(
-    policy: Policy,
+    policy: PolicyPath,
     certificate: Annotated[Path, typer.Argument(metavar="CERTIFICATE", help="As `fedpriv certify` wrote it.")],
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="silo-N.json beside the certificate by default.")

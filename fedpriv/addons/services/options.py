@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedpriv.cli.options import Metrics
+from fedpriv.cli.options import MetricsAddress
 from fedpriv.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def superlink(
     simulation: Annotated[
         bool, typer.Option("--simulation", help="No SuperNodes: for Flower's Ray engine.")
     ] = False,
-    metrics: Metrics = None,
+    metrics: MetricsAddress = None,
 ) -> None:
     """Run Flower's SuperLink, where the server runs, until ended; SuperNodes reach nothing of it but messages.
 
@@ -139,7 +139,7 @@ def supernode(
     apps: Annotated[
         bool, typer.Option("--apps", help="Run the apps that the SuperLink sends, as Flower's own SuperNode does.")
     ] = False,
-    metrics: Metrics = None,
+    metrics: MetricsAddress = None,
 ) -> None:
     """Run a silo's SuperNode, which carries queries to the guard and releases back, until ended.
 

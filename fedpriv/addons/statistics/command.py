@@ -25,9 +25,9 @@ from fedpriv.accounting.gaussian import epsilon_of
 from fedpriv.addons.statistics.curves import Z
 from fedpriv.addons.statistics.plan import read_plan
 from fedpriv.addons.statistics.tables import TRUSTS, Curve, Statistics, TableResult
-from fedpriv.api.results import RunResults, results_of
+from fedpriv.api.results import RunResults, load_results
 from fedpriv.claims.ledger import releases_of
-from fedpriv.cli.options import print_table, say
+from fedpriv.cli.options import print_table, print_text
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import epsilon_words, upper_figure
 from fedpriv.core.files import write_text
@@ -244,7 +244,7 @@ def statistics(
     """
     asked = Statistics.from_plan(read_plan(plan if isinstance(plan, Mapping) else Path(plan)))
     found: ReleasedTables = release_tables(asked, engine, None if out is None else Path(out))
-    return StatisticsResults(found.tables, found.data, results_of(found.folder))
+    return StatisticsResults(found.tables, found.data, load_results(found.folder))
 
 
 _MAX_SHOWN_LINES = 24
@@ -361,4 +361,4 @@ def _print_result(table: TableResult) -> None:
     for curve in table.curves if table.kind == "survival" else ():
         where = " ".join((*curve.group, f"survival to {curve.at[-1]:g}"))
         band = f"{format_number(curve.low[-1])} … {format_number(curve.high[-1])}"
-        say(f"{where}: {format_number(curve.values[-1])}, {band} of the population\n")
+        print_text(f"{where}: {format_number(curve.values[-1])}, {band} of the population\n")

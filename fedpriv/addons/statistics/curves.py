@@ -63,7 +63,7 @@ from fedpriv.data.schema import TableSchema
 from fedpriv.loss.objective import PROVED_DIAMETERS, Records
 from fedpriv.loss.rows import ModelSettings
 from fedpriv.loss.scores import SummedScores, logits_of
-from fedpriv.show.summary import Metric, cells_at, metric_named, points, short_names, value_text
+from fedpriv.show.summary import Metric, cells_at_point, find_metric, format_value, short_names, sweep_points
 from fedpriv.study.results import Results
 
 Z = 1.959963984540054
@@ -381,8 +381,8 @@ LabelledTable = tuple[str, Sequence[str], Sequence[Sequence[str]], int]
 def intervals_of(results: Results) -> list[LabelledTable]:
     """A table of figures and one of a reliability curve; none without [evaluation.curves].  Means over seeds."""
     figures, observed = list[list[str]](), list[list[str]]()
-    for point in points(results):
-        cells, named = cells_at(results, point), list(map(value_text, point.values()))
+    for point in sweep_points(results):
+        cells, named = cells_at_point(results, point), list(map(format_value, point.values()))
         for whose in dict.fromkeys(filter(None, (_find_group(key) for cell in cells for key in cell))):
             texts = [
                 _format_interval(cells, _interval_keys(name, whose), _find_figure_metric(name))
@@ -430,7 +430,7 @@ def _interval_keys(name: str, whose: str) -> tuple[str, str, str]:
 
 
 def _find_figure_metric(name: str) -> Metric:
-    metric = metric_named(f"test_{name}")
+    metric = find_metric(f"test_{name}")
     assert metric is not None
     return metric
 

@@ -40,7 +40,7 @@ from fedpriv.addons.tune.tune import (
     write_tuning,
 )
 from fedpriv.cli.explore import Column, print_plain, print_rich
-from fedpriv.cli.options import say
+from fedpriv.cli.options import print_text
 from fedpriv.cli.progress import Progress
 from fedpriv.core.errors import InputError
 from fedpriv.core.extensions import import_files
@@ -174,12 +174,12 @@ def _write_and_show(
     held_out = held_out.count_in_runs([point.cell for point in chosen.points])
     with locked(folder):
         write_tuning(folder, text, choices, tuned, held_out, delta)
-    columns = [Column(name, wrap=name == "setting") for name in HEADER]
+    columns = [Column(name, can_wrap=name == "setting") for name in HEADER]
     print_rich(f"{metric} while tuning", columns, table_lines(choices))
     for line in (f"{held_out.description[0].upper()}{held_out.description[1:]}.", *describe_costs(choices, delta)):
         print_plain(line)
     for line in warn_of_edges(choices):
-        say(f"fedpriv: {line}\n", sys.stderr)
+        print_text(f"fedpriv: {line}\n", sys.stderr)
     rerun = ["fedpriv", "run", str(folder / "scenario.toml")]
     print_plain(shlex.join([*rerun, *(word for each in overrides for word in ("--set", each))]))
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedpriv.cli.options import Imports, Overrides, grouped
+from fedpriv.cli.options import Imports, Overrides, expand_option_groups
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class TuneRequest:
     imports: Imports = None
 
 
-@grouped
+@expand_option_groups
 def tune(request: TuneRequest) -> None:
     """Choose settings on held-out training records, as many for every row; write the scenario with them.
 

@@ -111,11 +111,11 @@ def tune_privately(
     one record, and, before any of them, for a setting with another promise than the scenario's; RunError if one
     fails.
 
-    Guarantee: `TuningChoice.selection` holds for the setting and the score of a row, for training records and held-out
-    records alike: a run's releases are μ-GDP for a record that it trains on, its score is μ-GDP for a record that
-    is held out, and which of both a record is, and with which silo and in which batch, follows from its place
-    alone (or its site).  Nothing of another run is kept, written or told.  `generator` must be as secret as the
-    noise.
+    Guarantee: `TuningChoice.selection` holds for the setting and the score of a row, for training records and
+    held-out records alike: a run's releases are μ-GDP for a record that it trains on, its score is μ-GDP for a
+    record that is held out, and which of both a record is, and with which silo and in which batch, follows from
+    its place alone (or its site).  Nothing of another run is kept, written or told.  `generator` must be as
+    secret as the noise.
     """
     for row, settings in rows:
         _find_target(row)

@@ -20,12 +20,12 @@ from fedpriv.addons.worth.worth import (
     evaluate_gains,
     fit_pooled_model,
 )
-from fedpriv.cli.options import print_table, say
+from fedpriv.cli.options import print_table, print_text
 from fedpriv.core.errors import InputError, printable
 from fedpriv.core.files import scenario_file
 from fedpriv.scenario.load import load_scenario, resolve_cell
 from fedpriv.scenario.schema import Cell
-from fedpriv.show.plots import check_plot
+from fedpriv.show.plots import check_plot_path
 from fedpriv.study.results import check_claims, read_claims
 
 
@@ -57,7 +57,7 @@ def print_worth(given: Path, overrides: Sequence[str], wanted: WorthRequest) -> 
     if wanted.grid is not None:
         trusts, epsilons, splits, seeds, plot = wanted.grid
         if plot is not None:
-            check_plot(plot)
+            check_plot_path(plot)
         asked = JoiningRequest(
             path, tuple(overrides), trusts, epsilons or EPSILON_GRID, splits, seeds, wanted.with_personal
         )
@@ -78,7 +78,7 @@ def print_worth(given: Path, overrides: Sequence[str], wanted: WorthRequest) -> 
             _score_line("pooled, recalibrated", [united.recalibrated], known),
         ]
     print_table(lines)
-    say("".join(_notes(known)))
+    print_text("".join(_notes(known)))
 
 
 def _print_run_folder(given: Path, overrides: Sequence[str], wanted: WorthRequest) -> None:
@@ -186,7 +186,7 @@ def _print_points(rows: Sequence[PointGains], wanted: WorthRequest) -> None:
             ]
         )
     print_table(table)
-    say("".join([*_notes(known), *_describe_budgets(rows), *_describe_gains(rows)]))
+    print_text("".join([*_notes(known), *_describe_budgets(rows), *_describe_gains(rows)]))
 
 
 def _describe_gains(rows: Sequence[PointGains]) -> list[str]:

@@ -21,7 +21,7 @@ from fedpriv.addons.worth.break_even import (
     scale_of,
 )
 from fedpriv.addons.worth.joining import JoiningResult
-from fedpriv.cli.options import print_table, say
+from fedpriv.cli.options import print_table, print_text
 from fedpriv.core.figures import counted, delta_figure, upper_figure
 from fedpriv.noise.trust import trust_named
 from fedpriv.show.charts import Chart, Mark, Panel, Series
@@ -58,7 +58,7 @@ def print_joining(found: JoiningResult, *, as_json: bool, plot: Path | None) -> 
         sys.stdout.write(json.dumps(_joining_data(found)) + "\n")
     else:
         print_table(_table_lines(found))
-        say("".join(f"{line}\n" for line in ("", *_describe_break_evens(found), *_notes(found))))
+        print_text("".join(f"{line}\n" for line in ("", *_describe_break_evens(found), *_notes(found))))
     if plot is not None:
         save_chart(make_gain_chart(found), plot)
         sys.stderr.write(f"wrote {plot}\n")

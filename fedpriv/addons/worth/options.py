@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedpriv.cli.options import Policy
+from fedpriv.cli.options import PolicyPath
 
 
 def worth(
@@ -67,7 +67,7 @@ def worth(
 
 
 def refine(
-    policy: Policy,
+    policy: PolicyPath,
     scenario: Annotated[
         Path, typer.Option(metavar="SCENARIO", help="The run's scenario, whose model and features are used.")
     ],

@@ -194,8 +194,8 @@ def compute_references(
 ) -> References:
     """Each silo alone; from the user's cache where the same records, partition, seed and model were fitted before.
 
-    `with_any_learner` also tries learners of scikit-learn.  InputError for a model that is not of linear scores, for
-    clients, and where no silo has test records.
+    `with_any_learner` also tries learners of scikit-learn.  InputError for a model that is not of linear scores,
+    for clients, and where no silo has test records.
     """
     cell = _without_spared(cell)
     objective = find_linear_objective(cell)
