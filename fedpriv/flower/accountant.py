@@ -20,7 +20,7 @@ from flwr.serverapp import GaussianPrivacyEvent, PrivacyConfig, PrivacySpent, Sa
 from fedpriv.accounting.gaussian import compose, delta_of
 from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.accounting.poisson import PoissonGaussian
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, refuse
 
 _METHOD = "fedpriv-exact"
 _ROUND_UP = 1.0 + 1e-15
@@ -62,14 +62,14 @@ class ExactAccountant:
 
     def get_epsilon(self, delta: float) -> float:
         """Return ε of all releases at `delta`."""
-        return _epsilon(self._config, self._counts, delta)
+        return _guarantee(self._config, self._counts).epsilon_of(delta)
 
     def get_delta(self, epsilon: float) -> float:
         """Return δ of all releases at `epsilon`."""
         guarantee = _guarantee(self._config, self._counts)
-        if isinstance(guarantee, GaussianDP):
-            return delta_of(guarantee.mu, epsilon)
-        return 0.0 if guarantee is None else guarantee.delta_of(epsilon)
+        return (
+            delta_of(guarantee.mu, epsilon) if isinstance(guarantee, GaussianDP) else guarantee.delta_of(epsilon)
+        )
 
     def get_privacy_spent(self, delta: float | None = None) -> PrivacySpent:
         """Return ε and δ of all releases, at the configuration's δ if none is given."""
@@ -81,7 +81,7 @@ class ExactAccountant:
         limit = self._config.max_epsilon if max_epsilon is None else max_epsilon
         if limit is None:
             raise InputError("max_epsilon: give it to PrivacyConfig or to would_exceed")
-        return _epsilon(self._config, self._with(event, count), self._config.target_delta) > limit
+        return _guarantee(self._config, self._with(event, count)).epsilon_of(self._config.target_delta) > limit
 
     def state_dict(self) -> dict[str, object]:
         """Return the state as plain data, for `load_state_dict`."""
@@ -109,36 +109,27 @@ class ExactAccountant:
         self._counts = loaded._counts
 
     def _with(self, event: GaussianPrivacyEvent, count: int) -> Counter[GaussianPrivacyEvent]:
-        if event.population_size != self._config.population_size:
-            raise InputError(
+        refuse(
+            {
                 f"population_size = {event.population_size} of an event: the accountant is of "
-                f"{self._config.population_size} clients"
-            )
-        if type(count) is not int or count < 1:
-            raise InputError(f"count = {count!r}: expected a whole number of at least 1")
+                f"{self._config.population_size} clients": event.population_size != self._config.population_size,
+                f"count = {count!r}: expected a whole number of at least 1": type(count) is not int or count < 1,
+            }
+        )
         counts = self._counts + Counter({event: count})
         if self._config.sampling_method is SamplingMethod.POISSON and len(counts) > 1:
             raise InputError("Poisson-sampled events need one noise_multiplier and one sample_size")
         return counts
 
 
-def _guarantee(
-    config: PrivacyConfig, counts: Counter[GaussianPrivacyEvent]
-) -> GaussianDP | PoissonGaussian | None:
-    """Return the guarantee of all events together, or None without events."""
-    if not counts:
-        return None
-    if config.sampling_method is SamplingMethod.POISSON:
+def _guarantee(config: PrivacyConfig, counts: Counter[GaussianPrivacyEvent]) -> GaussianDP | PoissonGaussian:
+    """Return the guarantee of all events together."""
+    if config.sampling_method is SamplingMethod.POISSON and counts:
         ((event, count),) = counts.items()
         rate = min(1.0, event.sample_size / event.population_size * _ROUND_UP)
         return PoissonGaussian(event.noise_multiplier, rate, count, "zero-out")
     mus = [math.sqrt(count) / event.noise_multiplier * _ROUND_UP for event, count in counts.items()]
     return GaussianDP(compose(mus))
-
-
-def _epsilon(config: PrivacyConfig, counts: Counter[GaussianPrivacyEvent], delta: float) -> float:
-    guarantee = _guarantee(config, counts)
-    return 0.0 if guarantee is None else guarantee.epsilon_of(delta)
 
 
 def _plain(config: PrivacyConfig) -> dict[str, object]:

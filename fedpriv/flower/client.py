@@ -24,8 +24,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, RandomSampler
 
-from fedpriv.clients.app import ask, ask_agreement, ask_remembered, ask_shapes, in_supernode
-from fedpriv.core.errors import FedprivError, InputError, RunError
+from fedpriv.clients.app import ask, ask_agreement, ask_shapes, in_supernode
+from fedpriv.core.errors import FedprivError, InputError, RunError, refuse
 from fedpriv.core.random import derive_key, integers_key, simulation_noise, system_key
 from fedpriv.core.replicates import one_thread
 from fedpriv.data.given import Given, arrays_of
@@ -107,17 +107,14 @@ class PrivateClient:
         """
         silo = self._context.node_config.get("partition-id")
         try:
-            content = self._answer(message.content, records)
+            return Message(self._answer(message.content, records), reply_to=message)
         except FedprivError as error:
             reason = str(error) if str(error).startswith(f"silo {silo}") else f"silo {silo}: {error}"
             _log.warning("fedpriv: %s", reason)
-            content = refusal_content(Refusal(reason, final=True))
         except Exception:
+            reason = f"silo {silo}: its client failed, and its own log says why"
             _log.exception("fedpriv: silo %s", silo)
-            content = refusal_content(
-                Refusal(f"silo {silo}: its client failed, and its own log says why", final=True)
-            )
-        return Message(content, reply_to=message)
+        return Message(refusal_content(Refusal(reason, final=True)), reply_to=message)
 
     def _answer(self, content: RecordDict, records: AppRecords | Callable[[], AppRecords]) -> RecordDict:
         terms = terms_in(content)
@@ -142,12 +139,10 @@ class PrivateClient:
         layout = ModelLayout.of(record)
         if terms.t:
             query, keys = vector_of(record).numpy(), keys_in(content)
-            answer = unwrap_answer(ask_remembered(socket, run, terms.cell_json, terms.t, query, keys))
-            return sealed("release", answer.release)
+            return sealed("release", unwrap_answer(ask(socket, run, terms.cell_json, terms.t, query, keys)))
         shapes = unwrap_answer(ask_shapes(socket, terms.cell_json))
         ModelLayout.at_guard(record.to_numpy_ndarrays(), layout.names, layout.dtype, shapes)
-        if (refusal := ask_agreement(socket, run, terms.cell_json)) is not None:
-            unwrap_answer(refusal)
+        unwrap_answer(ask_agreement(socket, run, terms.cell_json))
         if not cell.algorithm.trust_setting.masked or cell.target is None:  # it masks nothing
             return _greeting_content(number, b"")
         public = unwrap_answer(ask(socket, run, terms.cell_json, 0, np.empty(0, np.uint8)))
@@ -194,25 +189,26 @@ class PrivateClient:
                     "budget: start it in a run of its own"
                 )
             return {**current, "key": key}
-        if not memory:
-            raise RunError("this node has no state of the run; was it started again?")
-        if memory.get("state") == b"":
-            raise RunError("the run is over, and its key is forgotten")
-        if memory["terms"] != current["terms"]:
-            raise RunError("the scenario is not the one that the run began with")
-        if memory["records"] != current["records"]:
-            raise RunError(
+        refuse(
+            {
+                "this node has no state of the run; was it started again?": not memory,
+                "the run is over, and its key is forgotten": memory.get("state") == b"",
+                "the scenario is not the one that the run began with": memory.get("terms") != current["terms"],
                 "the records, or their order, are not those that the run began with: give the "
-                "same ones to every round, without shuffling and without random transforms"
-            )
+                "same ones to every round, without shuffling and without random transforms": (
+                    memory.get("records") != current["records"]
+                ),
+            },
+            RunError,
+        )
         return memory
 
     def _make_silo(self, terms: Terms, cell: Cell, number: int, arrays: Arrays, key: bytes) -> Silo:
         objective, records = _objective_and_records(self._module, self._loss, arrays, DTYPES[cell.run.dtype])
         plan, gaps = plan_of(cell, objective, released=not terms.seeded), cell.without_silos is not None
         if terms.seeded:
-            noise = simulation_noise(cell.noise_seed, cell.run.dtype)
-            return Silo.seeded(number, plan, records, noise, integers_key(cell.noise_seed), gaps=gaps)
+            noise, key = simulation_noise(cell.noise_seed, cell.run.dtype), integers_key(cell.noise_seed)
+            return Silo.seeded(number, plan, records, noise, key, gaps=gaps)
         return Silo.of(number, plan, records, key, hashlib.sha256(terms.cell_json.encode()).digest(), gaps=gaps)
 
 
@@ -269,8 +265,7 @@ def _objective_and_records(
     classes = 0 if real else _count_classes(module_copy, choice, features, dtype)
     try:
         check_records(features, labels, classes, "records")
-        labels = labels.astype(np.float64 if real else np.int64)
-        records = labelled_records(pixels(features, dtype), labels, dtype)
+        records = labelled_records(pixels(features, dtype), labels.astype(np.float64 if real else np.int64), dtype)
     except FedprivError as error:
         _log.warning("fedpriv: %s", error)
         raise RunError("its records cannot be used, and its own log says why") from None

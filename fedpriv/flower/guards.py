@@ -26,7 +26,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,8 +35,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedpriv.claims.outcome import evaluation_rounds
-from fedpriv.clients.app import ask, ask_shapes
-from fedpriv.core.errors import InputError, RunError, printable
+from fedpriv.clients.app import Answer, ask, ask_shapes
+from fedpriv.core.errors import InputError, RunError, printable, refuse
 from fedpriv.loss.frozen import frozen_of, trained_of
 from fedpriv.loss.scores import named_scores
 from fedpriv.noise.trust import CURATOR, RECORD, UNTRUSTED
@@ -71,17 +71,21 @@ class ModelLayout:
     @staticmethod
     def of(arrays: ArrayRecord) -> "ModelLayout":
         """Take names, shapes and type from arrays.  InputError if these are no trainable parameters."""
-        if not arrays:
-            raise InputError("initial_arrays: there are none; give ArrayRecord(net.state_dict())")
-        for name, array in arrays.items():
-            if array.dtype not in DTYPES:
-                raise InputError(
-                    f"array {printable(name)!r} is {array.dtype}, and parameters are float32 or float64: buffers, "
-                    "as BatchNorm keeps them, would leave a silo without noise; GroupNorm has none"
-                )
         dtypes = sorted({array.dtype for array in arrays.values()})
-        if len(dtypes) > 1:
-            raise InputError(f"initial_arrays: {' and '.join(dtypes)} are mixed; give all parameters one type")
+        refused = {
+            f"array {printable(name)!r} is {array.dtype}, and parameters are float32 or float64: buffers, "
+            "as BatchNorm keeps them, would leave a silo without noise; GroupNorm has none": (
+                array.dtype not in DTYPES
+            )
+            for name, array in arrays.items()
+        }
+        refuse(
+            {
+                "initial_arrays: there are none; give ArrayRecord(net.state_dict())": not arrays,
+                **refused,
+                f"initial_arrays: {' and '.join(dtypes)} are mixed; give all parameters one type": len(dtypes) > 1,
+            }
+        )
         return ModelLayout(tuple(arrays), tuple(tuple(array.shape) for array in arrays.values()), dtypes[0])
 
     @staticmethod
@@ -105,15 +109,17 @@ class ModelLayout:
                 "model.name have to name the same network (buffers, as BatchNorm keeps them, are arrays too)"
             )
         for number, (array, name, shape) in enumerate(zip(arrays, names, shapes, strict=True)):
-            if array.shape != shape:
-                raise InputError(
+            refuse(
+                {
                     f"array {number}, {name!r}, has shape {array.shape} in the app's model and {shape} in the "
-                    "guard's: model.name has to name the same network, its layers in the same order"
-                )
-            if array.dtype.kind != "f":
-                raise InputError(
-                    f"array {number}, {name!r}, is {array.dtype}: parameters are floating-point numbers"
-                )
+                    "guard's: model.name has to name the same network, its layers in the same order": (
+                        array.shape != shape
+                    ),
+                    f"array {number}, {name!r}, is {array.dtype}: parameters are floating-point numbers": (
+                        array.dtype.kind != "f"
+                    ),
+                }
+            )
         return ModelLayout(tuple(names), tuple(shapes), dtype)
 
     def flat(self, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
@@ -131,10 +137,8 @@ class ModelLayout:
 
     def record(self, vector: Tensor) -> ArrayRecord:
         """Split a vector (d,) into named arrays."""
-        record = ArrayRecord()  # ArrayRecord(arrays) would copy every array
-        for name, values in zip(self.names, self.split(vector.numpy()), strict=True):
-            record[name] = array_of(values)
-        return record
+        values = map(array_of, self.split(vector.numpy()))
+        return ArrayRecord(dict(zip(self.names, values, strict=True)))
 
     def check_module(self, module: nn.Module) -> None:
         """Check that the names and shapes are those of the module's trainable parameters, in its order.
@@ -217,7 +221,6 @@ def cell_of_keywords(row: str, keywords: Mapping[str, Any], seed: int | None) ->
 
     A keyword is a key of [federation] or [privacy], or else one of the row's own keys.  `model` is a section.
     """
-    row_keys = algorithm_named(row).settings.model_fields
     tree: dict[str, Any] = {
         "name": row,
         "seed": seed or 0,
@@ -229,7 +232,7 @@ def cell_of_keywords(row: str, keywords: Mapping[str, Any], seed: int | None) ->
     sections = {
         **dict.fromkeys(PrivacySection.model_fields, "privacy"),
         **dict.fromkeys(FederationSection.model_fields, "federation"),
-        **dict.fromkeys(row_keys, "algorithm"),
+        **dict.fromkeys(algorithm_named(row).settings.model_fields, "algorithm"),
     }
     for key, value in keywords.items():
         if key == "model":
@@ -262,8 +265,7 @@ def _checked(cell: Cell, source: str) -> Cell:
         f"model.name = {model.name!r}: no module can be this model": not model.row.evaluated,
         "evaluation: the silos of an app evaluate by its own @app.evaluate()": cell.evaluation is not None,
     }
-    for reason in (reason for reason, holds in refused.items() if holds):
-        raise InputError(f"{source}: {reason}; use fedpriv run")
+    refuse({f"{source}: {reason}; use fedpriv run": holds for reason, holds in refused.items()})
     return cell
 
 
@@ -282,20 +284,25 @@ def read_terms(path: Path) -> Cell:
             f"{path}: algorithm.name = {cell.algorithm.name!r}: an app's steps are those of {DP_SGD.name!r}; "
             "other rows need their own server (fedpriv run)"
         )
-    for key, replacement in _SERVER_KEYS.items():
-        if (value := getattr(settings, key)) != SgdSettings.model_fields[key].default:
-            raise InputError(f"{path}: algorithm.{key} = {value!r}: leave it out; {replacement}")
-    if cell.algorithm.trust_setting is not UNTRUSTED:
-        raise InputError(
-            f"{path}: algorithm.trust = {cell.algorithm.trust!r}: a server that is not fedpriv's adds no noise; "
-            f"use {UNTRUSTED.name!r}"
+    refused = {
+        f"{path}: algorithm.{key} = {getattr(settings, key)!r}: leave it out; {replacement}": (
+            getattr(settings, key) != SgdSettings.model_fields[key].default
         )
-    if cell.evaluation is not None and cell.evaluation.curves is not None:
-        raise InputError("evaluation.curves: an app's evaluations are a loss and an accuracy; leave it out")
+        for key, replacement in _SERVER_KEYS.items()
+    }
+    refuse(
+        {
+            **refused,
+            f"{path}: algorithm.trust = {cell.algorithm.trust!r}: a server that is not fedpriv's adds no noise; "
+            f"use {UNTRUSTED.name!r}": cell.algorithm.trust_setting is not UNTRUSTED,
+            "evaluation.curves: an app's evaluations are a loss and an accuracy; leave it out": (
+                cell.evaluation is not None and cell.evaluation.curves is not None
+            ),
+        }
+    )
     return cell
 
 
-Answer = TypeVar("Answer")
 _TEMPLATE_NAMES = {"test_loss": "eval_loss", "test_accuracy": "eval_acc"}
 """Names of scores in the template's own evaluation, by fedpriv's names."""
 
@@ -390,13 +397,15 @@ class SiloGuard:
         """Return the scores of `evaluate` for a NumPyClient's list of arrays, in the order of a state_dict."""
         evaluation, rounds = self._evaluation, self.cell.schedule.rounds // self.local_steps
         count, classes = evaluations_of(self.cell), self.cell.model.classifies
-        if count > rounds:
-            raise InputError(
+        refuse(
+            {
                 f"run.evaluations: the guard's scenario has {count} evaluations, and the server "
-                f"{rounds} rounds; set it to {rounds} or fewer, for less noise"
-            )
-        if not 1 <= server_round <= rounds:
-            raise InputError(f"server round {server_round}: the guard's scenario has {rounds} of them")
+                f"{rounds} rounds; set it to {rounds} or fewer, for less noise": count > rounds,
+                f"server round {server_round}: the guard's scenario has {rounds} of them": (
+                    not 1 <= server_round <= rounds
+                ),
+            }
+        )
         evaluation_numbers = sorted(evaluation_rounds(rounds, count))
         if server_round not in evaluation_numbers:
             return {}
@@ -425,8 +434,8 @@ class SiloGuard:
         InputError if the arrays do not fit.
         """
         shapes = unwrap_answer(ask_shapes(self.socket, self.cell_json))
-        names = names or [str(number) for number in range(len(arrays))]
-        layout = ModelLayout.at_guard(arrays, names, self.cell.run.dtype, shapes)
+        numbers = [str(number) for number in range(len(arrays))]
+        layout = ModelLayout.at_guard(arrays, names or numbers, self.cell.run.dtype, shapes)
         return layout, layout.flat(arrays)
 
 

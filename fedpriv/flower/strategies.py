@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -25,10 +25,10 @@ from torch import Tensor
 from fedpriv.claims.claim import claim_of
 from fedpriv.claims.ledger import releases_of
 from fedpriv.claims.outcome import evaluation_rounds
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, refuse
 from fedpriv.core.figures import epsilon_words
 from fedpriv.core.random import system_key
-from fedpriv.core.replicates import Scalar, one_thread
+from fedpriv.core.replicates import one_thread
 from fedpriv.flower.guards import (
     ARRAYS,
     ROUND,
@@ -39,7 +39,7 @@ from fedpriv.flower.guards import (
     vector_of,
     with_dtype,
 )
-from fedpriv.loss.objective import Batch, Deterministic, Evaluation, Increment, Query, Records
+from fedpriv.loss.objective import Deterministic
 from fedpriv.participation.orders import Dependence
 from fedpriv.plan.plan import Plan, absences_of, plan_of
 from fedpriv.protocol.messages import CONFIG, TRAIN, also_in
@@ -77,28 +77,22 @@ class SilosLoss(Deterministic):
     def initial(self) -> Tensor:
         return self.start
 
-    def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        raise NotImplementedError("a server has no records")
+    def increment(self, *_: object, **__: object) -> NoReturn:
+        raise NotImplementedError("a server of an app has no records, and evaluates with its evaluate_fn")
 
-    def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
-        raise NotImplementedError("a server has no records")
-
-    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
-        raise NotImplementedError("a server of an app evaluates with its evaluate_fn")
+    per_record = evaluate = increment
 
 
 class NamedReleases(ReleaseStrategy):
     """The rounds of one run, whose queries and models are an app's named arrays."""
 
     def __init__(self, cell: Cell, layout: ModelLayout, initial: Tensor, *, seeded: bool) -> None:
-        self.cell, self._layout = cell, layout
-        self.terms = terms_config(cell, seeded=seeded)
+        self._layout, self._terms = layout, terms_config(cell, seeded=seeded)
         plan = plan_of(cell, SilosLoss(initial), released=not seeded)
-        sums = simulated_sums(plan, initial, cell) if seeded else ServerSums(plan, initial, system_key())
         super().__init__(
             plan,
             initial,
-            sums,
+            simulated_sums(plan, initial, cell) if seeded else ServerSums(plan, initial, system_key()),
             roster=self._greet_nodes,
             without_missing=cell.deployment.missing == "continue",
             absences=absences_of(cell),
@@ -108,8 +102,8 @@ class NamedReleases(ReleaseStrategy):
         return self._layout.record(vector)
 
     def content_of(self, arrays: ArrayRecord, t: int, config: ConfigRecord) -> RecordDict:
-        keys = {"keys": self._keys} if self._keys else {}
-        return RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord({**config, **self.terms, **keys, ROUND: t})})
+        config = ConfigRecord({**config, **self._terms, **({"keys": self._keys} if self._keys else {}), ROUND: t})
+        return RecordDict({ARRAYS: arrays, CONFIG: config})
 
     def _greet_nodes(self, grid: Grid, silos: int, timeout: float) -> list[int]:
         """Return the nodes of silo 0, 1, … after each has agreed to answer.
@@ -235,13 +229,15 @@ class PrivateStrategy(FedAvg):
                 "start: this strategy has spent its budget on a run; for another run make another one"
             )
         layout, initial = ModelLayout.of(initial_arrays), vector_of(initial_arrays)
-        if not is_finite(initial):
-            raise InputError("initial_arrays: a value is not finite")
         planned_rounds = self.cell.schedule.rounds
-        if num_rounds not in (0, planned_rounds):
-            raise InputError(
-                f"num_rounds = {num_rounds}: noise was calibrated for rounds = {planned_rounds}; give as many"
-            )
+        refuse(
+            {
+                "initial_arrays: a value is not finite": not is_finite(initial),
+                f"num_rounds = {num_rounds}: noise was calibrated for rounds = {planned_rounds}; give as many": (
+                    num_rounds not in (0, planned_rounds)
+                ),
+            }
+        )
         self._releases = NamedReleases(with_dtype(self.cell, layout.dtype), layout, initial, seeded=self._seeded)
         rounds = self._count_affordable_rounds(planned_rounds)
         self._accounted_rounds = evaluation_rounds(rounds, min(rounds, _MAX_REPORTS))
@@ -258,8 +254,10 @@ class PrivateStrategy(FedAvg):
             raise InputError(f"max_epsilon = {limit}: this run adds no noise, so that its ε is infinite")
         rounds = bisect_right(range(1, planned_rounds + 1), limit, key=lambda t: self.epsilon(t) or 0.0)
         if not rounds:
-            epsilon_text = epsilon_words(self.epsilon(1) or 0.0, self.cell.privacy.delta)
-            raise InputError(f"max_epsilon = {limit}: round 1 alone has {epsilon_text}")
+            raise InputError(
+                f"max_epsilon = {limit}: round 1 alone has "
+                f"{epsilon_words(self.epsilon(1) or 0.0, self.cell.privacy.delta)}"
+            )
         if rounds < planned_rounds:
             _log.warning(
                 "fedpriv: max_epsilon = %s ends the run after %d of %d rounds", limit, rounds, planned_rounds
