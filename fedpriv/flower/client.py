@@ -8,7 +8,6 @@ If the node's configuration names a guard, the guard answers the call, and `reco
 
 import copy
 import hashlib
-import hmac
 import json
 import logging
 from collections.abc import Callable
@@ -61,6 +60,7 @@ from fedpriv.protocol.messages import (
 )
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
+from fedpriv.silo.shard import Shard
 from fedpriv.silo.silo import Silo, pack, unpack, without_denormals
 
 _log = logging.getLogger("flwr")
@@ -155,7 +155,7 @@ class PrivateClient:
         record = content.array_records[ARRAYS]
         ModelLayout.of(record).check_module(self._module)
         arrays = _read_records(records, cell.schedule.batches_held * cell.batch_sizes[number])
-        memory = self._recall_memory(terms, number, arrays)
+        memory = self._recall_memory(terms, arrays)
         silo = self._make_silo(terms, cell, number, arrays, bytes(memory["key"]))
         if not terms.t:
             self._context.state[_RECORD] = ConfigRecord(memory)
@@ -170,17 +170,18 @@ class PrivateClient:
         self._context.state[_RECORD] = ConfigRecord({**memory, **changes})
         return release_content(message, release.counts) if terms.seeded else sealed("release", message.numpy())
 
-    def _recall_memory(self, terms: Terms, number: int, arrays: Arrays) -> dict[str, Any]:
+    def _recall_memory(self, terms: Terms, arrays: Arrays) -> dict[str, Any]:
         """Return the run's memory in the Context, with a key.  RunError if the message is of another run.
 
-        Round 0 makes the key if there is none.
+        Round 0 makes the key if there is none.  The fingerprint of the records discloses nothing about them once
+        the key is forgotten.
         """
         record = values_in(self._context.state).get(_RECORD)
         memory = dict(values_in(record)) if isinstance(record, ConfigRecord) else {}
         key = bytes(memory.get("key", b"")) or system_key()
         current = {
             "terms": hashlib.sha256(repr(terms._replace(t=0)).encode()).digest(),
-            "records": _fingerprint(key, arrays),
+            "records": Shard(*arrays).fingerprint(derive_key(key, "records")),
         }
         if not terms.t:
             if "state" in memory:
@@ -207,8 +208,8 @@ class PrivateClient:
         objective, records = _objective_and_records(self._module, self._loss, arrays, DTYPES[cell.run.dtype])
         plan, gaps = plan_of(cell, objective, released=not terms.seeded), cell.without_silos is not None
         if terms.seeded:
-            noise, key = simulation_noise(cell.noise_seed, cell.run.dtype), integers_key(cell.noise_seed)
-            return Silo.seeded(number, plan, records, noise, key, gaps=gaps)
+            noise = simulation_noise(cell.noise_seed, cell.run.dtype)
+            return Silo.seeded(number, plan, records, noise, integers_key(cell.noise_seed), gaps=gaps)
         return Silo.of(number, plan, records, key, hashlib.sha256(terms.cell_json.encode()).digest(), gaps=gaps)
 
 
@@ -285,15 +286,3 @@ def _count_classes(module: nn.Module, choice: Choice, features: NDArray[Any], dt
         return int(outputs_of_trial(network, probe).shape[-1])
     except Exception:  # a module may raise anything; `objective_over` makes a message of it
         return 2
-
-
-def _fingerprint(key: bytes, arrays: Arrays) -> bytes:
-    """Return a fingerprint of records in their order.
-
-    It discloses nothing about the records once the run's key is forgotten.
-    """
-    digest = hmac.new(derive_key(key, "records"), digestmod=hashlib.sha256)
-    for array in arrays:
-        digest.update(f"{array.dtype} {array.shape} ".encode())
-        digest.update(np.ascontiguousarray(array).view(np.uint8).data)
-    return digest.digest()
