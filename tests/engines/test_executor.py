@@ -148,11 +148,7 @@ def beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def of_link(link: Link, monkeypatch: pytest.MonkeyPatch) -> Executor:
     """An executor of this SuperLink, whose tasks are programs of Python."""
-
-    def wire(_: Executor, headers: Any) -> Wire:
-        return Wire(link.client(RUNTIME), headers)
-
-    monkeypatch.setattr(Executor, "_wire", wire)
+    monkeypatch.setattr(executor, "open_client", lambda *_: link.client(RUNTIME))
     return Executor("superlink", link.folder, os.getpid(), [SERVERAPP])
 
 

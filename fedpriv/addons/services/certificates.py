@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedpriv.addons.services.service import CERTIFICATE, node_public_key
-from fedpriv.core.errors import InputError, printable
+from fedpriv.core.errors import InputError, printable, refuse
 from fedpriv.core.files import sync_folder, write_text
 from fedpriv.silo.metrics import Figure
 
@@ -82,10 +82,12 @@ def check_certificates(*paths: Path) -> None:
     """InputError, with file and date, if a certificate in one of `paths` (PEM) cannot be used today."""
     for certificate in (each for path in paths for each in certificates_of(path)):
         first, last = certificate.content.not_valid_before_utc, certificate.content.not_valid_after_utc
-        if _now() > last:
-            raise InputError(f"{certificate.path}: the certificate expired on {last:{_MINUTE}}; make a new one")
-        if _now() < first:
-            raise InputError(f"{certificate.path}: the certificate is valid from {first:{_MINUTE}} on only")
+        refuse(
+            {
+                f"{certificate.path}: the certificate expired on {last:{_MINUTE}}; make a new one": _now() > last,
+                f"{certificate.path}: the certificate is valid from {first:{_MINUTE}} on only": _now() < first,
+            }
+        )
 
 
 class Ends:
@@ -109,16 +111,15 @@ class Ends:
 
     def figures(self) -> list[Figure]:
         """For Prometheus; 0 for a file that has none."""
-        found = []
-        for path in self._paths:
-            try:
-                end = min(each.content.not_valid_after_utc.timestamp() for each in certificates_of(path))
-            except (InputError, ValueError):
-                end = 0.0
-            found.append(
-                Figure("fedpriv_certificate_end_seconds", "When it ends, since 1970.", end, {"file": path.name})
-            )
-        return found
+        name, words = "fedpriv_certificate_end_seconds", "When it ends, since 1970."
+        return [Figure(name, words, _end_of(path), {"file": path.name}) for path in self._paths]
+
+
+def _end_of(path: Path) -> float:
+    try:
+        return min(each.content.not_valid_after_utc.timestamp() for each in certificates_of(path))
+    except (InputError, ValueError):
+        return 0.0
 
 
 def renew(keys: Path, authority: Path) -> Certificate:
@@ -134,10 +135,9 @@ def renew(keys: Path, authority: Path) -> Certificate:
         raise InputError(f"{authority / AUTHORITY_KEY}: expected the authority's private key: {error}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != root.content.public_key():
         raise InputError(f"{authority / AUTHORITY_KEY}: expected the EC key of {root.path}")
-    if old.content.issuer != root.content.subject:
-        raise InputError(f"{old.path}: signed by another authority than {root.path}")
-    if root.ends_soon:
-        raise InputError(f"{root.path} ends soon itself: make a new authority, and give its ca.crt to every silo")
+    soon = f"{root.path} ends soon itself: make a new authority, and give its ca.crt to every silo"
+    other = f"{old.path}: signed by another authority than {root.path}"
+    refuse({other: old.content.issuer != root.content.subject, soon: root.ends_soon})
     made = (
         x509.CertificateBuilder()
         .subject_name(old.content.subject)

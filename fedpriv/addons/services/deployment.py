@@ -15,19 +15,16 @@ A SuperLink, our own as a child process or another organisation's, and runs subm
 """
 
 import importlib.util
-import json
 import os
 import secrets
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import httpx
 
 from fedpriv.addons.services import supernode_process
 from fedpriv.addons.services.certificates import check_certificates
@@ -36,10 +33,10 @@ from fedpriv.addons.services.flower_private.control import (
     Control,
     LostRunError,
     UnreachableError,
-    open_client,
 )
 from fedpriv.addons.services.service import (
     AUTHORITY,
+    Health,
     free_port,
     log_tail,
     make_node_key,
@@ -49,7 +46,7 @@ from fedpriv.addons.services.service import (
     state_root,
 )
 from fedpriv.claims.outcome import Finished, RunObserver, digest_of
-from fedpriv.core.errors import InputError, RunError
+from fedpriv.core.errors import InputError, RunError, refuse
 from fedpriv.core.files import write_text
 from fedpriv.data.named import load
 from fedpriv.engines.children import left_by_nobody, refuse_root
@@ -63,6 +60,7 @@ from fedpriv.silo.demo import (
     allowance_of,
     evaluation_of,
     policy_text,
+    toml_lines,
     write_policy,
     write_shard,
     write_table_shard,
@@ -106,8 +104,7 @@ class SuperLink:
 
     def submit(self, run_config: Mapping[str, str | int], simulation: Mapping[str, int] | None = None) -> int:
         """Submit fedpriv's app, as installed where it runs, with a run configuration; the run's id."""
-        keys = "".join(f"{key} = {json.dumps(value)}\n" for key, value in run_config.items())
-        return self.control.start_run(_APP + keys, str(run_config["out"]), simulation)
+        return self.control.start_run(_APP + toml_lines(run_config), str(run_config["out"]), simulation)
 
     def log_tail(self) -> str:
         """The end of its log, to be put behind a message; empty for a SuperLink that is not ours."""
@@ -166,14 +163,13 @@ def start_superlink(home: Path, options: Sequence[str], port: int | None = None,
     process = start_logged(command, home, "superlink", **variables)
     link = SuperLink(Control(f"{UNIX}{socket}"), home, None if port is None else f"127.0.0.1:{port}", process)
     deadline = time.monotonic() + _START_SECONDS
-    with open_client(link.control.address, None, seconds=2.0) as client:
-        while time.monotonic() < deadline:
-            if link.ended:
-                raise RunError(f"Flower's SuperLink did not start{link.log_tail()}")
-            with suppress(httpx.RequestError):
-                if client.get("/health").is_success:
-                    return link
-            time.sleep(0.1)
+    while time.monotonic() < deadline:
+        if link.ended:
+            raise RunError(f"Flower's SuperLink did not start{link.log_tail()}")
+        with suppress(RunError):
+            link.control.seen()
+            return link
+        time.sleep(0.1)
     raise RunError(f"Flower's SuperLink did not answer within {_START_SECONDS:.0f} s{link.log_tail()}")
 
 
@@ -243,15 +239,13 @@ class LocalSilo:
 
     def ended(self) -> str | None:
         """Name the process that has ended, with the end of its log; None while both run."""
-        for name, process in self.processes.items():
-            if process.poll() is not None:
-                end = log_tail(self.home, name, 5)
-                return f"silo {self.number}'s {name} ended with exit code {process.returncode}{end}"
-        return None
+        ended = (
+            f"silo {self.number}'s {name} ended with exit code {process.returncode}{log_tail(self.home, name, 5)}"
+            for name, process in self.processes.items()
+            if process.poll() is not None
+        )
+        return next(ended, None)
 
-
-Lost = Callable[[], str | None]
-"""Which process without which there will be no outcome has ended, and how; None while all are there."""
 
 _POLL_SECONDS = 0.2
 _STATUS_SECONDS = 5.0
@@ -283,8 +277,11 @@ class Progress:
         self.observer.noted(f"waiting for {whom} since {clock} UTC ({seconds:.0f} s)")
 
 
-def follow(link: SuperLink, run: int, reader: FolderReader, lost: Lost, progress: Progress) -> Finished:
-    """Relay a run's progress until it has an outcome; RunError if it ends without one."""
+def follow(link: SuperLink, run: int, reader: FolderReader, lost: Health, progress: Progress) -> Finished:
+    """Relay a run's progress until it has an outcome; RunError if it ends without one.
+
+    `lost` says which process has ended, and how, without which there will be none; None while all are there.
+    """
     asked, answered, began = time.monotonic(), time.monotonic(), time.time()
     while True:
         finished = reader.result()
@@ -332,16 +329,15 @@ def run_deployment(
         refuse_root("--engine deployment")
     for cell in cells:
         refuse_vectorized_options(cell, "deployment")
-        if (clients := cell.federation.clients) is not None:
-            raise InputError(
-                f"federation.clients = {clients}: engine deployment has silos with guards, and no clients that "
-                "come and go; use --engine vectorized"
-            )
-        if cell.federation.drop_out or cell.federation.away:
-            raise InputError(
+        federation = cell.federation
+        refuse(
+            {
+                f"federation.clients = {federation.clients}: engine deployment has silos with guards, and no "
+                "clients that come and go; use --engine vectorized": federation.clients is not None,
                 "federation.drop_out and federation.away are for simulations: silos of a deployment are away when "
-                'they are; write deployment.missing = "continue" instead'
-            )
+                'they are; write deployment.missing = "continue" instead': federation.drop_out or federation.away,
+            }
+        )
     for index, cell in enumerate(cells):
         out = folder.resolve() / "deployment" / digest_of(cell)[:16]
         if not (out / "token").exists():
@@ -370,7 +366,7 @@ def run_deployment(
 
 
 @contextmanager
-def _federation(cell: Cell, connection: Connection, token: str) -> Iterator[tuple[SuperLink, Lost]]:
+def _federation(cell: Cell, connection: Connection, token: str) -> Iterator[tuple[SuperLink, Health]]:
     """A SuperLink, and what says that a process has ended without which there will be no outcome.
 
     Without an address SuperLink and silos are processes of ours that are gone when the block is left.  A run that

@@ -77,11 +77,8 @@ def _control(superlink: str) -> "Control":
 
 
 def _show(seen: "Sequence[SiloSeen | RunSeen]", none: str, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps([asdict(each) for each in seen], indent=2))
-        return
-    for line in [each.line() for each in seen] or [none]:
-        typer.echo(line)
+    lines = [each.line() for each in seen] or [none]
+    typer.echo(json.dumps([asdict(each) for each in seen], indent=2) if as_json else "\n".join(lines))
 
 
 def superlink(
@@ -185,8 +182,7 @@ def certificates(
         for place in places:
             certified.renew(place, renew)
     found = list(certified.certificates_below(places))
-    for certificate in found:
-        typer.echo(certificate.line())
+    typer.echo("\n".join(certificate.line() for certificate in found))
     if any(certificate.ends_soon for certificate in found):
         raise typer.Exit(1)
 

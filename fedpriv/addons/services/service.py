@@ -107,8 +107,8 @@ def part_lost(service: str, part: str, code: int) -> RunError:
 class Absence:
     """Say once that the other side is away, then once a minute since when, and once that it is back."""
 
-    def __init__(self, whom: str, every: float = 60.0) -> None:
-        self._whom, self._every = whom, every
+    def __init__(self, whom: str) -> None:
+        self._whom = whom
         self._since: float | None = None
         self._said = 0.0
 
@@ -117,13 +117,13 @@ class Absence:
         now = time.monotonic()
         if self._since is None:
             self._since = since
-        elif now - self._said < self._every:
+        elif now - self._said < 60.0:
             return
         self._said = now
         clock = time.strftime("%H:%M:%S", time.gmtime(time.time() - (now - self._since)))
         why = f": {reason}" if reason else ""
-        minutes = (now - self._since) / 60.0
-        _log.warning("no %s since %s UTC (%.0f min)%s; trying again", self._whom, clock, minutes, why)
+        words = "no %s since %s UTC (%.0f min)%s; trying again"
+        _log.warning(words, self._whom, clock, (now - self._since) / 60.0, why)
 
     def back(self) -> None:
         if self._since is not None:
@@ -142,11 +142,8 @@ Health = Callable[[], str | None]
 
 
 @contextmanager
-def health_socket(path: Path | None, health: Health) -> Iterator[None]:
-    """Answer {"health": true} on a Unix socket of mode 0600, as a guard does; InputError if it cannot be made."""
-    if path is None:
-        yield
-        return
+def health_socket(path: Path, health: Health) -> Iterator[None]:
+    """Answer {"healthy": true} on a Unix socket of mode 0600, as a guard does; InputError if it cannot be made."""
     with private_socket(path, "--health") as listener:
         threading.Thread(target=_answer, args=(listener, health), daemon=True).start()
         try:
@@ -156,7 +153,7 @@ def health_socket(path: Path | None, health: Health) -> Iterator[None]:
 
 
 def _answer(listener: socket.socket, health: Health) -> None:
-    while True:
+    while listener.fileno() >= 0:
         with suppress(OSError, ValueError):
             connection, _ = listener.accept()
             with connection:
@@ -165,8 +162,6 @@ def _answer(listener: socket.socket, health: Health) -> None:
                 ails = health()
                 why = {"why": ails} if ails else {}
                 send_frame(connection, json.dumps({"healthy": ails is None, **why}).encode())
-        if listener.fileno() < 0:
-            return
 
 
 _QUIET = {
@@ -219,8 +214,7 @@ def log_tail(home: Path, name: str, lines: int) -> str:
 
 def free_port() -> int:
     """A TCP port of this machine that no process listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 
 
@@ -306,14 +300,12 @@ def service_folder(name: str, socket: Path | None) -> Path:
 
     Neither is a folder from which hosts delete old files, as they do from /tmp.
     """
-    if socket is not None:
-        return socket.with_name(f"{socket.name}.d")
-    return state_root() / f"{name}-{os.getpid()}"
+    return state_root() / f"{name}-{os.getpid()}" if socket is None else socket.with_name(f"{socket.name}.d")
 
 
 @contextmanager
-def made_anew(folder: Path) -> Iterator[None]:
-    """An empty folder of mode 0700, gone when the block is left; one of a service that was killed is replaced.
+def made_anew(folder: Path) -> Iterator[Path]:
+    """`folder`, empty and of mode 0700, gone when the block is left; one of a service that was killed is replaced.
 
     Raises:
         InputError: it cannot be made.
@@ -325,7 +317,7 @@ def made_anew(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise InputError(f"{folder}: the service's own files cannot be there ({error.strerror})") from None
     try:
-        yield
+        yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

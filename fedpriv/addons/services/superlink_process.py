@@ -118,15 +118,11 @@ def serve_superlink(
     elif not (simulation or insecure):
         raise InputError("fedpriv superlink: give --keys FOLDER (see deploy/make-keys.sh)")
     with ExitStack() as stack:  # sockets first: a second start is refused before it touches anything
-        sockets = [private_socket(control, "--control")]
+        sockets = [stack.enter_context(private_socket(control, "--control"))]
         stack.callback(control.unlink, missing_ok=True)
-        sockets.append(_tcp("127.0.0.1", 0))
-        if not simulation:
-            sockets.append(_tcp(host, port))
-        for each in sockets:
-            stack.callback(each.close)
-        folder = service_folder("superlink", control)
-        stack.enter_context(made_anew(folder))
+        places = [("127.0.0.1", 0)] if simulation else [("127.0.0.1", 0), (host, port)]
+        sockets += [stack.enter_context(_tcp(*place)) for place in places]
+        folder = stack.enter_context(made_anew(service_folder("superlink", control)))
         options = [*isolate(folder), "--disable-runtime-dependency-installation", *tls_options(keys or folder)]
         options += ["--simulation"] if simulation else [] if insecure else ["--enable-supernode-auth"]
         link = superlink_app(options)
@@ -163,9 +159,11 @@ def serve_superlink(
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvicorn.Config(app).get_loop_factory()))
         runner.run(link.check(registered=bool(nodes), fleet=not simulation))
         runner.run(link.register(nodes))
-        command = executor_command(f"127.0.0.1:{sockets[1].getsockname()[1]}", folder, SERVERAPP, SIMULATION)
         told = {BEATS: str(folder), REFUSED: str(folder / "refused.json"), **({REGISTERED: "1"} if nodes else {})}
-        executor = subprocess.Popen(command, env={**os.environ, **told})
+        executor = subprocess.Popen(
+            executor_command(f"127.0.0.1:{sockets[1].getsockname()[1]}", folder, SERVERAPP, SIMULATION),
+            env={**os.environ, **told},
+        )
         stack.callback(end_processes, [executor])
         stack.enter_context(metrics_served(metrics, lambda: [*_figures(app.seen(), health), *ends.figures()]))
         runner.run(_serve(list(zip(servers, sockets, strict=False)), executor, look))
@@ -173,7 +171,6 @@ def serve_superlink(
 
 def _figures(seen: Mapping[str, Any], health: Health) -> list[Figure]:
     """For Prometheus: each silo by its name, whether it was heard of or not."""
-    silos = seen["silos"].copy().items()
     return [
         Figure("fedpriv_superlink_info", "The SuperLink's version.", 1, {"version": version("fedpriv")}),
         Figure("fedpriv_superlink_healthy", "1 if its parts are at work.", health() is None),
@@ -184,7 +181,7 @@ def _figures(seen: Mapping[str, Any], health: Health) -> list[Figure]:
                 ("ahead_seconds", "By how much its clock is ahead.", "ahead"),
                 ("refused_seconds", "When its clock kept it out, since 1970; 0 if it is let in.", "refused"),
             )
-            for silo_name, silo in silos
+            for silo_name, silo in seen["silos"].copy().items()
         ),
     ]
 
@@ -233,11 +230,10 @@ async def _serve(
     for server, _ in servers:
         server.should_exit = True
     await asyncio.gather(*serving)
-    if asked.is_set():
-        return
-    if (code := executor.poll()) is not None:
-        raise part_lost("SuperLink", EXECUTOR, code)
-    raise RunError("SuperLink: one of its servers ended; start it again")
+    if not asked.is_set():
+        code = executor.poll()
+        ended = RunError("SuperLink: one of its servers ended; start it again")
+        raise ended if code is None else part_lost("SuperLink", EXECUTOR, code)
 
 
 class _Fleet:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
@@ -95,7 +96,7 @@ def run_supernode(
     folder = service_folder(f"supernode-{silo}", health)
     watch = Watch(superlink, folder, keys, EXECUTOR if apps else SUPERNODE)
     with (
-        health_socket(health, watch.ails),
+        nullcontext() if health is None else health_socket(health, watch.ails),
         metrics_served(metrics, lambda: watch.figures(silo)),
         made_anew(folder),
     ):
@@ -105,15 +106,15 @@ def run_supernode(
                 *isolate(folder),
                 *(f"--superlink={superlink}", "--node-config", f"partition-id={silo} guard='{guard}'"),
                 *tls_options(folder),
+                *(
+                    ["--insecure"]
+                    if keys is None
+                    else [
+                        f"--root-certificates={keys / AUTHORITY}",
+                        f"--auth-supernode-private-key={keys / NODE_KEY}",
+                    ]
+                ),
             ]
-            options += (
-                ["--insecure"]
-                if keys is None
-                else [
-                    f"--root-certificates={keys / AUTHORITY}",
-                    f"--auth-supernode-private-key={keys / NODE_KEY}",
-                ]
-            )
             stay(lambda: _run_apps(options, folder, watch), watch)
         words = [superlink, str(silo), str(guard), "-" if keys is None else str(keys)]
         stay(lambda: _run({SUPERNODE: [sys.executable, "-P", "-m", NODE, *words]}, watch), watch)

@@ -26,13 +26,13 @@ MEDIA_TYPE = "application/protobuf"
 Headers = Callable[[Route, Any], Mapping[str, str]]
 
 
+@dataclass
 class Wire:
     """One of a SuperLink's APIs, asked over `client`, whose base URL is the SuperLink's."""
 
-    def __init__(self, client: httpx.Client, headers: Headers = lambda _route, _request: {}) -> None:
-        """`headers` returns what a request says of its sender."""
-        self.client = client
-        self._headers = headers
+    client: httpx.Client
+    headers: Headers = lambda _route, _request: {}
+    """Returns what a request says of its sender."""
 
     def ask(self, route: Route, request: Any, timeout: float | None = None) -> Any:
         """Return the SuperLink's answer.
@@ -40,7 +40,7 @@ class Wire:
         Raises:
             httpx.HTTPError: there is no answer, or it is a refusal.
         """
-        headers = {"content-type": MEDIA_TYPE, "accept": MEDIA_TYPE, **self._headers(route, request)}
+        headers = {"content-type": MEDIA_TYPE, "accept": MEDIA_TYPE, **self.headers(route, request)}
         answer = self.client.post(
             route.path,
             content=request.SerializeToString(deterministic=True),

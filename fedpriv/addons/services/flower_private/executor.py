@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,7 @@ from flwr.supercore.constant import TASK_TOKEN_HEADER
 from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor
 
 from fedpriv.addons.services.flower_private.control import Wire, open_client
-from fedpriv.addons.services.flower_private.names import ACQUIRE_TASK, TASK_HEARTBEAT, TASK_OUTPUT, Route
+from fedpriv.addons.services.flower_private.names import ACQUIRE_TASK, TASK_HEARTBEAT, TASK_OUTPUT
 from fedpriv.addons.services.service import AUTHORITY, EXECUTOR, SECRET, end_when_asked, how, leave_beat, script
 from fedpriv.core.errors import printable
 from fedpriv.core.logs import log_as_service
@@ -103,11 +103,8 @@ class Executor:
         signer = SuperExecAuthHttpInterceptor(
             master_secret=(folder / SECRET).read_bytes(), protected_methods=[_METHOD]
         )
-        self._asking = self._wire(lambda _, request: _signed(signer, request))
+        self._asking = Wire(open_client(address, self._certificate), lambda _, request: _signed(signer, request))
         self.tasks: list[Task] = []
-
-    def _wire(self, headers: Callable[[Route, Any], Mapping[str, str]]) -> Wire:
-        return Wire(open_client(self._address, self._certificate), headers)
 
     def look(self) -> None:
         """Start the next task, and see how those that run are."""
@@ -119,7 +116,8 @@ class Executor:
             leave_beat(EXECUTOR)
             if (token := answer.token) and answer.task.type in self._types:
                 command = command_of(answer.task.type, self._address, self._certificate, self._parent)
-                wire = self._wire(lambda _route, _request: {TASK_TOKEN_HEADER: token})
+                client = open_client(self._address, self._certificate)
+                wire = Wire(client, lambda _route, _request: {TASK_TOKEN_HEADER: token})
                 self.tasks.append(Task(answer.task.type, answer.task.run_id, start_task(command, token), wire))
         for task in list(self.tasks):
             if task.process.poll() is None:

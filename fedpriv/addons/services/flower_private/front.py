@@ -90,9 +90,11 @@ class Exchange:
         content = self.body if body is None else body
         path = self._scope["path"] if route is None else route.path
         headers = [(name, value) for name, value in self._scope["headers"] if name.lower() != b"content-length"]
-        headers.append((b"content-length", str(len(content)).encode()))
-        scope = {**self._scope, "path": path, "raw_path": path.encode(), "headers": headers}
-        scope["state"] = dict(scope.get("state", {}))  # what one asking notes is not the next one's
+        scope = {
+            **{**self._scope, "path": path, "raw_path": path.encode()},
+            "headers": [*headers, (b"content-length", str(len(content)).encode())],
+            "state": dict(self._scope.get("state", {})),  # what one asking notes is not the next one's
+        }
         parts: list[Message] = []
 
         async def keep(message: Message) -> None:
@@ -135,8 +137,8 @@ class Front:
             (SERVER_PUSH, self._server_queries),
             (SERVER_PUSH_OBJECT, self._object_comes),
         ]
-        handlers = [(PUSH, self._silo_replies), *(waits if polls else [])]
-        self._handlers = {route.path: (route, handle) for route, handle in handlers}
+        rows = [(PUSH, self._silo_replies), *(waits if polls else [])]
+        self._handlers = {route.path: (route, handle) for route, handle in rows}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         route, handle = self._handlers.get(scope["path"] if scope["type"] == "http" else "", (None, None))
@@ -158,7 +160,7 @@ class Front:
 
     async def _server_asks(self, request: Any, exchange: Exchange) -> Response:
         def finished_only() -> bytes:
-            unfinished = self._unfinished()
+            unfinished = {session.question for session in self._unfinished()}
             ids = [query for query in request.message_ids if query not in unfinished]
             return bytes(SERVER_PULL.request(message_ids=ids).SerializeToString())
 
@@ -199,9 +201,7 @@ class Front:
             nodes = {
                 message.metadata.message_id: message.metadata.dst_node_id for message in request.messages_list
             }
-            self._questions |= nodes
-            while len(self._questions) > _MAX_QUESTIONS:
-                del self._questions[next(iter(self._questions))]
+            self._questions = dict([*self._questions.items(), *nodes.items()][-_MAX_QUESTIONS:])
             self._note(SERVER_PUSH, answer, SUPERLINK_NODE_ID, set(nodes.values()))
         return answer
 
@@ -211,11 +211,9 @@ class Front:
             return PlainTextResponse(f"node {node} replies as another node", 403)
         if len(replies) != 1:
             return await exchange.ask()
-        (reply,), oldest = replies, time.monotonic() - _SESSION_SECONDS
-        sessions = [session for session in self._sessions.values() if session.missing and session.last > oldest]
-        for before in sessions:
-            if (before.sender, before.reply) != (node, reply.message_id):
-                continue
+        (reply,) = replies
+        announced = {(session.sender, session.reply): session for session in self._unfinished()}
+        if (before := announced.get((node, reply.message_id))) is not None:
             # is it the node, in a run that goes on?
             same = GET_RUN.request(run_id=reply.run_id, node={"node_id": node})
             answer = await exchange.ask(same.SerializeToString(), GET_RUN)
@@ -259,11 +257,11 @@ class Front:
             return Response(PUSH_OBJECT.answer(stored=True).SerializeToString(), media_type=MEDIA_TYPE)
         return answer
 
-    def _unfinished(self) -> set[str]:
-        """Queries whose reply is on its way, after dropping sessions that Flower has forgotten by now."""
+    def _unfinished(self) -> list[Session]:
+        """Messages whose objects are on their way, after dropping sessions that Flower has forgotten by now."""
         oldest = time.monotonic() - _SESSION_SECONDS
         self._sessions = {key: session for key, session in self._sessions.items() if session.last > oldest}
-        return {session.question for session in self._sessions.values() if session.missing}
+        return [session for session in self._sessions.values() if session.missing]
 
     def _wake(self, nodes: set[int]) -> None:
         for node in nodes:
@@ -282,17 +280,17 @@ class SuperLinkApp:
     def __init__(self, inner: ASGIApp, *, polls: bool) -> None:
         """`inner` is Flower's app."""
         self.app = Front(inner, polls=polls)
-        self._inner = inner
+        transport = httpx.ASGITransport(inner, raise_app_exceptions=False)
+        self._client = httpx.AsyncClient(transport=transport, base_url="http://superlink")
         self._nodes: dict[str, int] = {}
 
     async def post(self, route: Route, request: Any) -> httpx.Response:
         """Flower's answer to somebody without a key, a token or a secret."""
-        async with self._client() as client:
-            return await client.post(
-                route.path,
-                content=request.SerializeToString(),
-                headers={"content-type": MEDIA_TYPE, "accept": MEDIA_TYPE},
-            )
+        return await self._client.post(
+            route.path,
+            content=request.SerializeToString(),
+            headers={"content-type": MEDIA_TYPE, "accept": MEDIA_TYPE},
+        )
 
     async def register(self, nodes: Mapping[str, bytes]) -> None:
         """Let in the SuperNodes with these names and public keys (PEM).
@@ -343,14 +341,13 @@ class SuperLinkApp:
         Raises:
             InputError: a path is gone, or one is open that has to be shut.
         """
-        async with self._client() as client:
-            for route in ROUTES:
-                if (await client.get(route.path)).status_code != httpx.codes.METHOD_NOT_ALLOWED:
-                    raise InputError(
-                        f"Flower's SuperLink has no {route.path}, which fedpriv needs; see `pip show flwr`"
-                    )
-        shut = [(ACQUIRE_TASK, ACQUIRE_TASK.request(supported_task_types=["flwr-serverapp"]))]
-        shut += [(PULL, PULL.request())] if registered and fleet else []
+        for route in ROUTES:
+            if (await self._client.get(route.path)).status_code != httpx.codes.METHOD_NOT_ALLOWED:
+                raise InputError(
+                    f"Flower's SuperLink has no {route.path}, which fedpriv needs; see `pip show flwr`"
+                )
+        task = ACQUIRE_TASK.request(supported_task_types=["flwr-serverapp"])
+        shut = [(ACQUIRE_TASK, task), *([(PULL, PULL.request())] if registered and fleet else [])]
         for route, request in shut:
             answer = await self.post(route, request)
             if answer.status_code not in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
@@ -358,11 +355,6 @@ class SuperLinkApp:
                     f"Flower's SuperLink answers {route.path} to strangers ({answer.status_code}): it is not the "
                     "one that fedpriv was tested with; see `pip show flwr`"
                 )
-
-    def _client(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(
-            transport=httpx.ASGITransport(self._inner, raise_app_exceptions=False), base_url="http://superlink"
-        )
 
 
 def superlink_app(options: Sequence[str]) -> SuperLinkApp:

@@ -97,11 +97,13 @@ class Route:
             pairs = ((self.request, self.fields), (self.answer, self.answers))
         except (ImportError, AttributeError):
             return f"flwr.proto {self.message} of {self.path} is gone"
-        for message, fields in pairs:
-            for field in fields.split():
-                if not _has_field(message.DESCRIPTOR, field.split(".")):
-                    return f"{message.DESCRIPTOR.name}.{field} of {self.path} is gone"
-        return None
+        gone = (
+            f"{message.DESCRIPTOR.name}.{field} of {self.path} is gone"
+            for message, fields in pairs
+            for field in fields.split()
+            if not _has_field(message.DESCRIPTOR, field.split("."))
+        )
+        return next(gone, None)
 
 
 def _has_field(descriptor: Any, path: Sequence[str]) -> bool:
@@ -201,21 +203,25 @@ ROUTES = tuple(value for value in list(globals().values()) if isinstance(value, 
 
 _CONSTANT, _SUPERLINK = "flwr.supercore.constant", "flwr.superlink.cli.flower_superlink"
 _COMMON, _INFLATABLE = "flwr.common.constant", "flwr.supercore.inflatable.inflatable"
-_CODES = (
-    "CLIENT_APP_RAISED_EXCEPTION CLIENT_APP_CRASHED MESSAGE_UNAVAILABLE REPLY_MESSAGE_UNAVAILABLE NODE_UNAVAILABLE"
-)
-_INTERCEPTOR, _SIGNS = "flwr.supercore.interceptors", "the executor's secret, without which nobody gets a task"
 NAMES = (
     Name("flwr.superlink.main", "create_app", "the SuperLink as an app", "config superlink_lifespan_class"),
     Name(_SUPERLINK, "_parse_superlink_lifespan_config", "options of `flower-superlink`"),
     Name(_SUPERLINK, "SuperLinkLifespan", "services of that app", "config state_factory"),
-    Name(_INTERCEPTOR, "SuperExecAuthHttpInterceptor", _SIGNS, "master_secret protected_methods", "intercept"),
+    Name(
+        *("flwr.supercore.interceptors", "SuperExecAuthHttpInterceptor"),
+        "the executor's secret, without which nobody gets a task",
+        *("master_secret protected_methods", "intercept"),
+    ),
     Name(_CONSTANT, "TASK_TOKEN_HEADER", "a task's token in a request", value="flwr-task-token"),
     Name(_CONSTANT, "FLEET_HTTP_PUBLIC_KEY_HEADER", "key that signed a request", value="flwr-public-key"),
     Name(_CONSTANT, "FLEET_HTTP_SIGNATURE_HEADER", "its signature", value="flwr-signature"),
     Name(_COMMON, "TIMESTAMP_HEADER", "the time that was signed", value="flwr-timestamp"),
     Name(_COMMON, "SUPERLINK_NODE_ID", "the server's node", value=1),
-    Name(_COMMON, "ErrorCode", "why a silo's reply is an error", attributes=_CODES),
+    Name(
+        *(_COMMON, "ErrorCode", "why a silo's reply is an error"),
+        attributes="CLIENT_APP_RAISED_EXCEPTION CLIENT_APP_CRASHED MESSAGE_UNAVAILABLE REPLY_MESSAGE_UNAVAILABLE "
+        "NODE_UNAVAILABLE",
+    ),
     Name(
         *("flwr.supercore.error", "ApiErrorCode", "why a request is refused"),
         attributes="RUN_ID_NOT_FOUND FLEET_NODE_ACTIVATION_FAILED NODE_NOT_FOUND",
@@ -241,7 +247,7 @@ def faults(rows: Iterable[Name | Route]) -> list[str]:
     return [fault for row in rows if (fault := row.fault()) is not None]
 
 
-def check_names(rows: Iterable[Name | Route] = (*NAMES, *ROUTES)) -> list[str]:
+def check_names(rows: Sequence[Name | Route] = (*NAMES, *ROUTES)) -> list[str]:
     """Refuse an installed Flower that is not what fedpriv knows.
 
     Returns:
@@ -252,7 +258,6 @@ def check_names(rows: Iterable[Name | Route] = (*NAMES, *ROUTES)) -> list[str]:
     Raises:
         InputError: a row is missing or differs that is not only for speed.
     """
-    rows = list(rows)
     quick = [row for row in rows if isinstance(row, Route) and row.speed]
     if differences := faults(row for row in rows if row not in quick):
         raise InputError(

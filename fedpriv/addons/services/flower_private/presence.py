@@ -66,7 +66,7 @@ class Presence:
 
         async def noting(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] in (200, 401):
-                with suppress(ValueError, KeyError, TypeError):  # a stranger's headers are no silo's
+                with suppress(ValueError, KeyError, TypeError, InvalidSignature):  # a stranger's are no silo's
                     self._note(headers, came, let_in=message["status"] == 200)
             await send(message)
 
@@ -78,10 +78,8 @@ class Presence:
 
     def _note_follower(self, run: str) -> None:
         if run.isascii() and run.isdigit() and len(run) <= 20:
-            self._followed.pop(run, None)
-            self._followed[run] = time.time()
-            while len(self._followed) > _MOST_RUNS:
-                del self._followed[next(iter(self._followed))]
+            others = [item for item in self._followed.items() if item[0] != run]
+            self._followed = dict([*others, (run, time.time())][-_MOST_RUNS:])
 
     def _note(self, headers: Headers, came: float, *, let_in: bool) -> None:
         key = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
@@ -93,8 +91,10 @@ class Presence:
             if silo.pop("refused", None):
                 self._tell_server()
             return
-        signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True)
-        if _has_signed(key, signed.encode(), signature) and not is_tolerated(ahead):
+        public = serialization.load_pem_public_key(key)
+        if isinstance(public, ec.EllipticCurvePublicKey) and not is_tolerated(ahead):
+            signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True)
+            public.verify(signature, signed.encode(), ec.ECDSA(hashes.SHA256()))
             before = silo.get("refused")
             silo.update(refused=came, ahead=ahead)
             if before is None:
@@ -105,16 +105,6 @@ class Presence:
             told = {name: clock_words(silo["ahead"]) for name, silo in self._silos.items() if "refused" in silo}
             with suppress(OSError):  # the folder goes with the service
                 self._refused.write_text(json.dumps(told), encoding="utf-8")
-
-
-def _has_signed(key: bytes, signed: bytes, signature: bytes) -> bool:
-    """Whether the signature over `signed` is that of a public key (PEM)."""
-    public = serialization.load_pem_public_key(key)
-    with suppress(InvalidSignature):
-        if isinstance(public, ec.EllipticCurvePublicKey):
-            public.verify(signature, signed, ec.ECDSA(hashes.SHA256()))
-            return True
-    return False
 
 
 def clock_words(ahead: float) -> str:
@@ -141,9 +131,8 @@ class KeptRuns:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"--state {path}: cannot be used ({error}); move it away to begin another") from None
         now = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
-        for run in self._runs.values():
-            if not run.get("finished"):
-                run.update(state=f"finished:failed ({RESTARTED})", finished=now)
+        ended = {"state": f"finished:failed ({RESTARTED})", "finished": now}
+        self._runs = {key: run if run.get("finished") else {**run, **ended} for key, run in self._runs.items()}
 
     def are_due(self) -> bool:
         """Whether it is time to look at the runs again."""
