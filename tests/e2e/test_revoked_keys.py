@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from fedpriv.addons.services import supernode_process
+from fedpriv.addons.services.certificates import make_node_key
 from fedpriv.addons.services.deployment import node_keys, start_superlink
 from fedpriv.addons.services.flower_private.presence import silos_of
-from fedpriv.addons.services.service import environment, make_node_key, script
+from fedpriv.addons.services.service import environment, script
 from tests.e2e.federation import Federation, federation, finish, kill_process, say, wait_until
 
 pytestmark = pytest.mark.deployment

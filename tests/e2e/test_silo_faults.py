@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedpriv.addons.services.certificates import make_node_key
 from fedpriv.addons.services.deployment import SOCKET
-from fedpriv.addons.services.service import make_node_key
 from fedpriv.addons.services.supernode_process import NODE_KEY
 from fedpriv.clients.app import ask
 from fedpriv.protocol.messages import Refusal

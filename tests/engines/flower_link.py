@@ -14,6 +14,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.superlink.grid.http_grid import HttpGrid
 from starlette.testclient import TestClient
 
+from fedpriv.addons.services.certificates import SECRET, isolate, make_node_key, tls_options
 from fedpriv.addons.services.flower_private import executor, silo_node
 from fedpriv.addons.services.flower_private.control import Wire
 from fedpriv.addons.services.flower_private.front import SuperLinkApp, superlink_app
@@ -25,7 +26,6 @@ from fedpriv.addons.services.flower_private.names import (
     RUNTIME,
     START_RUN,
 )
-from fedpriv.addons.services.service import SECRET, isolate, make_node_key, tls_options
 from fedpriv.addons.services.superlink_process import Only
 
 Keys = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]

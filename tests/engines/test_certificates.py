@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from typer.testing import CliRunner
 
-from fedpriv.addons.services import certificates, service, superlink_process
+from fedpriv.addons.services import certificates, superlink_process
 from fedpriv.addons.services.deployment import Progress, SuperLink, _federation, follow
 from fedpriv.addons.services.flower_private.control import Control
 from fedpriv.claims.outcome import RunObserver
@@ -34,7 +34,7 @@ def test_a_certificate_that_has_expired_is_named_with_its_date_before_anything_i
     tmp_path: Path, small_cell: Callable[..., Cell]
 ) -> None:
     """Was: 93 s, and "unavailable"."""
-    service.make_server_keys(tmp_path)
+    certificates.make_server_keys(tmp_path)
     certificates.check_certificates(tmp_path / "ca.crt", tmp_path / "server.pem")
     old = Path(__file__).with_name("expired.crt")
     words = r"expired.crt: the certificate expired on 20\d\d-\d\d-\d\d \d\d:\d\d UTC"
@@ -53,7 +53,7 @@ def test_a_file_without_a_certificate_is_one_line(tmp_path: Path, content: bytes
 
 
 def test_keys_of_a_run_verify_and_nobody_else_can_read_the_private_ones(tmp_path: Path) -> None:
-    service.make_server_keys(tmp_path)
+    certificates.make_server_keys(tmp_path)
     verify = ["openssl", "verify", "-x509_strict", "-purpose", "sslserver", "-verify_ip", "127.0.0.1"]
     verify += ["-CAfile", str(tmp_path / "ca.crt"), str(tmp_path / "server.pem")]
     assert "OK" in subprocess.run(verify, capture_output=True, text=True, check=True).stdout
@@ -64,7 +64,7 @@ def test_keys_of_a_run_verify_and_nobody_else_can_read_the_private_ones(tmp_path
 @pytest.mark.parametrize("days", [-3650, 0, 8, 400, 36500])
 def test_the_certificates_of_a_service_outlast_it_whatever_its_clock_says(tmp_path: Path, days: int) -> None:
     """Was: seven days, after which everything stopped."""
-    service.make_server_keys(tmp_path)
+    certificates.make_server_keys(tmp_path)
     at = str(int(time.time()) + 86_400 * days)
     verify = ["openssl", "verify", "-x509_strict", "-purpose", "sslserver", "-attime", at]
     subprocess.run([*verify, "-CAfile", str(tmp_path / "ca.crt"), str(tmp_path / "server.pem")], check=True)
@@ -72,7 +72,7 @@ def test_the_certificates_of_a_service_outlast_it_whatever_its_clock_says(tmp_pa
 
 def test_guarantee_nothing_but_the_servers_own_certificate_is_vouched_for(tmp_path: Path) -> None:
     """Would gain, with a key that signed kept: another certificate for the port of a process that ended."""
-    service.make_server_keys(tmp_path)
+    certificates.make_server_keys(tmp_path)
     (own,) = certificates.certificates_of(tmp_path / "ca.crt")
     signing = serialization.load_pem_private_key((tmp_path / "server.key").read_bytes(), None)
     assert isinstance(signing, ec.EllipticCurvePrivateKey)
@@ -180,8 +180,8 @@ def serial(config: uvicorn.Config) -> int:
 
 def test_a_node_keys_public_half_is_the_one_that_is_registered(tmp_path: Path) -> None:
     private, public = tmp_path / "node.key", tmp_path / "silo-0.pub"
-    service.make_node_key(private, public)
-    assert service.node_public_key(public)
+    certificates.make_node_key(private, public)
+    assert certificates.node_public_key(public)
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
     derived = subprocess.run(["ssh-keygen", "-y", "-f", private], capture_output=True, check=True).stdout
     assert derived.split()[:2] == public.read_bytes().split()[:2]
@@ -192,7 +192,7 @@ def test_a_public_key_that_is_none_is_one_line(tmp_path: Path, content: str) -> 
     path = tmp_path / "silo-0.pub"
     path.write_text(content)
     with pytest.raises(InputError, match=r"silo-0\.pub: expected a"):
-        service.node_public_key(path)
+        certificates.node_public_key(path)
 
 
 def test_a_run_whose_silo_has_ended_ends_in_one_line(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from fedpriv.addons.services.certificates import make_server_keys
 from fedpriv.addons.services.flower_private.control import Control
-from fedpriv.addons.services.service import make_server_keys
 from fedpriv.core.errors import RunError
 
 

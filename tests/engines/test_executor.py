@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from fedpriv.addons.services import service
+from fedpriv.addons.services.certificates import SECRET, make_server_keys
 from fedpriv.addons.services.flower_private import executor
 from fedpriv.addons.services.flower_private.control import Wire
 from fedpriv.addons.services.flower_private.executor import (
@@ -34,7 +35,6 @@ from fedpriv.addons.services.flower_private.names import (
     TASK_HEARTBEAT,
     TASK_OUTPUT,
 )
-from fedpriv.addons.services.service import SECRET, make_server_keys
 from fedpriv.engines.children import end_processes
 from tests.engines.flower_link import Link
 

@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedpriv.addons.services.certificates import Revoked, fingerprint, registered, revoke
-from fedpriv.addons.services.service import make_node_key, node_public_key
+from fedpriv.addons.services.certificates import (
+    Revoked,
+    fingerprint,
+    make_node_key,
+    node_public_key,
+    registered,
+    revoke,
+)
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError
 

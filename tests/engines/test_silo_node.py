@@ -10,10 +10,11 @@ import httpx
 import pytest
 
 from fedpriv.addons.services import service
+from fedpriv.addons.services.certificates import make_node_key
 from fedpriv.addons.services.flower_private import front, silo_node
 from fedpriv.addons.services.flower_private.names import ACTIVATE, HEARTBEAT, PULL
 from fedpriv.addons.services.flower_private.silo_node import Fleet, LostError, Node, configuration_in
-from fedpriv.addons.services.service import SUPERNODE, make_node_key, read_beat
+from fedpriv.addons.services.service import SUPERNODE, read_beat
 from fedpriv.core.errors import InputError
 from tests.engines.flower_link import Link, silo_bundle
 

@@ -19,6 +19,7 @@ from flwr.supercore.fab import Fab
 
 from fedpriv.addons.services import supernode_process
 from fedpriv.addons.services.deployment import SuperLink, federation_superlink, node_keys
+from fedpriv.addons.services.flower_private.control import Wire
 from fedpriv.addons.services.flower_private.names import START_RUN
 from fedpriv.addons.services.service import environment
 from fedpriv.data.named import load
@@ -118,7 +119,7 @@ def submitted(link: SuperLink, folder: Path) -> int:
     files: dict[str, bytes | Path] = {name: text.encode() for name, text in app_files(config).items()}
     content, _ = build_fab_from_files(files)
     request = StartRunRequest(fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})))
-    return int(link.control._ask(START_RUN, request).run_id)
+    return int(link.control._answer(lambda client: Wire(client).ask(START_RUN, request)).run_id)
 
 
 @pytest.mark.deployment

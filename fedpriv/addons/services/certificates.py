@@ -1,4 +1,4 @@
-"""Certificates and public keys between machines, and what becomes of them while a SuperLink runs.
+"""Keys and certificates: those of the processes of one machine, and those between machines.
 
 A certificate is read, checked, told of before it ends, and renewed by its authority.  A SuperNode's public key is
 registered as long as keys/nodes/silo-N.pub has it: it is shown by its fingerprint, and revoked.  A SuperLink takes
@@ -7,22 +7,25 @@ up either without a restart, and its sites, which trust the authority, do nothin
 
 import datetime
 import hashlib
+import ipaddress
 import logging
 import re
+import secrets
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
-from fedpriv.addons.services.service import CERTIFICATE, node_public_key
 from fedpriv.core.errors import InputError, printable, refuse
-from fedpriv.core.files import sync_folder, write_text
+from fedpriv.core.files import OWN, sync_folder, write_bytes, write_text
 from fedpriv.silo.metrics import Figure
 
 _log = logging.getLogger("fedpriv.certificates")
@@ -31,6 +34,83 @@ SOON = datetime.timedelta(days=30)
 _DAY, _MINUTE = 86_400.0, "%Y-%m-%d %H:%M UTC"
 _LASTS = datetime.timedelta(days=365)
 AUTHORITY_KEY = "ca.key"
+AUTHORITY, CERTIFICATE, KEY, NODE_KEY = "ca.crt", "server.pem", "server.key", "node.key"
+SECRET = "superexec.secret"
+_EVER = datetime.datetime(1970, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59)  # RFC 5280: no end
+
+
+def make_server_keys(folder: Path) -> None:
+    """Write ca.crt, server.pem and server.key (0600) for 127.0.0.1 into `folder`.
+
+    The certificate lasts for ever, like the service that made it for itself, and whatever a clock says.
+
+    Guarantee: ca.crt vouches for server.pem and for nothing else: it is the same certificate, and no authority's.
+    Whoever takes over a port of a process that ended cannot answer in its place.
+    """
+    key, name = ec.generate_private_key(ec.SECP256R1()), x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")
+    own = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([name]))
+        .issuer_name(x509.Name([name]))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_EVER[0])
+        .not_valid_after(_EVER[1])
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName(own), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    for path in (folder / AUTHORITY, folder / CERTIFICATE):
+        path.write_bytes(certificate.public_bytes(pem))
+    write_bytes(folder / KEY, key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain), OWN)
+
+
+def make_node_key(private: Path, public: Path) -> None:
+    """A SuperNode's own key (OpenSSH, 0600) and its public half."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    ssh, plain = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    write_bytes(private, key.private_bytes(serialization.Encoding.PEM, ssh, plain), OWN)
+    line = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    public.write_bytes(line + b"\n")
+
+
+def node_public_key(path: Path) -> bytes:
+    """The public key in `path`, one line as ssh-keygen writes it, as Flower knows it (PEM); InputError if none."""
+    with key_expected(path, "public"):
+        key = serialization.load_ssh_public_key(path.read_bytes())
+        if isinstance(key, ec.EllipticCurvePublicKey):
+            return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        raise ValueError("it is no ECDSA key")
+
+
+@contextmanager
+def key_expected(path: Path, half: str) -> Iterator[None]:
+    """InputError, with the reason, for a file that has no such half of a SuperNode's key."""
+    try:
+        yield
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise InputError(
+            f"{path}: expected a {half} key as `ssh-keygen -t ecdsa -b 384` makes ({error})"
+        ) from None
+
+
+def tls_options(keys: Path) -> list[str]:
+    """Options of Flower's servers for the certificate and the key in `keys`."""
+    return [
+        f"--ssl-ca-certfile={keys / AUTHORITY}",
+        f"--ssl-certfile={keys / CERTIFICATE}",
+        f"--ssl-keyfile={keys / KEY}",
+    ]
+
+
+def isolate(folder: Path) -> list[str]:
+    """Make keys in `folder` for a server whose tasks are processes of their own; its options for them."""
+    make_server_keys(folder)
+    write_bytes(folder / SECRET, secrets.token_bytes(32), OWN)
+    return ["--isolation=process", f"--superexec-auth-secret-file={folder / SECRET}"]
 
 
 class Certificate(NamedTuple):
@@ -179,8 +259,9 @@ def registered(keys: Path) -> dict[str, bytes]:
 
 def fingerprint(key: bytes) -> str:
     """What `ssh-keygen -l` shows of a key (PEM): SHA256: and 43 digits of base 64."""
-    encoding, form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    line = serialization.load_pem_public_key(key).public_bytes(encoding, form)
+    line = serialization.load_pem_public_key(key).public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
     return "SHA256:" + b64encode(hashlib.sha256(b64decode(line.split()[1])).digest()).decode().rstrip("=")
 
 
@@ -212,29 +293,29 @@ class Revoked:
 
     def __init__(self, keys: Path, nodes: Mapping[str, bytes]) -> None:
         """`nodes`: what `registered` found."""
-        self._paths = {name: keys / "nodes" / f"{name}.pub" for name in nodes}
-        self._left = dict(nodes)
+        self._left = {keys / "nodes" / f"{name}.pub": key for name, key in nodes.items()}
         self._stamps: list[tuple[int, int]] | None = None
 
     def look(self) -> list[str]:
         """Names whose key is revoked since the last look, each once; the files are read if one has changed."""
-        before, self._stamps = self._stamps, file_stamps(*self._paths.values())
+        before, self._stamps = self._stamps, file_stamps(*self._left)
         if self._stamps == before:
             return []
-        revoked = [name for name, key in self._left.items() if self._is_revoked(self._paths[name], key)]
-        for name in revoked:
-            _log.warning("%s: the key %s is revoked", name, fingerprint(self._left.pop(name)))
-        return revoked
+        revoked = [path for path, key in self._left.items() if _is_revoked(path, key)]
+        for path in revoked:
+            _log.warning("%s: the key %s is revoked", path.stem, fingerprint(self._left.pop(path)))
+        return [path.stem for path in revoked]
 
-    def _is_revoked(self, path: Path, key: bytes) -> bool:
-        try:
-            path.stat()
-        except FileNotFoundError:
-            return path.parent.is_dir()
-        except OSError:
-            return False
-        try:
-            return node_public_key(path) != key
-        except InputError as error:
-            _log.warning("a key that changed revokes nothing: %s", error)
-            return False
+
+def _is_revoked(path: Path, key: bytes) -> bool:
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return path.parent.is_dir()
+    except OSError:
+        return False
+    try:
+        return node_public_key(path) != key
+    except InputError as error:
+        _log.warning("a key that changed revokes nothing: %s", error)
+        return False

@@ -27,24 +27,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedpriv.addons.services import supernode_process
-from fedpriv.addons.services.certificates import check_certificates
+from fedpriv.addons.services.certificates import AUTHORITY, check_certificates, make_node_key, make_server_keys
 from fedpriv.addons.services.flower_private.control import (
     UNIX,
     Control,
     LostRunError,
     UnreachableError,
 )
-from fedpriv.addons.services.service import (
-    AUTHORITY,
-    Health,
-    free_port,
-    log_tail,
-    make_node_key,
-    make_server_keys,
-    script,
-    start_logged,
-    state_root,
-)
+from fedpriv.addons.services.service import Health, free_port, log_tail, script, start_logged, state_root
 from fedpriv.claims.outcome import Finished, RunObserver, digest_of
 from fedpriv.core.errors import InputError, RunError, refuse
 from fedpriv.core.files import write_text

@@ -6,17 +6,12 @@ that only lost the other side of the network is started again, for ever.  Unaske
 Each part that works in turns leaves a beat in a file after a turn.  The service's health is read off these: it is
 that of this service and of no other.
 
-Child processes of an engine on this machine: their environment, ports, keys and certificates, and their end.
-
-Keys and certificates are for the processes of one machine; `certificates.py` has those between machines.
+Child processes of an engine on this machine: their environment, ports and logs.
 """
 
-import datetime
-import ipaddress
 import json
 import logging
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -29,14 +24,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
-
 from fedpriv.core.errors import InputError, RunError, printable
-from fedpriv.core.files import OWN, write_bytes
 from fedpriv.protocol.frames import receive_json, send_frame
 from fedpriv.silo.metrics import private_socket
 
@@ -218,78 +206,6 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-AUTHORITY, CERTIFICATE, KEY, NODE_KEY = "ca.crt", "server.pem", "server.key", "node.key"
-SECRET = "superexec.secret"
-_EVER = datetime.datetime(1970, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59)  # RFC 5280: no end
-
-
-def make_server_keys(folder: Path) -> None:
-    """Write ca.crt, server.pem and server.key (0600) for 127.0.0.1 into `folder`.
-
-    The certificate lasts for ever, like the service that made it for itself, and whatever a clock says.
-
-    Guarantee: ca.crt vouches for server.pem and for nothing else: it is the same certificate, and no authority's.
-    Whoever takes over a port of a process that ended cannot answer in its place.
-    """
-    key, name = ec.generate_private_key(ec.SECP256R1()), x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")
-    own = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(x509.Name([name]))
-        .issuer_name(x509.Name([name]))
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(_EVER[0])
-        .not_valid_after(_EVER[1])
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName(own), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-    for path in (folder / AUTHORITY, folder / CERTIFICATE):
-        path.write_bytes(certificate.public_bytes(pem))
-    write_bytes(folder / KEY, key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain), OWN)
-
-
-def make_node_key(private: Path, public: Path) -> None:
-    """A SuperNode's own key (OpenSSH, 0600) and its public half."""
-    key = ec.generate_private_key(ec.SECP384R1())
-    ssh, plain = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    write_bytes(private, key.private_bytes(serialization.Encoding.PEM, ssh, plain), OWN)
-    line = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    public.write_bytes(line + b"\n")
-
-
-def node_public_key(path: Path) -> bytes:
-    """The public key in `path`, one line as ssh-keygen writes it, as Flower knows it (PEM); InputError if none."""
-    with key_expected(path, "public"):
-        key = serialization.load_ssh_public_key(path.read_bytes())
-        if isinstance(key, ec.EllipticCurvePublicKey):
-            return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-        raise ValueError("it is no ECDSA key")
-
-
-@contextmanager
-def key_expected(path: Path, half: str) -> Iterator[None]:
-    """InputError, with the reason, for a file that has no such half of a SuperNode's key."""
-    try:
-        yield
-    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise InputError(
-            f"{path}: expected a {half} key as `ssh-keygen -t ecdsa -b 384` makes ({error})"
-        ) from None
-
-
-def tls_options(keys: Path) -> list[str]:
-    """Options of Flower's servers for the certificate and the key in `keys`."""
-    return [
-        f"--ssl-ca-certfile={keys / AUTHORITY}",
-        f"--ssl-certfile={keys / CERTIFICATE}",
-        f"--ssl-keyfile={keys / KEY}",
-    ]
-
-
 def state_root() -> Path:
     """Folder for what fedpriv keeps between starts, for this user."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "fedpriv"
@@ -320,10 +236,3 @@ def made_anew(folder: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def isolate(folder: Path) -> list[str]:
-    """Make keys in `folder` for a server whose tasks are processes of their own; its options for them."""
-    make_server_keys(folder)
-    write_bytes(folder / SECRET, secrets.token_bytes(32), OWN)
-    return ["--isolation=process", f"--superexec-auth-secret-file={folder / SECRET}"]

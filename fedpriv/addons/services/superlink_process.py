@@ -32,26 +32,24 @@ import uvicorn
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fedpriv.addons.services.certificates import Ends, Revoked, check_certificates, file_stamps, registered
+from fedpriv.addons.services.certificates import (
+    AUTHORITY,
+    CERTIFICATE,
+    KEY,
+    Ends,
+    Revoked,
+    check_certificates,
+    file_stamps,
+    isolate,
+    registered,
+    tls_options,
+)
 from fedpriv.addons.services.flower_private import STATUS
 from fedpriv.addons.services.flower_private.executor import SERVERAPP, SIMULATION, executor_command
 from fedpriv.addons.services.flower_private.front import superlink_app
 from fedpriv.addons.services.flower_private.names import CONTROL, FLEET, RUNTIME
 from fedpriv.addons.services.flower_private.presence import KeptRuns, Presence
-from fedpriv.addons.services.service import (
-    AUTHORITY,
-    BEATS,
-    CERTIFICATE,
-    EXECUTOR,
-    KEY,
-    Health,
-    isolate,
-    late,
-    made_anew,
-    part_lost,
-    service_folder,
-    tls_options,
-)
+from fedpriv.addons.services.service import BEATS, EXECUTOR, Health, late, made_anew, part_lost, service_folder
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.logs import log_as_service
 from fedpriv.engines.children import end_processes

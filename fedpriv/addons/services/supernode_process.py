@@ -18,29 +18,32 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
-from fedpriv.addons.services.certificates import Ends, check_certificates
+from fedpriv.addons.services.certificates import (
+    AUTHORITY,
+    NODE_KEY,
+    Ends,
+    check_certificates,
+    isolate,
+    tls_options,
+)
 from fedpriv.addons.services.flower_private.executor import CLIENTAPP, executor_command
 from fedpriv.addons.services.flower_private.names import check_names
 from fedpriv.addons.services.service import (
-    AUTHORITY,
     BEATS,
     EXECUTOR,
     LOST,
-    NODE_KEY,
     SUPERNODE,
     Absence,
     end_when_asked,
     free_port,
     health_socket,
     how,
-    isolate,
     late,
     made_anew,
     part_lost,
     read_beat,
     script,
     service_folder,
-    tls_options,
 )
 from fedpriv.core.errors import InputError
 from fedpriv.core.logs import log_as_service

@@ -8,13 +8,12 @@ machine can read.  A round waits some seven seconds for sleeps and starts of pro
 | file | what |
 |---|---|
 | `names` | table of the names of Flower that are used, checked at the start of a service |
-| `wire` | requests of Flower's wire |
 | `front` | an ASGI app before the SuperLink: checks senders, holds empty answers, hides unfinished replies |
-| `superlink` | the SuperLink behind the front; its nodes and runs |
+| `front` | behind it: the SuperLink, its doors, nodes and runs |
 | `presence` | who was at the SuperLink and when, and its runs, after a restart, too; how a coordinator sees them |
 | `silo_node` | a silo's node, in one process |
 | `executor` | starts a process for each task, and watches it |
-| `control` | starting and stopping runs |
+| `control` | requests of Flower's wire; starting and stopping runs |
 
 No code of Flower is changed while it runs.
 """

@@ -53,9 +53,7 @@ class Wire:
             raise httpx.DecodingError(f"the answer of {route.path} cannot be read ({error})") from None
 
 
-def open_client(
-    address: str, authority: Path | None, *, seconds: float = 30.0, connect: float = 30.0
-) -> httpx.Client:
+def open_client(address: str, authority: Path | None, *, connect: float = 30.0) -> httpx.Client:
     """Return a client of `unix:SOCKET`, or of host:port, over TLS if an authority is given; no proxy is used."""
     verify = ssl.create_default_context(cafile=str(authority)) if authority is not None else True
     socket = address.removeprefix(UNIX) if address.startswith(UNIX) else None
@@ -63,7 +61,7 @@ def open_client(
     return httpx.Client(
         base_url=f"{scheme}://{host}",
         transport=httpx.HTTPTransport(uds=socket, verify=verify, trust_env=False),
-        timeout=httpx.Timeout(seconds, connect=connect),
+        timeout=httpx.Timeout(30.0, connect=connect),
     )
 
 
@@ -125,7 +123,7 @@ class Control:
         request.override_config["out"].string = out
         if simulation is not None:
             ParseDict(dict(simulation), request.override_federation_config)
-        answer = self._ask(START_RUN, request)
+        answer = self._answer(lambda client: Wire(client).ask(START_RUN, request))
         if not answer.HasField("run_id"):
             raise RunError(f"the SuperLink at {self.address} did not start the run")
         return int(answer.run_id)
@@ -135,27 +133,25 @@ class Control:
 
         LostRunError for a run that the SuperLink does not know, or that ended when it was started again.
         """
-        request = LIST_RUNS.request(run_id=run_id)
-        status = Status.of(self._ask(LIST_RUNS, request, follows=run_id).run_dict[run_id])
+        request, headers = LIST_RUNS.request(run_id=run_id), {FOLLOWS: str(run_id)}
+        listed = self._answer(lambda client: Wire(client, lambda *_: headers).ask(LIST_RUNS, request))
+        status = Status.of(listed.run_dict[run_id])
         if status.details == RESTARTED:
             raise LostRunError(RESTARTED)
         return status
 
     def stop_run(self, run_id: int) -> None:
-        self._ask(STOP_RUN, STOP_RUN.request(run_id=run_id))
+        self._answer(lambda client: Wire(client).ask(STOP_RUN, STOP_RUN.request(run_id=run_id)))
 
     def seen(self) -> dict[str, Any]:
         """What the SuperLink has seen of silos, runs and commands that follow runs: `STATUS`."""
-        return dict(self._ask(None, None))
+        return dict(self._answer(lambda client: client.get(STATUS).raise_for_status().json()))
 
-    def _ask(self, route: Route | None, request: Any, *, follows: int | None = None) -> Any:
-        """The answer to a request, or what the SuperLink has seen if there is no route."""
-        headers = {} if follows is None else {FOLLOWS: str(follows)}
+    def _answer(self, ask: Callable[[httpx.Client], Any]) -> Any:
+        """What `ask` returns of a client of the SuperLink."""
         try:
             with open_client(self.address, self.root_certificates, connect=_CONNECT_SECONDS) as client:
-                if route is None:
-                    return client.get(STATUS).raise_for_status().json()
-                return Wire(client, lambda _route, _request: headers).ask(route, request)
+                return ask(client)
         except httpx.HTTPStatusError as error:
             code, reason = refusal_of(error.response)
             if code == ApiErrorCode.RUN_ID_NOT_FOUND:

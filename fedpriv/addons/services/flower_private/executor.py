@@ -23,9 +23,10 @@ import httpx
 from flwr.supercore.constant import TASK_TOKEN_HEADER
 from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor
 
+from fedpriv.addons.services.certificates import AUTHORITY, SECRET
 from fedpriv.addons.services.flower_private.control import Wire, open_client
 from fedpriv.addons.services.flower_private.names import ACQUIRE_TASK, TASK_HEARTBEAT, TASK_OUTPUT
-from fedpriv.addons.services.service import AUTHORITY, EXECUTOR, SECRET, end_when_asked, how, leave_beat, script
+from fedpriv.addons.services.service import EXECUTOR, end_when_asked, how, leave_beat, script
 from fedpriv.core.errors import printable
 from fedpriv.core.logs import log_as_service
 from fedpriv.engines.children import end_processes

@@ -13,7 +13,6 @@ A coordinator asks for silos and runs on the SuperLink's control socket, and see
 import datetime
 import json
 import os
-import stat
 import time
 from base64 import b64decode
 from collections.abc import Iterable, Mapping
@@ -33,7 +32,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from fedpriv.addons.services.flower_private import FOLLOWS, RESTARTED, VERSION
 from fedpriv.addons.services.flower_private.control import Control, Status
 from fedpriv.addons.services.flower_private.names import CONTROL, FLEET
-from fedpriv.core.errors import InputError, printable
+from fedpriv.core.errors import InputError, printable, refuse
 from fedpriv.core.files import OWN, write_bytes
 from fedpriv.protocol.messages import difference, is_tolerated
 
@@ -122,12 +121,15 @@ class KeptRuns:
         if path is None:
             return
         try:
-            if path.exists():
-                if stat.S_IMODE(path.stat().st_mode) & 0o077:
-                    raise InputError(f"--state {path}: others can read it; chmod 600 {path}")
+            there = path.exists()
+            refuse(
+                {
+                    f"--state {path}: others can read it; chmod 600 {path}": there and path.stat().st_mode & 0o077,
+                    f"--state {path}: cannot be written there": not (there or os.access(path.parent, os.W_OK)),
+                }
+            )
+            if there:
                 self._runs = {str(run["run"]): dict(run) for run in json.loads(path.read_text(encoding="utf-8"))}
-            elif not os.access(path.parent, os.W_OK):
-                raise InputError(f"--state {path}: cannot be written there")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"--state {path}: cannot be used ({error}); move it away to begin another") from None
         now = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())

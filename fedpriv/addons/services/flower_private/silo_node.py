@@ -34,6 +34,7 @@ from flwr.supercore.error import ApiErrorCode
 from flwr.supercore.inflatable.inflatable_object import InflatableObject
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
+from fedpriv.addons.services.certificates import AUTHORITY, NODE_KEY, key_expected
 from fedpriv.addons.services.flower_private import APP, VERSION
 from fedpriv.addons.services.flower_private.control import Wire, open_client, refusal_of
 from fedpriv.addons.services.flower_private.names import (
@@ -51,16 +52,7 @@ from fedpriv.addons.services.flower_private.names import (
     SELF_REGISTER,
     Route,
 )
-from fedpriv.addons.services.service import (
-    AUTHORITY,
-    BEATS,
-    LOST,
-    NODE_KEY,
-    SUPERNODE,
-    end_when_asked,
-    key_expected,
-    leave_beat,
-)
+from fedpriv.addons.services.service import BEATS, LOST, SUPERNODE, end_when_asked, leave_beat
 from fedpriv.clients.app import app
 from fedpriv.core.errors import FedprivError, RunError, printable
 from fedpriv.core.logs import log_as_service
@@ -87,8 +79,9 @@ class Fleet:
     def __init__(self, superlink: str, keys: Path | None) -> None:
         """Take the folder with ca.crt and node.key, or None for no TLS and a new key."""
         self._key = ec.generate_private_key(ec.SECP384R1()) if keys is None else _private_key(keys / NODE_KEY)
-        form = (serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-        self.public_key = self._key.public_key().public_bytes(*form)
+        self.public_key = self._key.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
         self._version = f"{version('fedpriv')} (protocol {PROTOCOL})"
         self._wire = Wire(open_client(superlink, None if keys is None else keys / AUTHORITY), self._headers)
 
