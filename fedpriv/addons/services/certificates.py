@@ -191,8 +191,12 @@ class Ends:
 
     def figures(self) -> list[Figure]:
         """For Prometheus; 0 for a file that has none."""
-        name, words = "fedpriv_certificate_end_seconds", "When it ends, since 1970."
-        return [Figure(name, words, _end_of(path), {"file": path.name}) for path in self._paths]
+        return [
+            Figure(
+                "fedpriv_certificate_end_seconds", "When it ends, since 1970.", _end_of(path), {"file": path.name}
+            )
+            for path in self._paths
+        ]
 
 
 def _end_of(path: Path) -> float:
@@ -215,9 +219,9 @@ def renew(keys: Path, authority: Path) -> Certificate:
         raise InputError(f"{authority / AUTHORITY_KEY}: expected the authority's private key: {error}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != root.content.public_key():
         raise InputError(f"{authority / AUTHORITY_KEY}: expected the EC key of {root.path}")
+    other = old.content.issuer != root.content.subject
     soon = f"{root.path} ends soon itself: make a new authority, and give its ca.crt to every silo"
-    other = f"{old.path}: signed by another authority than {root.path}"
-    refuse({other: old.content.issuer != root.content.subject, soon: root.ends_soon})
+    refuse({f"{old.path}: signed by another authority than {root.path}": other, soon: root.ends_soon})
     made = (
         x509.CertificateBuilder()
         .subject_name(old.content.subject)

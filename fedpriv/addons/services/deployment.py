@@ -391,10 +391,9 @@ def run_ray(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Outcome]:
         tempfile.TemporaryDirectory(prefix="fedpriv-ray-") as folder,
         simulating_superlink(Path(folder)) as link,
     ):
-        assert link.home is not None
         for index, cell in enumerate(cells):
             refuse_vectorized_options(cell, "ray")
-            out = link.home / f"cell-{index}"
+            out = Path(folder, f"cell-{index}")
             out.mkdir()
             run = link.submit(
                 run_config_of(cell, out),

@@ -110,8 +110,9 @@ class Absence:
         self._said = now
         clock = time.strftime("%H:%M:%S", time.gmtime(time.time() - (now - self._since)))
         why = f": {reason}" if reason else ""
-        words = "no %s since %s UTC (%.0f min)%s; trying again"
-        _log.warning(words, self._whom, clock, (now - self._since) / 60.0, why)
+        _log.warning(
+            "no %s since %s UTC (%.0f min)%s; trying again", self._whom, clock, (now - self._since) / 60.0, why
+        )
 
     def back(self) -> None:
         if self._since is not None:

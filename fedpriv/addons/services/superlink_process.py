@@ -140,19 +140,18 @@ def serve_superlink(
             _Server(_config(only(prefix=FLEET), keys)),
         ]
         ends = Ends(*([] if keys is None else [keys / AUTHORITY, keys / CERTIFICATE]))
-        fleet = None if keys is None or simulation else _Fleet(servers[2].config, keys)
-        revoked = None if keys is None else Revoked(keys, nodes)
+        fleet = _Fleet(servers[2].config, keys or folder)
+        revoked = Revoked(keys or folder, nodes)
 
         async def look() -> None:
             """Keep the list of runs, forget keys that were revoked, and take up a certificate that was renewed."""
             if runs.are_due():
                 runs.keep(await link.runs())
-            for name in revoked.look() if revoked is not None else ():
+            for name in revoked.look():
                 await link.forget(name)
                 _log.warning("%s: its key is revoked and opens nothing from now on", name)
             ends.look()
-            if fleet is not None:
-                fleet.look()
+            fleet.look()
 
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvicorn.Config(app).get_loop_factory()))
         runner.run(link.check(registered=bool(nodes), fleet=not simulation))
@@ -230,8 +229,11 @@ async def _serve(
     await asyncio.gather(*serving)
     if not asked.is_set():
         code = executor.poll()
-        ended = RunError("SuperLink: one of its servers ended; start it again")
-        raise ended if code is None else part_lost("SuperLink", EXECUTOR, code)
+        raise (
+            RunError("SuperLink: one of its servers ended; start it again")
+            if code is None
+            else part_lost("SuperLink", EXECUTOR, code)
+        )
 
 
 class _Fleet:

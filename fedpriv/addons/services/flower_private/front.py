@@ -137,8 +137,10 @@ class Front:
             (SERVER_PUSH, self._server_queries),
             (SERVER_PUSH_OBJECT, self._object_comes),
         ]
-        rows = [(PUSH, self._silo_replies), *(waits if polls else [])]
-        self._handlers = {route.path: (route, handle) for route, handle in rows}
+        self._handlers = {
+            route.path: (route, handle)
+            for route, handle in [(PUSH, self._silo_replies), *(waits if polls else [])]
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         route, handle = self._handlers.get(scope["path"] if scope["type"] == "http" else "", (None, None))
