@@ -33,7 +33,7 @@ from fedpriv.addons.worth.worth import compute_references, find_linear_objective
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.data.named import load
 from fedpriv.data.schema import TableSchema
-from fedpriv.engines.table import engine_named
+from fedpriv.engines.table import make_engine
 from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.data import DataSection
 from fedpriv.scenario.load import resolve_cell
@@ -73,8 +73,8 @@ def _metrics(advice: Advice) -> list[str]:
 
 def _run(cells: Sequence[Cell], metric: str) -> list[float]:
     found = [0.0] * len(cells)
-    for outcome in engine_named("vectorized")(cells, RunObserver()):
-        found[outcome.index] = outcome.finished.metrics[metric]
+    for outcome in make_engine("vectorized")(cells, RunObserver()):
+        found[outcome.index] = outcome.cell_outcome.metrics[metric]
     return found
 
 

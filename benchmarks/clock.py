@@ -4,7 +4,7 @@ import resource
 import time
 
 from fedpriv.claims.outcome import RunObserver
-from fedpriv.engines.table import engine_named
+from fedpriv.engines.table import make_engine
 from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.schema import Cell
 
@@ -51,7 +51,7 @@ def timed(engine: str, cell: Cell) -> Clock:
     """`cell` on `engine`; loading its data is not the engine's time."""
     task_of_cell(cell)
     clock = Clock()
-    for _ in engine_named(engine)([cell], clock):
+    for _ in make_engine(engine)([cell], clock):
         pass
     return clock
 

@@ -25,7 +25,7 @@ from typing import Self
 import psutil
 
 from benchmarks.clock import Clock
-from fedpriv.engines.table import engine_named
+from fedpriv.engines.table import make_engine
 from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell
@@ -146,7 +146,7 @@ def run(cases: tuple[str, ...] = tuple(_CASES)) -> None:
         task_of_cell(cell)  # loading the data is not the engine's time
         before, started = _processor(), time.perf_counter()
         with tempfile.TemporaryDirectory() as folder, Looks(cell.federation.silos) as looks:
-            for _ in engine_named("deployment", Path(folder))([cell], clock):
+            for _ in make_engine("deployment", Path(folder))([cell], clock):
                 pass
         whole, rounds = time.perf_counter() - started, cell.schedule.rounds
         print(

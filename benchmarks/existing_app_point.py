@@ -36,7 +36,7 @@ from benchmarks.existing_app_deployed import deployed
 from benchmarks.existing_app_lies import told
 from benchmarks.existing_app_model import Net
 from fedpriv.data.named import Dataset, load
-from fedpriv.engines.inprocess import InProcessGrid, flower_quiet
+from fedpriv.engines.inprocess import InProcessGrid, quiet_flower_logs
 
 STOCK_STEP = "0.1"
 """The template's own, since steps of clipped gradients diverge where nothing is clipped."""
@@ -78,7 +78,7 @@ def trained(who: str, setting: Setting, seed: int) -> dict[str, float]:
     torch.manual_seed(seed)
     data = load("mnist")
     initial = Net()
-    with client_of(who, setting, data) as (app, config), flower_quiet():
+    with client_of(who, setting, data) as (app, config), quiet_flower_logs():
         grid = TimedGrid(app, SILOS, config)
         grid.seconds = []
         result = FedAvg(fraction_evaluate=0.0).start(

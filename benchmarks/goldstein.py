@@ -54,7 +54,7 @@ def run(path: Path = Path("scenarios/nonsmooth-goldstein.toml"), overrides: tupl
     found = defaultdict[tuple[str, str, float], dict[int, list[tuple[float, ...]]]](lambda: defaultdict(list))
     theory: dict[tuple[str, str, float], str] = {}
     for outcome in run_vectorized(cells, heard):
-        cell, finished, measures = cells[outcome.index], outcome.finished, heard.measures[outcome.index]
+        cell, finished, measures = cells[outcome.index], outcome.cell_outcome, heard.measures[outcome.index]
         row = float(np.mean(measures)), measures[-1], finished.test_loss, finished.fraction_clipped or 0.0
         method = str(scenario.points[outcome.index].swept.get("label.method", cell.model.name))
         setting = method, cell.algorithm.name, cell.privacy.target or float("inf")

@@ -33,7 +33,7 @@ from benchmarks.client_models import CLASSES, GPU_NETWORKS, PIXELS
 from benchmarks.clock import Clock
 from benchmarks.peers import python_of
 from fedpriv.core.random import simulation_noise
-from fedpriv.engines.table import engine_named
+from fedpriv.engines.table import make_engine
 from fedpriv.engines.vectorized.noise import DeviceSums, NoiseSum
 from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import scenario_of
@@ -123,7 +123,7 @@ def rate(several: Sequence[Cell], device: str) -> float:
     """Rounds per second of all cells together."""
     task_of_cell(several[0])
     clock = _DeviceClock(device)
-    for _ in engine_named("vectorized")(several, clock):
+    for _ in make_engine("vectorized")(several, clock):
         pass
     return clock.rounds_per_second
 

@@ -15,7 +15,7 @@ import psutil
 
 from benchmarks.clock import timed
 from benchmarks.memory import forget_peak, peak
-from fedpriv.engines.table import need_of
+from fedpriv.engines.table import estimate_memory
 from fedpriv.plan.task import task_of_cell
 from fedpriv.scenario.load import scenario_of
 from fedpriv.scenario.schema import Cell
@@ -46,7 +46,7 @@ def main() -> None:
     engine, (silos, hidden, client_steps) = sys.argv[1], map(int, sys.argv[2:])
     one = cell(silos, hidden, client_steps)
     dimension = task_of_cell(one).objective.dimension
-    need = need_of([one], engine)
+    need = estimate_memory([one], engine)
     assert need is not None
     forget_peak()
     before = psutil.Process().memory_info().rss

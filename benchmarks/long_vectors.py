@@ -28,7 +28,7 @@ import torch
 from benchmarks.growth_point import cell_of
 from benchmarks.memory import peak
 from fedpriv.claims.outcome import RunObserver
-from fedpriv.engines.table import engine_named
+from fedpriv.engines.table import make_engine
 
 _ROOT = Path(__file__).resolve().parents[1]
 _ROUNDS = 3
@@ -61,7 +61,7 @@ def _told(*words: str, **environment: str) -> list[Any]:
 
 def _run(hidden: int) -> None:
     torch.set_num_threads(1)
-    for _ in engine_named("inprocess")([cell_of(1, hidden, _ROUNDS)], RunObserver()):
+    for _ in make_engine("inprocess")([cell_of(1, hidden, _ROUNDS)], RunObserver()):
         pass
 
 

@@ -27,7 +27,7 @@ from fedpriv.claims.claim import claim_of
 from fedpriv.claims.ledger import releases_of
 from fedpriv.core.files import write_text
 from fedpriv.engines.inprocess import run_inprocess
-from fedpriv.engines.table import engine_named
+from fedpriv.engines.table import make_engine
 from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.noise.trust import Trust
 from fedpriv.plan.plan import plan_of
@@ -71,7 +71,7 @@ STEPS = (
     Step(BEFORE, "the file is read, overridden and swept", load_scenario),
     Step(BEFORE, "every cell is validated", resolve_cell),
     Step(BEFORE, "the missing cells are looked for", run_sweep),
-    Step(BEFORE, "the engine is made", engine_named),
+    Step(BEFORE, "the engine is made", make_engine),
     Step(BEFORE, "the plan: parts, clips, noise; a silo builds the same", plan_of),
     Step(BEFORE, "the noise for the target, from the sensitivity", Trust.noise),
     Step(BEFORE, "it goes through the cells", run_inprocess),

@@ -84,7 +84,7 @@ def _scored(
         cells += [point.cell for point in loaded.points]
         labels += [(when, setting)] * len(loaded.points)
     for outcome in run_vectorized(cells, RunObserver()):
-        yield *labels[outcome.index], outcome.finished.metrics["test_accuracy"]
+        yield *labels[outcome.index], outcome.cell_outcome.metrics["test_accuracy"]
 
 
 def _ranked(scores: Scores) -> list[tuple[float, str]]:

@@ -25,7 +25,7 @@ from fedpriv.accounting.gaussian import mu_of
 from fedpriv.addons.statistics.plan import read_plan
 from fedpriv.core.errors import RunError
 from fedpriv.core.random import KeyedNormal
-from fedpriv.engines.table import engine_named
+from fedpriv.engines.table import make_engine
 from fedpriv.noise.fitting.auto import compared
 from fedpriv.noise.registry import MechanismOptions, chosen_mechanism
 from fedpriv.papers.table import algorithm_named
@@ -110,7 +110,7 @@ def test_a_clock_that_starts_after_round_1_has_all_draws_of_the_rounds_after_it(
         "test",
     )  # fmt: skip
     clock = Counting()
-    list(engine_named(engine)([cell], clock))
+    list(make_engine(engine)([cell], clock))
     (first, before), (_, after) = when_reported[0], when_reported[-1]
     owners = silos if trust == "untrusted" else 1
     assert first == 1

@@ -23,7 +23,7 @@ from fedpriv.addons.statistics.plan import read_plan
 from fedpriv.addons.tune.command import TUNING_KEYS
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.cli.app import app
-from fedpriv.engines.table import engine_named
+from fedpriv.engines.table import make_engine
 from fedpriv.loss.models import MODELS
 from fedpriv.noise.registry import ADDED
 from fedpriv.papers.table import ALGORITHMS
@@ -192,8 +192,8 @@ def test_the_algorithm_of_the_guide_runs_on_every_engine(
     )
     results = {}
     for engine in ("vectorized", "inprocess"):
-        (outcome,) = engine_named(engine)([cell], RunObserver())
-        results[engine] = outcome.finished
+        (outcome,) = make_engine(engine)([cell], RunObserver())
+        results[engine] = outcome.cell_outcome
     assert results["vectorized"].test_loss == pytest.approx(results["inprocess"].test_loss, rel=1e-9)
     assert results["vectorized"].test_accuracy > 0.5
 

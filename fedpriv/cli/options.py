@@ -1,6 +1,7 @@
 """Options that commands share.  Imports no torch.
 
-A dataclass whose fields are options is a group of them: `grouped` makes a command of a function that takes one.
+A dataclass whose fields are options is a group of them: `expand_option_groups` makes a command of a function that
+takes one.
 
 Print facts and a guarantee, as text or as one JSON object.  Imports no torch.
 

@@ -20,7 +20,7 @@ from fedpriv.cli.progress import JsonLines, MLflow, Progress, TensorBoard
 from fedpriv.core.errors import FedprivError, InputError, RunError
 from fedpriv.core.extensions import import_files
 from fedpriv.core.figures import counted
-from fedpriv.engines.table import engine_row, memory_words
+from fedpriv.engines.table import describe_available_memory, find_engine_row
 from fedpriv.scenario.load import Scenario, load_scenario
 from fedpriv.show.table import write_table
 from fedpriv.study.results import read_claims
@@ -126,8 +126,8 @@ def print_memory_need(path: Path, options: RunOptions) -> None:
     scenario = load_scenario(path, options.overrides)
     need = weighed(scenario, options)
     sys.stdout.write(f"{counted(len(scenario.points), 'cell')}, engine {options.engine}\n")
-    told = "not counted, its silos are processes of their own" if need is None else f"at most {need.words()}"
-    sys.stdout.write(f"memory: {told}; {memory_words()} here\n")
+    told = "not counted, its silos are processes of their own" if need is None else f"at most {need.describe()}"
+    sys.stdout.write(f"memory: {told}; {describe_available_memory()} here\n")
 
 
 def run_scenario(path: Path, options: RunOptions, shown: DisplayOptions) -> None:
@@ -151,7 +151,7 @@ def run_scenario(path: Path, options: RunOptions, shown: DisplayOptions) -> None
         with _serve_live_page(observers) if shown.watch else nullcontext():
             folder = run_sweep(scenario, options, observers, rerun)
     except RunError:
-        if engine_row(options.engine).resumes_cells:
+        if find_engine_row(options.engine).can_resume_cells:
             display.stopped(rerun)
         raise
     except (KeyboardInterrupt, PydanticSerializationError) as error:

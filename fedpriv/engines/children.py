@@ -18,7 +18,7 @@ import psutil
 from fedpriv.core.errors import InputError
 
 ALLOW_ROOT = "FEDPRIV_ALLOW_ROOT"
-_WATCH_SECONDS = 0.5
+_CHECK_SECONDS = 0.5
 
 
 def refuse_root(option: str) -> None:
@@ -31,7 +31,7 @@ def refuse_root(option: str) -> None:
 
 
 @contextmanager
-def left_by_nobody(home: Path) -> Iterator[None]:
+def reap_processes(home: Path) -> Iterator[None]:
     """Whatever is started with a FLWR_HOME in `home` ends with the block, or with this process, however it ends.
 
     Guarantee: a process that is killed with SIGKILL in the block leaves none of them running and no `home`:
@@ -47,7 +47,7 @@ def left_by_nobody(home: Path) -> Iterator[None]:
 
     def replace_lost() -> None:  # its end is seen at once: nobody else would end what is left
         nonlocal helper
-        while not over.wait(_WATCH_SECONDS):
+        while not over.wait(_CHECK_SECONDS):
             if helper.poll() is not None:
                 helper.communicate()
                 helper = start()
@@ -59,12 +59,12 @@ def left_by_nobody(home: Path) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-        stop_all_of(home)
+        end_processes_in(home)
         helper.kill()
         helper.communicate()
 
 
-def stop_all_of(home: Path) -> None:
+def end_processes_in(home: Path) -> None:
     """End all that was started with a FLWR_HOME in `home`, some of it in sessions of its own.
 
     Their children are ours too: Ray's agents overwrite their environment with a title.
@@ -94,5 +94,5 @@ def end_processes(processes: Collection[Any], seconds: float = 5.0) -> None:
 
 if __name__ == "__main__":
     sys.stdin.buffer.read()
-    stop_all_of(Path(sys.argv[1]))
+    end_processes_in(Path(sys.argv[1]))
     shutil.rmtree(sys.argv[1], ignore_errors=True)

@@ -22,7 +22,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedpriv.claims.outcome import Finished, Observers, RunObserver
 from fedpriv.clients.app import app as client_app
 from fedpriv.core.errors import FedprivError, refuse
-from fedpriv.engines.table import Outcome, kept_pages
+from fedpriv.engines.table import IndexedOutcome, retain_freed_pages
 from fedpriv.protocol.cell_folder import run_config_of
 from fedpriv.protocol.messages import message_with, number_message, own_copy
 from fedpriv.scenario.schema import Cell
@@ -38,15 +38,15 @@ class InProcessGrid(Grid):
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = _RUN_ID, SUPERLINK_NODE_ID, 1
         self._run = Run.create_empty(_RUN_ID)
         self._client_app = client_app
-        self._numbers = itertools.count(1)
+        self._message_numbers = itertools.count(1)
         self._replies: dict[str, Message] = {}
         self._contexts = {
-            (node := 1000 + silo): _context(node, {"partition-id": silo, "num-partitions": silos}, run_config)
+            (node := 1000 + silo): _make_context(node, {"partition-id": silo, "num-partitions": silos}, run_config)
             for silo in range(silos)
         }
 
     def server_context(self, run_config: Mapping[str, Any]) -> Context:
-        return _context(SUPERLINK_NODE_ID, {}, run_config)
+        return _make_context(SUPERLINK_NODE_ID, {}, run_config)
 
     def set_run(self, run: Run) -> None:
         self._run = run
@@ -71,10 +71,10 @@ class InProcessGrid(Grid):
         return self.pull_messages(self.push_messages(messages))
 
     def _push(self, message: Message) -> str:
-        number = f"m{next(self._numbers)}"
+        number = f"m{next(self._message_numbers)}"
         number_message(message, number)
         reply = self._call(message)
-        number_message(reply, f"m{next(self._numbers)}")
+        number_message(reply, f"m{next(self._message_numbers)}")
         self._replies[number] = reply
         return number
 
@@ -87,12 +87,12 @@ class InProcessGrid(Grid):
             return Message(Error(code=2, reason=f"{type(error).__name__}: {error}"), reply_to=message)
 
 
-def _context(node: int, config: Mapping[str, int], run_config: Mapping[str, Any]) -> Context:
+def _make_context(node: int, config: Mapping[str, int], run_config: Mapping[str, Any]) -> Context:
     """Flower's Context of a node before round 1."""
     return Context(_RUN_ID, node, dict(config), RecordDict(), dict(run_config))
 
 
-class _OneCell(Observers):
+class _SingleCellObserver(Observers):
     """Observer of a server with one cell: passes on its events, and keeps the result."""
 
     result: Finished | None = None
@@ -104,21 +104,21 @@ class _OneCell(Observers):
         self.result = finished
 
 
-def run_inprocess(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Outcome]:
+def run_inprocess(cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOutcome]:
     """Run cells one after another over an in-process grid; see `Engine`."""
     for index, cell in enumerate(cells):
         refuse_vectorized_options(cell, "inprocess")
-        one = _OneCell([index], [observer])
+        one = _SingleCellObserver([index], [observer])
         run_config = run_config_of(cell, Path())
         grid = InProcessGrid(client_app, cell.federation.silos, run_config)
-        with flower_quiet(), _rare_garbage_collection(), kept_pages():
+        with quiet_flower_logs(), _delay_garbage_collection(), retain_freed_pages():
             server_app(lambda _: one)(grid, grid.server_context(run_config))  # noqa: B023 - called in this turn
         assert one.result is not None
-        yield Outcome(index, one.result)
+        yield IndexedOutcome(index, one.result)
 
 
 @contextmanager
-def flower_quiet() -> Iterator[None]:
+def quiet_flower_logs() -> Iterator[None]:
     """Flower's loggers write to the terminal that shows our progress."""
     logger = logging.getLogger("flwr")
     level = logger.level
@@ -130,7 +130,7 @@ def flower_quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _rare_garbage_collection() -> Iterator[None]:
+def _delay_garbage_collection() -> Iterator[None]:
     """Messages make many containers and no cycles; looking for cycles after every 700 costs a tenth of a run."""
     thresholds = gc.get_threshold()
     gc.set_threshold(100_000, *thresholds[1:])

@@ -31,15 +31,15 @@ from typing import Any, NamedTuple
 from fedpriv.claims.outcome import RunObserver, digest_of
 from fedpriv.core.errors import FedprivError, InputError, RunError, printable
 from fedpriv.core.extensions import VARIABLE, import_files
-from fedpriv.engines.table import Engine, Outcome, engine_named, engine_row
-from fedpriv.engines.vectorized.checkpoints import NO_CHECKPOINTS, Checkpoints, installed, name_of
+from fedpriv.engines.table import Engine, IndexedOutcome, find_engine_row, make_engine
+from fedpriv.engines.vectorized.checkpoints import NO_CHECKPOINTS, Checkpoints, checkpoint_name, installed_versions
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 
-_TELL_SECONDS = 0.1
+_REPORT_SECONDS = 0.1
 
 
-class Call(NamedTuple):
+class RemoteCall(NamedTuple):
     """A call of a method of `RunObserver` or `Checkpoints`, which the process that asked for the work makes.
 
     The first thing a worker says is who it is: "began", with its machine, its process and its versions.
@@ -49,10 +49,10 @@ class Call(NamedTuple):
     arguments: tuple[Any, ...]
 
 
-Event = Call | Outcome
+Event = RemoteCall | IndexedOutcome
 
 
-def work(
+def run_worker(
     engine: str,
     cells: Sequence[Mapping[str, Any]],
     imports: Sequence[str],
@@ -64,15 +64,15 @@ def work(
     one's own: what they define is not known here before they are imported.  `before` are the checkpoints that
     were kept of them, by name.
     """
-    yield Call("began", (socket.gethostname(), os.getpid(), installed()))
+    yield RemoteCall("began", (socket.gethostname(), os.getpid(), installed_versions()))
     import_files([Path(file) for file in imports])
     resolved = [resolve_cell(cell, "a worker's cell") for cell in cells]
     said: queue.SimpleQueue[Event | BaseException | None] = queue.SimpleQueue()
-    teller = _Teller(before or {}, said.put)
+    teller = _EventSender(before or {}, said.put)
 
     def run() -> None:
         try:
-            for outcome in engine_named(engine, kept=teller)(resolved, teller):
+            for outcome in make_engine(engine, checkpoints=teller)(resolved, teller):
                 teller.flush()
                 said.put(outcome)
             said.put(None)
@@ -86,45 +86,45 @@ def work(
         yield event
 
 
-class _Teller(RunObserver, Checkpoints):
+class _EventSender(RunObserver, Checkpoints):
     """Says what an engine says, rounds not more often than a person reads.
 
     Checkpoints go the same way: the folder of the process that asked may be on another machine, and is its own.
     """
 
     def __init__(self, before: Mapping[str, bytes], say: Callable[[Event], None]) -> None:
-        self._before, self._say = before, say
-        self._rounds, self._last = 0, time.monotonic()
+        self._checkpoints, self._send = before, say
+        self._unsent_rounds, self._last_time = 0, time.monotonic()
 
     def advanced(self, rounds: int) -> None:
-        self._rounds += rounds
-        if time.monotonic() - self._last > _TELL_SECONDS:
+        self._unsent_rounds += rounds
+        if time.monotonic() - self._last_time > _REPORT_SECONDS:
             self.flush()
 
     def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
-        self._say(Call("evaluated", (place, t, metrics)))
+        self._send(RemoteCall("evaluated", (place, t, metrics)))
 
     def noted(self, line: str) -> None:
-        self._say(Call("noted", (line,)))
+        self._send(RemoteCall("noted", (line,)))
 
     def flush(self) -> None:
-        if self._rounds:
-            self._say(Call("advanced", (self._rounds,)))
-        self._rounds, self._last = 0, time.monotonic()
+        if self._unsent_rounds:
+            self._send(RemoteCall("advanced", (self._unsent_rounds,)))
+        self._unsent_rounds, self._last_time = 0, time.monotonic()
 
     def latest(self, name: str) -> bytes | None:
-        return self._before.get(name)
+        return self._checkpoints.get(name)
 
     def keep(self, name: str, content: bytes) -> None:
-        self._say(Call("keep", (name, content)))
+        self._send(RemoteCall("keep", (name, content)))
 
     def drop(self, name: str) -> None:
-        self._say(Call("drop", (name,)))
+        self._send(RemoteCall("drop", (name,)))
 
 
-_ATTEMPTS = 3
-_LOOK_SECONDS = 0.5  # so that Ctrl-C is heard
-_STORE_BYTES = 2**27
+_MAX_ATTEMPTS = 3
+_POLL_SECONDS = 0.5  # so that Ctrl-C is heard
+_OBJECT_STORE_BYTES = 2**27
 
 
 @dataclass(frozen=True)
@@ -142,27 +142,27 @@ class Workers:
 
 
 @dataclass
-class _Group:
+class _CellGroup:
     """Cells that are run together by one task, and what was heard of them, through all its attempts."""
 
-    members: list[int]
+    indices: list[int]
     cells: list[Cell]
     attempts: int = 0
     worker: str = "a worker"
-    finished: set[int] = field(default_factory=set)
-    evaluated: set[tuple[int, int]] = field(default_factory=set)
-    advanced: int = 0
+    finished_indices: set[int] = field(default_factory=set)
+    reported_evaluations: set[tuple[int, int]] = field(default_factory=set)
+    reported_rounds: int = 0
     """Rounds that were told to the observer."""
-    again: int = 0
+    attempt_rounds: int = 0
     """Rounds of this attempt, told before or not."""
 
-    def cost(self) -> int:
+    def estimated_cost(self) -> int:
         """Estimate that decides nothing but the order."""
         first = self.cells[0]
         return first.schedule.rounds * (24 + len(self.cells) * sum(first.batch_sizes))
 
 
-def on_workers(name: str, workers: Workers, kept: Checkpoints = NO_CHECKPOINTS) -> Engine:
+def make_worker_engine(name: str, workers: Workers, checkpoints: Checkpoints = NO_CHECKPOINTS) -> Engine:
     """The engine of this name, on workers; InputError for one that starts processes of its own.
 
     What workers keep of groups that they are in the middle of comes here, to `kept`.
@@ -171,18 +171,20 @@ def on_workers(name: str, workers: Workers, kept: Checkpoints = NO_CHECKPOINTS) 
     from their last checkpoints, and the observer hears of it (`lost`).  RunError for a group whose worker died
     three times in a row, and for workers that have other versions than this process.
     """
-    groups = engine_row(name).groups
+    groups = find_engine_row(name).group_cells
     if groups is None:
         raise InputError(f"--engine {name}: it has processes of its own, and takes neither --workers nor --ray")
 
-    def run(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Outcome]:
-        found = [_Group(list(members), [cells[member] for member in members]) for members in groups(cells)]
-        ordered = sorted(found, key=_Group.cost, reverse=True)  # the last to be begun should be small
-        with _ray_of(workers) as ray:
-            running = {_submitted(ray, name, group, kept): group for group in ordered}
+    def run(cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOutcome]:
+        found = [_CellGroup(list(members), [cells[member] for member in members]) for members in groups(cells)]
+        ordered = sorted(
+            found, key=_CellGroup.estimated_cost, reverse=True
+        )  # the last to be begun should be small
+        with _connect_ray(workers) as ray:
+            running = {_submit_group(ray, name, group, checkpoints): group for group in ordered}
             try:
                 while running:
-                    ready, _ = ray.wait(list(running), num_returns=1, timeout=_LOOK_SECONDS)
+                    ready, _ = ray.wait(list(running), num_returns=1, timeout=_POLL_SECONDS)
                     for stream in ready:
                         group = running[stream]
                         try:
@@ -196,15 +198,15 @@ def on_workers(name: str, workers: Workers, kept: Checkpoints = NO_CHECKPOINTS) 
                             raise RunError(f"{group.worker}: {reason}") from None
                         except ray.exceptions.RayError as error:
                             del running[stream]
-                            observer.lost(group.worker, group.members)
-                            if group.attempts >= _ATTEMPTS:
+                            observer.lost(group.worker, group.indices)
+                            if group.attempts >= _MAX_ATTEMPTS:
                                 raise RunError(
-                                    f"cells {', '.join(map(str, group.members))}: {group.worker} died, "
-                                    f"{_ATTEMPTS} times in a row: {_first_line(error)}"
+                                    f"cells {', '.join(map(str, group.indices))}: {group.worker} died, "
+                                    f"{_MAX_ATTEMPTS} times in a row: {_first_line(error)}"
                                 ) from error
-                            running[_submitted(ray, name, group, kept)] = group
+                            running[_submit_group(ray, name, group, checkpoints)] = group
                         else:
-                            yield from _heard(event, group, observer, kept)
+                            yield from _forward_event(event, group, observer, checkpoints)
             finally:
                 for stream in running:
                     ray.cancel(stream, force=True)
@@ -212,68 +214,70 @@ def on_workers(name: str, workers: Workers, kept: Checkpoints = NO_CHECKPOINTS) 
     return run
 
 
-def _heard(event: Event, group: _Group, observer: RunObserver, kept: Checkpoints) -> Iterator[Outcome]:
+def _forward_event(
+    event: Event, group: _CellGroup, observer: RunObserver, kept: Checkpoints
+) -> Iterator[IndexedOutcome]:
     """Tell the observer what a worker said, once, however often a group is run."""
     match event:
-        case Call("began", (machine, process, versions)):
+        case RemoteCall("began", (machine, process, versions)):
             group.worker = f"worker {process} on {printable(machine)}"
             if others := [
                 f"{name} {versions.get(name)} where this machine has {here}"
-                for name, here in installed().items()
+                for name, here in installed_versions().items()
                 if versions.get(name) != here
             ]:
                 raise RunError(f"{group.worker} has {', has '.join(others)}: results would not be the same")
-        case Call("advanced", (int(rounds),)):
-            group.again += rounds
-            if (news := group.again - group.advanced) > 0:
-                group.advanced = group.again
+        case RemoteCall("advanced", (int(rounds),)):
+            group.attempt_rounds += rounds
+            if (news := group.attempt_rounds - group.reported_rounds) > 0:
+                group.reported_rounds = group.attempt_rounds
                 observer.advanced(news)
-        case Call("evaluated", (int(place), int(t), metrics)):
-            if (place, t) not in group.evaluated:
-                group.evaluated.add((place, t))
-                observer.evaluated(group.members[place], t, metrics)
-        case Call("noted", (line,)):
+        case RemoteCall("evaluated", (int(place), int(t), metrics)):
+            if (place, t) not in group.reported_evaluations:
+                group.reported_evaluations.add((place, t))
+                observer.evaluated(group.indices[place], t, metrics)
+        case RemoteCall("noted", (line,)):
             observer.noted(line)
-        case Call("keep" | "drop" as method, arguments):
+        case RemoteCall("keep" | "drop" as method, arguments):
             getattr(kept, method)(*arguments)
-        case Outcome(place, finished):
-            if place not in group.finished:
-                group.finished.add(place)
-                yield Outcome(group.members[place], finished)
+        case IndexedOutcome(place, finished):
+            if place not in group.finished_indices:
+                group.finished_indices.add(place)
+                yield IndexedOutcome(group.indices[place], finished)
 
 
 def _first_line(error: Exception) -> str:
     return printable(str(error).strip().splitlines()[0])
 
 
-def _submitted(ray: Any, engine: str, group: _Group, kept: Checkpoints) -> Any:
+def _submit_group(ray: Any, engine: str, group: _CellGroup, kept: Checkpoints) -> Any:
     group.attempts += 1
-    group.again = 0
-    task = ray.remote(work).options(num_cpus=1, max_retries=0, num_returns="streaming")
+    group.attempt_rounds = 0
+    task = ray.remote(run_worker).options(num_cpus=1, max_retries=0, num_returns="streaming")
     imports = list(filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)))
-    name = name_of(tuple(map(digest_of, group.cells)))
+    name = checkpoint_name(tuple(map(digest_of, group.cells)))
     before = {} if (content := kept.latest(name)) is None else {name: content}
     return task.remote(engine, [cell.canonical() for cell in group.cells], imports, before)
 
 
 @contextmanager
-def _ray_of(workers: Workers) -> Iterator[Any]:
+def _connect_ray(workers: Workers) -> Iterator[Any]:
     """Ray, connected; a cluster that was started here is gone when the block is left."""
     if importlib.util.find_spec("ray") is None:
         raise InputError("--workers, --ray: Ray is not installed here; pip install 'fedpriv[ray]'")
     with ExitStack() as stack:
         options: dict[str, Any] = {"address": workers.address}
         if workers.address is None:
-            from fedpriv.engines.children import left_by_nobody, refuse_root
+            from fedpriv.engines.children import reap_processes, refuse_root
 
             refuse_root(f"--workers {workers.count}")
             home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedpriv-workers-")))
-            stack.enter_context(left_by_nobody(home))
-            stack.enter_context(_environment(home))
+            stack.enter_context(reap_processes(home))
+            stack.enter_context(_ray_environment(home))
             options = {
                 "num_cpus": workers.count,
                 "include_dashboard": False,
-                "object_store_memory": _STORE_BYTES,
+                "object_store_memory": _OBJECT_STORE_BYTES,
                 "_temp_dir": str(home / "r"),  # which it opens to everybody; what is around it stays ours
                 "_node_ip_address": "127.0.0.1",
             }
@@ -289,13 +293,13 @@ def _ray_of(workers: Workers) -> Iterator[Any]:
         stack.callback(ray.shutdown)
         if before is not None:
             signal.signal(signal.SIGTERM, before)  # Ray's own would end the run without a word how to go on
-        output: Any = WithoutRay(sys.stdout)
+        output: Any = StreamWithoutRay(sys.stdout)
         stack.enter_context(redirect_stdout(output))
         yield ray
 
 
 @contextmanager
-def _environment(home: Path) -> Iterator[None]:
+def _ray_environment(home: Path) -> Iterator[None]:
     """Variables that what Ray starts here is to have.
 
     Guarantee: Ray, which runs what it is sent, asks for a token that only our processes have.
@@ -305,28 +309,28 @@ def _environment(home: Path) -> Iterator[None]:
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        "FLWR_HOME": str(home),  # by which `left_by_nobody` knows them
+        "FLWR_HOME": str(home),  # by which `reap_processes` knows them
     }
     before = {name: os.environ[name] for name in own if name in os.environ}
     os.environ.update(own)
-    _let_ray_read_it()
+    _reload_ray_token()
     try:
         yield
     finally:
         for name in own:
             del os.environ[name]
         os.environ.update(before)
-        _let_ray_read_it()
+        _reload_ray_token()
 
 
-def _let_ray_read_it() -> None:
+def _reload_ray_token() -> None:
     """Ray reads whether there is a token, and which, once a process, and may have been imported before."""
     raylet = importlib.import_module("ray._raylet")
     raylet.Config.initialize("")
     raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
-class WithoutRay:
+class StreamWithoutRay:
     """Standard output, less what a thread of Ray's prints, which would stand between our lines of JSON.
 
     Ray raises as an exception, too, what it prints there.

@@ -25,7 +25,7 @@ from fedpriv.claims.entries import check_copies, differing_words, entry_of
 from fedpriv.claims.outcome import Finished, RunObserver
 from fedpriv.core.errors import InputError, RunError, printable
 from fedpriv.core.files import append_line, whole_lines, write_json, write_text, write_vector
-from fedpriv.engines.table import Grouping
+from fedpriv.engines.table import CellGrouping
 from fedpriv.plan.calibration import Fitted
 from fedpriv.scenario.load import Scenario, resolve_cell
 from fedpriv.scenario.messages import validated
@@ -93,7 +93,7 @@ class RunFolder(RunObserver):
         resume: bool,
         rerun: str | None = None,
         fits: Mapping[str, Fitted] | None = None,
-        groups: Grouping | None = None,
+        groups: CellGrouping | None = None,
     ) -> None:
         """InputError if the folder holds results of another run, or of any run without `resume`.
 
@@ -177,7 +177,7 @@ class RunFolder(RunObserver):
         (self.path / _JOURNAL).unlink(missing_ok=True)
         self._written = time.monotonic()
 
-    def _finished_before(self, groups: Grouping | None) -> dict[int, dict[str, Any]]:
+    def _finished_before(self, groups: CellGrouping | None) -> dict[int, dict[str, Any]]:
         before, path = read_results(self.path), self.path
         check_copies(path, before.versions, before.cells)
         self._take_place_of(before)

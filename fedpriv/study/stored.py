@@ -25,7 +25,7 @@ from fedpriv.claims.outcome import Finished, RunObserver, digest_of
 from fedpriv.core.errors import InputError, printable
 from fedpriv.core.figures import delta_figure, upper_figure
 from fedpriv.core.files import OWN, write_bytes
-from fedpriv.engines.vectorized.checkpoints import Checkpoints, header_of
+from fedpriv.engines.vectorized.checkpoints import Checkpoints, read_header
 from fedpriv.scenario.load import Point, Scenario
 from fedpriv.scenario.schema import Cell
 
@@ -191,8 +191,8 @@ class CheckpointFolder(Checkpoints):
         ours = {digest_of(point.cell) for point in scenario.points} if found else set()
         for path in found:
             try:
-                header = header_of(path.read_bytes())
-                why = header.refusal()
+                header = read_header(path.read_bytes())
+                why = header.why_unusable()
             except ValueError as error:
                 why = str(error)
             else:

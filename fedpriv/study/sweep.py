@@ -26,8 +26,17 @@ from fedpriv.claims.ledger import FIRST_STEP
 from fedpriv.claims.outcome import Finished, Observers, RunObserver
 from fedpriv.core.errors import FedprivError, InputError, RunError, printable
 from fedpriv.data.encode import scaling_from
-from fedpriv.engines.table import LOCAL, Connection, Engine, Need, check_memory, engine_named, engine_row, need_of
-from fedpriv.engines.workers import Workers, on_workers
+from fedpriv.engines.table import (
+    LOCAL,
+    Connection,
+    Engine,
+    MemoryNeed,
+    check_memory,
+    estimate_memory,
+    find_engine_row,
+    make_engine,
+)
+from fedpriv.engines.workers import Workers, make_worker_engine
 from fedpriv.plan.calibration import fitted_scenario
 from fedpriv.plan.evaluation import first_step_of, presumed, scaled
 from fedpriv.plan.plan import plan_of
@@ -201,10 +210,10 @@ def run_sweep(
     for what could not be finished.
     """
     path, resume = options.out or free_folder(scenario.name, resume=options.resume), options.resume
-    row, kept = engine_row(options.engine), CheckpointFolder(path, Observers((), observers))
-    engine = engine_named(options.engine, path, options.connection, kept)
+    row, kept = find_engine_row(options.engine), CheckpointFolder(path, Observers((), observers))
+    engine = make_engine(options.engine, path, options.connection, kept)
     if options.workers is not None:
-        engine = on_workers(options.engine, options.workers, kept)
+        engine = make_worker_engine(options.engine, options.workers, kept)
     if options.connection.superlink is None:  # silos elsewhere have records of their own
         for point in scenario.points:
             check_records(point.cell)
@@ -215,13 +224,13 @@ def run_sweep(
         check_free(path, resume=resume)  # before anything is released
         scenario, first_steps = scaled_scenario(
             scenario,
-            partial(_alone, engine_named(options.engine, path, options.connection)),
-            released=row.releases,
+            partial(_alone, make_engine(options.engine, path, options.connection)),
+            released=row.makes_release,
         )
         if options.connection.superlink is None:
             check_memory([point.cell for point in scenario.points], options.engine, options.processes)
         folder = RunFolder(
-            path, scenario, options.engine, resume=resume, rerun=rerun, fits=fits, groups=row.groups
+            path, scenario, options.engine, resume=resume, rerun=rerun, fits=fits, groups=row.group_cells
         )
         scenario, places, everybody = folder.scenario, folder.missing, [folder, *observers]
         kept.check(scenario)
@@ -233,7 +242,7 @@ def run_sweep(
                 heard = Observers(together, everybody)
                 for outcome in engine([scenario.points[place].cell for place in together], heard):
                     cell = scenario.points[together[outcome.index]].cell
-                    heard.finished(outcome.index, first_steps.with_rounds(cell, outcome.finished))
+                    heard.finished(outcome.index, first_steps.with_rounds(cell, outcome.cell_outcome))
         except FedprivError as error:
             Observers(places, everybody).failed(error)
             raise
@@ -243,19 +252,19 @@ def run_sweep(
     return path
 
 
-def weighed(scenario: Scenario, options: RunOptions) -> Need | None:
+def weighed(scenario: Scenario, options: RunOptions) -> MemoryNeed | None:
     """Check records and fit noise as a run does, and count the memory that it takes; InputError as for a run."""
     for point in scenario.points:
         check_records(point.cell)
     cells = [point.cell for point in fitted_scenario(scenario, {})[0].points]
     check_memory(cells, options.engine, options.processes)
-    return need_of(cells, options.engine, options.processes)
+    return estimate_memory(cells, options.engine, options.processes)
 
 
 def _alone(engine: Engine, cell: Cell) -> Finished:
     """Run one cell without observers; it rounds as it does wherever it is run."""
     (outcome,) = engine([cell], RunObserver())
-    return outcome.finished
+    return outcome.cell_outcome
 
 
 def free_folder(name: str, *, resume: bool = False) -> Path:

@@ -22,10 +22,10 @@ from torch import Tensor
 from fedpriv.addons.worth.local_models import LinearHazards
 from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import Scalar
-from fedpriv.engines.table import Outcome
+from fedpriv.engines.table import IndexedOutcome
 from fedpriv.engines.vectorized import engine as keeper
 from fedpriv.engines.vectorized.checkpoints import Checkpoints
-from fedpriv.engines.workers import work
+from fedpriv.engines.workers import run_worker
 from fedpriv.flower.strategies import SilosLoss
 from fedpriv.loss.models import MODELS, SHIPPED
 from fedpriv.loss.objective import (
@@ -419,15 +419,15 @@ def test_a_run_that_is_resumed_or_on_a_worker_is_the_same(
     """From a checkpoint in its middle, and in the function that workers run."""
     cells = replicates(choice, files)
     whole = bits(list(keeper.run_vectorized(cells, Recorder(), Checkpoints())))
-    monkeypatch.setattr(keeper, "_EVERY", 0.0)
-    monkeypatch.setattr(keeper, "_SHARE", float("inf"))
+    monkeypatch.setattr(keeper, "_MIN_CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(keeper, "_MAX_CHECKPOINT_SHARE", float("inf"))
     memory = Memory(stop=3)
     with pytest.raises(KeyboardInterrupt):
         list(keeper.run_vectorized(cells, Recorder(), memory))
     memory.stop = None
     assert bits(list(keeper.run_vectorized(cells, Recorder(), memory))) == whole
-    events = work("vectorized", [cell.canonical() for cell in cells], ())
-    assert bits([event for event in events if isinstance(event, Outcome)]) == whole
+    events = run_worker("vectorized", [cell.canonical() for cell in cells], ())
+    assert bits([event for event in events if isinstance(event, IndexedOutcome)]) == whole
 
 
 @pytest.mark.parametrize(("grid", "part"), OF_GRIDS)

@@ -14,7 +14,7 @@ import pytest
 
 from fedpriv.addons.services.service import script
 from fedpriv.engines.children import ALLOW_ROOT
-from fedpriv.engines.workers import Workers, _ray_of
+from fedpriv.engines.workers import Workers, _connect_ray
 from fedpriv.silo.metrics import private_socket
 from tests.attacks.neighbour import as_nobody
 from tests.e2e.federation import SCENARIO, federation, finish, wait_until
@@ -122,7 +122,7 @@ def test_the_files_of_workers_are_in_a_folder_that_nobody_else_can_enter(monkeyp
     pytest.importorskip("ray")
     with tempfile.TemporaryDirectory() as short:  # Ray's sockets allow no long path
         monkeypatch.setattr(tempfile, "tempdir", short)
-        with _ray_of(Workers(count=1)):
+        with _connect_ray(Workers(count=1)):
             (home,) = Path(short).glob("fedpriv-workers-*")
             assert stat.S_IMODE(home.stat().st_mode) == 0o700
             assert len(list(home.glob("*/session_*/sockets/*"))) >= 2

@@ -371,4 +371,4 @@ def test_a_row_that_does_not_count_adds_nothing(
             weights = torch.full((7,), 1 / 12, dtype=torch.float64)
             wanted = start - task.objective.increment(Query([start]), Batch(own, weights), 1.0).total
             (outcome,), _ = run(engine, cell)
-            np.testing.assert_allclose(outcome.finished.model, wanted.numpy(), atol=1e-5)
+            np.testing.assert_allclose(outcome.cell_outcome.model, wanted.numpy(), atol=1e-5)

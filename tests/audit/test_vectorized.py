@@ -115,11 +115,11 @@ def test_its_releases_have_the_noise_that_is_claimed(
 
 
 def test_aggregate_noise_has_the_variance_of_the_silos_mean(small_cell: MakeCell) -> None:
-    """52, at `aggregate` itself: over 40,000 values the variance is right within 6 standard errors (2e-9)."""
+    """52, at `aggregate_noise` itself: the variance of 40,000 values is right within 6 errors (2e-9)."""
     plan = plan_of(small_cell(), make_canary_objective(make_audit_cell(small_cell(), 1.0, 2, 3, 1), 4))
-    together = noise_feed.aggregate(plan.noise)
+    together = noise_feed.aggregate_noise(plan.noise)
     expected = sum((source.weight * float(source.std)) ** 2 for source in plan.noise.sources)
     feed = noise_feed.NoiseFeed([together], [5], 4, 10_000, torch.float64, lambda _: None)
     drawn = torch.stack(list(feed.rounds_from(1)))
     assert abs(float(drawn.var()) / expected - 1.0) < 6.0 * (2.0 / drawn.numel()) ** 0.5
-    assert noise_feed.aggregate(Noise()) == Noise()
+    assert noise_feed.aggregate_noise(Noise()) == Noise()

@@ -18,7 +18,7 @@ from fedpriv.claims.ledger import FIRST_STEP, ReleaseStream, as_data, from_data,
 from fedpriv.claims.outcome import Finished, RunObserver
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.engines.table import engine_named
+from fedpriv.engines.table import make_engine
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
@@ -40,8 +40,8 @@ STREAM = ReleaseStream(
 
 
 def finish(cell: Cell, engine: str) -> Finished:
-    (outcome,) = engine_named(engine)([cell], RunObserver())
-    return outcome.finished
+    (outcome,) = make_engine(engine)([cell], RunObserver())
+    return outcome.cell_outcome
 
 
 def test_price_of_one_stream_by_hand() -> None:
@@ -187,8 +187,8 @@ def _edited(tmp_path: Path, edit: Callable[[dict[str, Any]], None], *, consisten
     """The exit code of the command for a real run's results after `edit`; with a claim of what is left."""
     scenario = scenario_of(small_tree(), "test")
     folder = RunFolder(tmp_path / "run", scenario, "inprocess", resume=False)
-    (outcome,) = engine_named("inprocess")([scenario.points[0].cell], RunObserver())
-    folder.finished(0, outcome.finished)
+    (outcome,) = make_engine("inprocess")([scenario.points[0].cell], RunObserver())
+    folder.finished(0, outcome.cell_outcome)
     path = tmp_path / "run" / "results.json"
     tree = json.loads(path.read_text())
     edit(cell := tree["cells"][0])

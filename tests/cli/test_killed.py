@@ -86,11 +86,13 @@ def rounds_kept(folder: Path) -> int:
     """The rounds that are in the checkpoint of a run, 0 where there is none."""
     import torch
 
-    from fedpriv.engines.vectorized.checkpoints import unpacked
+    from fedpriv.engines.vectorized.checkpoints import unpack_checkpoint
 
     found = list((folder / "checkpoints").glob("[!.]*.npz"))
     try:
-        return max((unpacked(path.read_bytes(), None, torch.device("cpu")).t for path in found), default=0)
+        return max(
+            (unpack_checkpoint(path.read_bytes(), None, torch.device("cpu")).t for path in found), default=0
+        )
     except FileNotFoundError:  # finished meanwhile
         return 0
 

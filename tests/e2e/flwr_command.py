@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedpriv.addons.services.service import environment, script
-from fedpriv.engines.children import left_by_nobody
+from fedpriv.engines.children import reap_processes
 
 _SECONDS = 400.0
 
@@ -22,7 +22,7 @@ def flwr_run(app: Path, supernodes: int, run_config: Mapping[str, str | int | fl
         f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in run_config.items()
     )
     words = [script("flwr"), "run", str(app), "--stream", "--federation-config", f"num-supernodes={supernodes}"]
-    with tempfile.TemporaryDirectory(prefix="fedpriv-flwr-") as name, left_by_nobody(Path(name)):
+    with tempfile.TemporaryDirectory(prefix="fedpriv-flwr-") as name, reap_processes(Path(name)):
         own = {
             **environment(Path(name)),
             "FLWR_LOG_LEVEL": "INFO",

@@ -22,9 +22,9 @@ def test_column_of_a_hundred_silos(table: str) -> None:
     accuracies: dict[float, list[float]] = {}
     for outcome in run_vectorized([point.cell for point in scenario.points], RunObserver()):
         rho = scenario.points[outcome.index].swept["privacy.rho"]
-        losses.setdefault(rho, []).append(outcome.finished.test_loss)
-        accuracies.setdefault(rho, []).append(100 * outcome.finished.test_accuracy)
-        assert outcome.finished.fraction_clipped == 0.0  # S = G + 2LD never bites
+        losses.setdefault(rho, []).append(outcome.cell_outcome.test_loss)
+        accuracies.setdefault(rho, []).append(100 * outcome.cell_outcome.test_accuracy)
+        assert outcome.cell_outcome.fraction_clipped == 0.0  # S = G + 2LD never bites
     assert scenario.published is not None
     for rho in (4.0, 8.0, 16.0):
         swept = {"privacy.rho": rho, "federation.silos": 100}

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.memory import forget_peak, peak
-from fedpriv.engines.table import need_of
+from fedpriv.engines.table import estimate_memory
 from fedpriv.scenario.load import scenario_of
 from fedpriv.study.sweep import RunOptions, run_sweep
 
@@ -21,7 +21,7 @@ from fedpriv.study.sweep import RunOptions, run_sweep
 def main() -> None:
     engine, tree = sys.argv[1], json.loads(sys.argv[2])
     scenario = scenario_of(tree, "tests/engines/peak.py")
-    need = need_of([point.cell for point in scenario.points], engine)
+    need = estimate_memory([point.cell for point in scenario.points], engine)
     assert need is not None
     forget_peak()
     before = psutil.Process().memory_info().rss

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fedpriv.claims.outcome import RunObserver
-from fedpriv.engines.table import engine_named
+from fedpriv.engines.table import make_engine
 from fedpriv.engines.vectorized import noise
 from fedpriv.loss.objective import Records
 from fedpriv.scenario.schema import Cell
@@ -24,16 +24,16 @@ def test_rounds_that_read_the_same_records_gather_them_once(
     if read.startswith("every"):
         changes |= {"federation__epochs": 8, "federation__batch": 20}
     cell = small_cell(**changes)
-    (in_a_block,) = engine_named("vectorized")([cell], RunObserver())
-    monkeypatch.setattr(noise, "_GATHER_VALUES", 1)
+    (in_a_block,) = make_engine("vectorized")([cell], RunObserver())
+    monkeypatch.setattr(noise, "_MAX_GATHERED_VALUES", 1)
     calls = []
-    real = noise.OrderedBatches._of_replicates
+    real = noise.OrderedBatches._expand_replicates
 
     def counting(self: noise.OrderedBatches, records: Records) -> Iterator[Records]:
         calls.append(records)
         yield from real(self, records)
 
-    monkeypatch.setattr(noise.OrderedBatches, "_of_replicates", counting)
-    (alone,) = engine_named("vectorized")([cell], RunObserver())
+    monkeypatch.setattr(noise.OrderedBatches, "_expand_replicates", counting)
+    (alone,) = make_engine("vectorized")([cell], RunObserver())
     assert len(calls) == gathered
-    assert alone.finished.model.tobytes() == in_a_block.finished.model.tobytes()
+    assert alone.cell_outcome.model.tobytes() == in_a_block.cell_outcome.model.tobytes()

@@ -10,14 +10,21 @@ import torch
 
 from fedpriv.claims.outcome import RunObserver, digest_of
 from fedpriv.core.errors import InputError
-from fedpriv.engines.table import Outcome
+from fedpriv.engines.table import IndexedOutcome
 from fedpriv.engines.vectorized import checkpoints as format_
 from fedpriv.engines.vectorized import engine as keeper
-from fedpriv.engines.vectorized.checkpoints import Checkpoint, Checkpoints, header_of, name_of, packed, unpacked
+from fedpriv.engines.vectorized.checkpoints import (
+    Checkpoints,
+    SimulationCheckpoint,
+    checkpoint_name,
+    pack_checkpoint,
+    read_header,
+    unpack_checkpoint,
+)
 from fedpriv.engines.vectorized.engine import run_vectorized
 from fedpriv.engines.vectorized.noise import NoiseFeed
-from fedpriv.engines.vectorized.silos import groups_of
-from fedpriv.engines.workers import Call, work
+from fedpriv.engines.vectorized.silos import group_cells
+from fedpriv.engines.workers import RemoteCall, run_worker
 from fedpriv.noise.registry import AUTO, CHOSEN
 from fedpriv.noise.trust import TRUSTS, Noise, NoiseSource
 from fedpriv.papers.table import ALGORITHMS
@@ -68,19 +75,19 @@ class Noting(Recorder, RunObserver):
 
 @pytest.fixture(autouse=True)
 def every_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "_EVERY", 0.0)
-    monkeypatch.setattr(keeper, "_SHARE", float("inf"))
+    monkeypatch.setattr(keeper, "_MIN_CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(keeper, "_MAX_CHECKPOINT_SHARE", float("inf"))
 
 
-def bits(outcomes: Sequence[Outcome]) -> list[Any]:
+def bits(outcomes: Sequence[IndexedOutcome]) -> list[Any]:
     """All that a results.json says of outcomes but the time."""
     return [
         (
             outcome.index,
-            outcome.finished.model.tobytes(),
-            dict(outcome.finished.metrics),
-            outcome.finished.fraction_clipped,
-            outcome.finished.releases,
+            outcome.cell_outcome.model.tobytes(),
+            dict(outcome.cell_outcome.metrics),
+            outcome.cell_outcome.fraction_clipped,
+            outcome.cell_outcome.releases,
         )
         for outcome in outcomes
     ]
@@ -94,14 +101,14 @@ def run(cells: Sequence[Cell], kept: Checkpoints) -> tuple[list[Any], Noting]:
 def check(cells: Sequence[Cell], stops: Sequence[int]) -> None:
     """Stopped after every one of `stops` more rounds and resumed, cells give what they give in one go."""
     whole, heard = run(cells, Checkpoints())
-    assert len(groups_of(cells)) == 1
+    assert len(group_cells(cells)) == 1
     memory = Memory()
     for stop, t in zip(stops, itertools.accumulate(stops), strict=True):
         memory.stop, memory.count = stop, 0
         with pytest.raises(KeyboardInterrupt):
             run(cells, memory)
         (content,) = memory.kept.values()
-        assert unpacked(content, None, CPU).t == t, "it goes on, and does not start anew"
+        assert unpack_checkpoint(content, None, CPU).t == t, "it goes on, and does not start anew"
     memory.stop = None
     resumed, again = run(cells, memory)
     assert resumed == whole
@@ -128,7 +135,7 @@ def test_every_mechanism_goes_on_with_the_same_bits(name: str, epochs: int) -> N
 
 def test_how_many_were_clipped_is_counted_over_all_attempts() -> None:
     cells = replicates(mechanisms.cell_of("dp-ftrl", "trusted", clip=4.0))
-    shares = [outcome.finished.fraction_clipped for outcome in run_vectorized(cells, Recorder())]
+    shares = [outcome.cell_outcome.fraction_clipped for outcome in run_vectorized(cells, Recorder())]
     assert all(share is not None and 0.0 < share < 1.0 for share in shares)
     check(cells, (6,))
 
@@ -192,13 +199,13 @@ def test_replicates_that_share_draws_can_have_them_once() -> None:
     """In units: what comes, times its amplitude, is what replicates add otherwise."""
     noises = [Noise((NoiseSource(0, std, 0.5), NoiseSource(1, std, 0.5))) for std in (2.0, 3.0)]
     scaled = NoiseFeed(noises, [4, 4], 20, 17, torch.float64, lambda t: None)
-    units = NoiseFeed(noises, [4, 4], 20, 17, torch.float64, lambda t: None, in_units=True)
+    units = NoiseFeed(noises, [4, 4], 20, 17, torch.float64, lambda t: None, unscaled=True)
     assert scaled.amplitude is None
     assert units.amplitude is not None
     for added, unit in zip(scaled.rounds_from(1), units.rounds_from(1), strict=True):
         assert unit.shape == (1, 17)
         assert torch.equal(unit * units.amplitude, added)
-    apart = NoiseFeed(noises, [4, 5], 20, 17, torch.float64, lambda t: None, in_units=True)
+    apart = NoiseFeed(noises, [4, 5], 20, 17, torch.float64, lambda t: None, unscaled=True)
     assert apart.amplitude is None  # other seeds, other draws
 
 
@@ -207,12 +214,13 @@ def test_time_is_counted_over_all_attempts() -> None:
     with pytest.raises(KeyboardInterrupt):
         run([cell], memory)
     (name,) = memory.kept
-    start = unpacked(memory.kept[name], None, CPU)
-    memory.kept[name] = packed(
-        Checkpoint(start.t, 1000.0, start.evaluations, start.states), header_of(memory.kept[name]).cells
+    start = unpack_checkpoint(memory.kept[name], None, CPU)
+    memory.kept[name] = pack_checkpoint(
+        SimulationCheckpoint(start.t, 1000.0, start.evaluations, start.states),
+        read_header(memory.kept[name]).cells,
     )
     (outcome,) = run_vectorized([cell], Noting(), memory)
-    assert outcome.finished.wall_seconds > 1000.0
+    assert outcome.cell_outcome.wall_seconds > 1000.0
 
 
 def test_a_damaged_checkpoint_is_said_and_not_used() -> None:
@@ -253,8 +261,8 @@ def test_states_are_put_together_as_they_were() -> None:
     like = Outer(Inner(torch.zeros(3), 0.0), (), 0)
     wide = torch.arange(3.0).expand(4, 3)
     state = Outer(Inner(wide, 0.1), (torch.ones(2, 3, dtype=torch.float64), torch.tensor([True])), 7)
-    content = packed(Checkpoint(5, 1.5, [(2, [{"test_loss": 0.1}])], state), ("a", "b"))
-    found = unpacked(content, like, CPU)
+    content = pack_checkpoint(SimulationCheckpoint(5, 1.5, [(2, [{"test_loss": 0.1}])], state), ("a", "b"))
+    found = unpack_checkpoint(content, like, CPU)
     assert (found.t, found.seconds, found.evaluations) == (5, 1.5, [(2, [{"test_loss": 0.1}])])
     assert isinstance(found.states, Outer)
     assert isinstance(found.states.inner, Inner)
@@ -262,13 +270,13 @@ def test_states_are_put_together_as_they_were() -> None:
     assert found.states.inner.vector.stride() == wide.stride() == (0, 1)
     assert found.states.inner.number == 0.1
     assert [part.dtype for part in found.states.several] == [torch.float64, torch.bool]
-    assert (header_of(content).cells, header_of(content).refusal()) == (("a", "b"), None)
+    assert (read_header(content).cells, read_header(content).why_unusable()) == (("a", "b"), None)
 
 
 def test_a_state_of_other_types_is_no_checkpoint() -> None:
-    content = packed(Checkpoint(5, 1.5, [], Outer(Inner(torch.zeros(3), 0.1), (), 7)), ("a",))
+    content = pack_checkpoint(SimulationCheckpoint(5, 1.5, [], Outer(Inner(torch.zeros(3), 0.1), (), 7)), ("a",))
     with pytest.raises(ValueError, match="not a whole checkpoint"):
-        unpacked(content, Inner(torch.zeros(3), 0.1), CPU)
+        unpack_checkpoint(content, Inner(torch.zeros(3), 0.1), CPU)
 
 
 def test_a_state_that_cannot_be_kept_is_said_once_and_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,23 +286,23 @@ def test_a_state_that_cannot_be_kept_is_said_once_and_runs(monkeypatch: pytest.M
     def refusing(*_: object) -> bytes:
         raise TypeError("a state with a list cannot be kept")
 
-    monkeypatch.setattr(keeper, "packed", refusing)
+    monkeypatch.setattr(keeper, "pack_checkpoint", refusing)
     memory = Memory()
     found, heard = run([cell], memory)
     assert (found, memory.kept) == (whole, {})
     assert heard.lines == ["no checkpoints of cells that are in the middle: a state with a list cannot be kept"]
     with pytest.raises(TypeError, match="a state with a list cannot be kept"):
-        packed(Checkpoint(1, 0.0, (), [1, 2]), ("a",))
+        pack_checkpoint(SimulationCheckpoint(1, 0.0, (), [1, 2]), ("a",))
 
 
 def test_another_version_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    content = packed(Checkpoint(1, 0.0, (), ()), ("a",))
-    now = format_.installed()
-    monkeypatch.setattr(format_, "installed", lambda: {**now, "torch": "9.9"})
-    assert header_of(content).refusal() == f"torch was {now['torch']} and is 9.9"
+    content = pack_checkpoint(SimulationCheckpoint(1, 0.0, (), ()), ("a",))
+    now = format_.installed_versions()
+    monkeypatch.setattr(format_, "installed_versions", lambda: {**now, "torch": "9.9"})
+    assert read_header(content).why_unusable() == f"torch was {now['torch']} and is 9.9"
     monkeypatch.setattr(format_, "FORMAT", 3)
     with pytest.raises(ValueError, match="format 2, this version of fedpriv reads format 3"):
-        header_of(content)
+        read_header(content)
 
 
 def test_what_is_kept_seldom_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,13 +311,13 @@ def test_what_is_kept_seldom_takes_long(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.undo()
     monkeypatch.setattr(keeper, "time", clock)
     slow = Slow(clock)
-    one = keeper.Keeper(slow, [resolve_cell(small_tree(), "test")], Noting())
-    assert [one.due(at) for at in (0.0, 1.99, 2.0)] == [False, False, True]
+    one = keeper.GroupCheckpoints(slow, [resolve_cell(small_tree(), "test")], Noting())
+    assert [one.is_due(at) for at in (0.0, 1.99, 2.0)] == [False, False, True]
     for takes, until in ((0.001, 2.0), (1.0, 200.0)):
         slow.takes = takes
-        one.keep(Checkpoint(1, 0.0, (), ()))
-        assert not one.due(clock.now + until - 0.01)
-        assert one.due(clock.now + until)
+        one.keep(SimulationCheckpoint(1, 0.0, (), ()))
+        assert not one.is_due(clock.now + until - 0.01)
+        assert one.is_due(clock.now + until)
 
 
 class Clock:
@@ -334,22 +342,22 @@ def test_workers_send_what_they_keep_and_go_on_from_what_was_kept() -> None:
     trees = [cell.canonical() for cell in cells]
     whole = list(_events(trees, {}))
     sent = [event for event in whole if _is_of_checkpoints(event)]
-    name = name_of([digest_of(cell) for cell in cells])
+    name = checkpoint_name([digest_of(cell) for cell in cells])
     assert [event.arguments[0] for event in sent] == [name] * 8
     assert [event.method for event in sent] == ["keep"] * 7 + ["drop"]
-    outcomes = [event for event in whole if isinstance(event, Outcome)]
+    outcomes = [event for event in whole if isinstance(event, IndexedOutcome)]
     assert whole.index(sent[-1]) > max(map(whole.index, outcomes)), "not before its outcomes are there"
     again = list(_events(trees, dict([sent[3].arguments])))
     assert len([event for event in again if _is_of_checkpoints(event)]) == 4
-    assert bits([event for event in again if isinstance(event, Outcome)]) == bits(outcomes)
+    assert bits([event for event in again if isinstance(event, IndexedOutcome)]) == bits(outcomes)
 
 
 def _is_of_checkpoints(event: Any) -> bool:
-    return isinstance(event, Call) and event.method in ("keep", "drop")
+    return isinstance(event, RemoteCall) and event.method in ("keep", "drop")
 
 
 def _events(trees: Sequence[Any], before: dict[str, bytes]) -> Iterator[Any]:
-    _, *events = work("vectorized", trees, [], before)
+    _, *events = run_worker("vectorized", trees, [], before)
     return iter(events)
 
 

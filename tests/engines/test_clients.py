@@ -19,7 +19,7 @@ from fedpriv.claims.ledger import releases_of
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError
-from fedpriv.engines.table import engine_named
+from fedpriv.engines.table import make_engine
 from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.plan.calibration import fitted
 from fedpriv.plan.plan import plan_of
@@ -75,8 +75,8 @@ def test_client_level_ftrl_trains_on_both_engines(order: str, mechanism: dict[st
     cell = fitted(client_cell(**changes, **orders))
     (vectorized,), _ = run("vectorized", cell)
     (inprocess,), _ = run("inprocess", cell)
-    np.testing.assert_allclose(vectorized.finished.model, inprocess.finished.model, rtol=1e-9, atol=1e-11)
-    claim = claim_of(vectorized.finished.releases)
+    np.testing.assert_allclose(vectorized.cell_outcome.model, inprocess.cell_outcome.model, rtol=1e-9, atol=1e-11)
+    claim = claim_of(vectorized.cell_outcome.releases)
     assert claim is not None
     assert isinstance(claim.guarantee, GaussianDP)
     assert claim.guarantee.mu == pytest.approx(mu_of(4.0, 1e-5), rel=1e-9)
@@ -89,11 +89,11 @@ def test_integers_are_released_of_cohorts_too() -> None:
         exact = row_cell(row, run__arithmetic="integers")
         (released,), _ = run("inprocess", exact)
         (plain,), _ = run("inprocess", row_cell(row, **QUIET))
-        claim = claim_of(released.finished.releases)
+        claim = claim_of(released.cell_outcome.releases)
         assert claim is not None
         assert claim.exact
         assert claim.guarantee.epsilon_of(1e-5) <= 4.0
-        assert released.finished.test_loss == pytest.approx(plain.finished.test_loss, abs=0.5)
+        assert released.cell_outcome.test_loss == pytest.approx(plain.cell_outcome.test_loss, abs=0.5)
 
 
 GOLDEN = [
@@ -298,7 +298,7 @@ def test_available_is_of_clients() -> None:
 
 def test_a_deployment_has_no_cohorts(tmp_path: Any) -> None:
     with pytest.raises(InputError, match="engine deployment has silos with guards, and no clients"):
-        list(engine_named("deployment", tmp_path)([client_cell()], RunObserver()))
+        list(make_engine("deployment", tmp_path)([client_cell()], RunObserver()))
     assert not list(tmp_path.iterdir())
 
 

@@ -17,7 +17,7 @@ from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import RunError
 from fedpriv.engines.vectorized import engine
 from fedpriv.engines.vectorized import noise as noise_module
-from fedpriv.engines.vectorized.engine import device_named
+from fedpriv.engines.vectorized.engine import find_device
 from fedpriv.engines.vectorized.noise import DeviceSums, NoiseSum
 from fedpriv.loss.models import MODELS
 from fedpriv.loss.objective import Batch, Query, Records
@@ -65,13 +65,13 @@ def test_the_noise_of_a_device_follows_from_seed_owners_round_and_node(
     monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:
     """Whatever was drawn before, so that a resumed run goes on with the noise that it would have had."""
-    monkeypatch.setattr(noise_module, "_DEVICE_VALUES", chunk)
+    monkeypatch.setattr(noise_module, "_MAX_DEVICE_VALUES", chunk)
     stream = NoiseSum(3, (0, 1, 2), (1.0, 2.0, 0.5))
     whole = drawn(stream, [1, 2, 70_000], 2)
     assert np.array_equal(drawn(stream, [70_000, 2], 2), whole[[2, 1]])
     others = [
-        drawn(NoiseSum(4, stream.owners, stream.relative), [1], 2),
-        drawn(NoiseSum(3, (3, 4, 5), stream.relative), [1], 2),
+        drawn(NoiseSum(4, stream.parties, stream.relative_weights), [1], 2),
+        drawn(NoiseSum(3, (3, 4, 5), stream.relative_weights), [1], 2),
         drawn(stream, [1], 0),
         whole[1:2],
     ]
@@ -81,7 +81,7 @@ def test_the_noise_of_a_device_follows_from_seed_owners_round_and_node(
 
 def test_a_device_without_numbers_is_refused() -> None:
     with pytest.raises(RunError, match="cannot be used here"):
-        device_named("meta")
+        find_device("meta")
 
 
 class NothingCopied(TorchDispatchMode):
@@ -111,12 +111,12 @@ class NoNumbers:
 
 def rounds_on_meta(cells: Sequence[Cell], monkeypatch: pytest.MonkeyPatch) -> int:
     """How many rounds of a group went without a copy."""
-    monkeypatch.setattr(engine, "device_named", lambda name: META)
+    monkeypatch.setattr(engine, "find_device", lambda name: META)
     monkeypatch.setattr(noise_module, "Generator", NoNumbers)
     plans = [plan_of(cell, task_of_cell(cell).objective) for cell in cells]
-    group = engine._Group(range(len(cells)), cells, plans, RunObserver())
+    group = engine._ReplicateGroup(range(len(cells)), cells, plans, RunObserver())
     with torch.inference_mode():
-        going = group.rounds_from(group.start(), 1)
+        going = group.iterate_states(group.initial_state(), 1)
         next(going)  # the first one brings records and tables to the device
         with NothingCopied():
             return 1 + sum(1 for _ in going)
@@ -186,7 +186,7 @@ class HostNoise:
     """The processor's noise in place of a device's own."""
 
     def __init__(self, stream: NoiseSum, size: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._sums, self._device = noise_module._host_sums(stream, size, dtype), device
+        self._sums, self._device = noise_module._make_host_sums(stream, size, dtype), device
 
     def __call__(self, rounds: Sequence[int], node: int) -> torch.Tensor:
         return self._sums(rounds, node).to(self._device)
@@ -205,4 +205,4 @@ def test_a_gpu_computes_what_the_processor_does_to_rounding(
     on_gpu = cell.model_copy(update={"run": cell.run.model_copy(update={"device": "cuda"})})
     (here,), _ = run("vectorized", cell)
     (there,), _ = run("vectorized", on_gpu)
-    np.testing.assert_allclose(there.finished.model, here.finished.model, rtol=0.0, atol=1e-9)
+    np.testing.assert_allclose(there.cell_outcome.model, here.cell_outcome.model, rtol=0.0, atol=1e-9)

@@ -11,7 +11,7 @@ import torch
 from fedpriv.claims.claim import claim_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER, simulation_noise
-from fedpriv.engines.table import engine_named
+from fedpriv.engines.table import make_engine
 from fedpriv.noise.trust import TRUSTS
 from fedpriv.participation.registry import CHOSEN
 from fedpriv.plan.plan import absences_of, plan_of
@@ -65,10 +65,10 @@ def test_a_round_without_a_silo_is_the_others_sum_over_the_same_denominators(
     if arithmetic == "float":
         for engine in ("vectorized", "inprocess"):
             (outcome,), _ = run(engine, cell)
-            np.testing.assert_allclose(outcome.finished.model, model, rtol=1e-9, atol=1e-12)
+            np.testing.assert_allclose(outcome.cell_outcome.model, model, rtol=1e-9, atol=1e-12)
         return
     (outcome,), _ = run("inprocess", cell)  # noise of integers: as much as all rounds together have of it
-    away = np.linalg.norm(outcome.finished.model - model)
+    away = np.linalg.norm(outcome.cell_outcome.model - model)
     each = plan.noise.std_in_mean * 0.1
     rounds = [3 - len(absences.away(t)) if trust == "untrusted" else 3 for t in range(1, 9)]
     assert away == pytest.approx(each * np.sqrt(size * sum(rounds) / 3), rel=0.05)
@@ -103,16 +103,20 @@ def test_both_fast_engines_leave_out_the_same_or_the_cell_is_refused(
     together = [cell, dropping(small_cell, trust, algorithm, seed=2, **changes)]  # away in other rounds
     for alone, outcome in zip(together, run("vectorized", *together)[0], strict=True):
         (inprocess,), _ = run("inprocess", alone)
-        model = outcome.finished.model
+        model = outcome.cell_outcome.model
         assert np.linalg.norm(model) > 1e-3
-        np.testing.assert_allclose(model, inprocess.finished.model, rtol=1e-9, atol=1e-9 * np.linalg.norm(model))
-        assert outcome.finished.fraction_clipped == pytest.approx(inprocess.finished.fraction_clipped, abs=1e-12)
-        assert outcome.finished.missed == absences_of(alone).rounds
-        assert {silo: tuple(rounds) for silo, rounds in inprocess.finished.missed.items()} == dict(
-            outcome.finished.missed
+        np.testing.assert_allclose(
+            model, inprocess.cell_outcome.model, rtol=1e-9, atol=1e-9 * np.linalg.norm(model)
         )
-        assert outcome.finished.gradient_evaluations == inprocess.finished.gradient_evaluations
-        claim = claim_of(outcome.finished.releases)
+        assert outcome.cell_outcome.fraction_clipped == pytest.approx(
+            inprocess.cell_outcome.fraction_clipped, abs=1e-12
+        )
+        assert outcome.cell_outcome.missed == absences_of(alone).rounds
+        assert {silo: tuple(rounds) for silo, rounds in inprocess.cell_outcome.missed.items()} == dict(
+            outcome.cell_outcome.missed
+        )
+        assert outcome.cell_outcome.gradient_evaluations == inprocess.cell_outcome.gradient_evaluations
+        claim = claim_of(outcome.cell_outcome.releases)
         assert claim is not None
         assert 3.9 < claim.guarantee.epsilon_of(1e-5) <= 4.0 + 1e-9
 
@@ -121,8 +125,8 @@ def test_persons_and_integers_too(tmp_path: Path) -> None:
     cell = person_cell(tmp_path, federation__away={"1": [1, 2, 7]})
     (vectorized,), _ = run("vectorized", cell)
     (inprocess,), _ = run("inprocess", cell)
-    np.testing.assert_allclose(vectorized.finished.model, inprocess.finished.model, rtol=1e-9, atol=1e-12)
-    assert inprocess.finished.missed == {1: [1, 2, 7]}
+    np.testing.assert_allclose(vectorized.cell_outcome.model, inprocess.cell_outcome.model, rtol=1e-9, atol=1e-12)
+    assert inprocess.cell_outcome.missed == {1: [1, 2, 7]}
 
 
 def test_a_record_of_a_silo_that_is_away_moves_nothing(small_cell: MakeCell) -> None:
@@ -142,7 +146,7 @@ def test_a_record_of_a_silo_that_is_away_moves_nothing(small_cell: MakeCell) -> 
         finally:
             with torch.inference_mode():
                 features[held] = kept
-        assert np.array_equal(before.finished.model, after.finished.model)
+        assert np.array_equal(before.cell_outcome.model, after.cell_outcome.model)
 
 
 def test_recursive_gradients_start_again_from_the_query_that_was_answered(small_cell: MakeCell) -> None:
@@ -150,7 +154,7 @@ def test_recursive_gradients_start_again_from_the_query_that_was_answered(small_
         small_cell, "untrusted", {"name": "accelerated-dp-srgd", "clip": 2.0, "beta": 5.0, "radius": 3.0}
     )
     (inprocess,), _ = run("inprocess", cell)
-    assert np.isfinite(inprocess.finished.model).all()
+    assert np.isfinite(inprocess.cell_outcome.model).all()
     with pytest.raises(InputError, match="keeps one for all silos; use --engine inprocess"):
         run("vectorized", cell)
 
@@ -186,4 +190,4 @@ def test_what_cannot_go_on_without_a_silo_is_refused(small_cell: MakeCell) -> No
 
 def test_a_deployment_has_no_absences_of_a_scenario(small_cell: MakeCell, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="are for simulations"):
-        list(engine_named("deployment", tmp_path)([dropping(small_cell)], Recorder()))
+        list(make_engine("deployment", tmp_path)([dropping(small_cell)], Recorder()))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import SERVER, simulation_noise
-from fedpriv.engines.table import Outcome, engine_named
+from fedpriv.engines.table import IndexedOutcome, make_engine
 from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.plan.task import spread, task_of_cell
 from fedpriv.scenario.schema import Cell
@@ -37,9 +37,9 @@ class Recorder(RunObserver):
         self.evaluations.append((place, t, *metrics.values()))
 
 
-def run(engine: str, *cells: Cell) -> tuple[list[Outcome], Recorder]:
+def run(engine: str, *cells: Cell) -> tuple[list[IndexedOutcome], Recorder]:
     recorder = Recorder()
-    outcomes = list(engine_named(engine)(list(cells), recorder))
+    outcomes = list(make_engine(engine)(list(cells), recorder))
     return sorted(outcomes, key=lambda outcome: outcome.index), recorder
 
 
@@ -62,7 +62,7 @@ def test_engine_is_the_papers_algorithm(small_cell: MakeCell, engine: str, trust
         normal=lambda silo, t: noise.vector(size, SERVER if silo < 0 else silo, t),
     )
     (outcome,), _ = run(engine, cell)
-    np.testing.assert_allclose(outcome.finished.model, expected, rtol=1e-9, atol=1e-13)
+    np.testing.assert_allclose(outcome.cell_outcome.model, expected, rtol=1e-9, atol=1e-13)
     assert np.linalg.norm(expected) > 1e-3  # the comparison is not of zeros
 
 
@@ -83,8 +83,8 @@ def test_vectorized_equals_inprocess_at_every_evaluated_round(small_cell: MakeCe
     np.testing.assert_allclose(
         [line[2:] for line in heard.evaluations], [line[2:] for line in also_heard.evaluations], rtol=1e-9
     )
-    np.testing.assert_allclose(vectorized.finished.model, inprocess.finished.model, rtol=1e-9, atol=1e-14)
-    assert vectorized.finished.fraction_clipped == inprocess.finished.fraction_clipped
+    np.testing.assert_allclose(vectorized.cell_outcome.model, inprocess.cell_outcome.model, rtol=1e-9, atol=1e-14)
+    assert vectorized.cell_outcome.fraction_clipped == inprocess.cell_outcome.fraction_clipped
     assert heard.rounds == also_heard.rounds == 60
 
 
@@ -97,7 +97,7 @@ def test_float32_engines_agree_in_the_loss(small_cell: MakeCell, trust: str, rou
     )
     (vectorized,), _ = run("vectorized", cell)
     (inprocess,), _ = run("inprocess", cell)
-    assert vectorized.finished.test_loss == pytest.approx(inprocess.finished.test_loss, abs=near)
+    assert vectorized.cell_outcome.test_loss == pytest.approx(inprocess.cell_outcome.test_loss, abs=near)
 
 
 def test_a_sweep_run_together_equals_its_cells_run_alone(small_cell: MakeCell) -> None:
@@ -113,8 +113,8 @@ def test_a_sweep_run_together_equals_its_cells_run_alone(small_cell: MakeCell) -
     assert [outcome.index for outcome in together] == list(range(len(cells)))
     for cell, outcome in zip(cells, together, strict=True):
         (alone,), _ = run("vectorized", cell)
-        np.testing.assert_allclose(outcome.finished.model, alone.finished.model, rtol=1e-9, atol=1e-14)
-    models = np.array([outcome.finished.model for outcome in together])
+        np.testing.assert_allclose(outcome.cell_outcome.model, alone.cell_outcome.model, rtol=1e-9, atol=1e-14)
+    models = np.array([outcome.cell_outcome.model for outcome in together])
     assert len(np.unique(models.round(12), axis=0)) == len(cells)
 
 
@@ -130,23 +130,23 @@ def test_many_silos_without_noise_equal_one_silo_with_their_records(
     quiet = {"privacy__mode": "none", "privacy__rho": None, "federation__rounds": 12}
     (many,), _ = run("vectorized", small_cell(federation__silos=4, federation__batch=1, **quiet))
     (one,), _ = run("vectorized", small_cell(federation__silos=1, federation__batch=4, **quiet))
-    np.testing.assert_allclose(many.finished.model, one.finished.model, rtol=1e-10, atol=1e-16)
-    assert np.linalg.norm(many.finished.model) > 0.0
+    np.testing.assert_allclose(many.cell_outcome.model, one.cell_outcome.model, rtol=1e-10, atol=1e-16)
+    assert np.linalg.norm(many.cell_outcome.model) > 0.0
 
 
 def test_clipping_is_on_and_reported(small_cell: MakeCell) -> None:
     """A clip far below the gradients' norms changes the model and is reported as a fraction of 1."""
     loose, _ = run("vectorized", small_cell())
     tight, _ = run("vectorized", small_cell(algorithm__clip=0.01))
-    assert loose[0].finished.fraction_clipped == 0.0
-    assert tight[0].finished.fraction_clipped == 1.0
+    assert loose[0].cell_outcome.fraction_clipped == 0.0
+    assert tight[0].cell_outcome.fraction_clipped == 1.0
 
 
 def test_aggregate_noise_is_another_draw_of_the_same_size(small_cell: MakeCell) -> None:
     cell = small_cell(federation__silos=50, federation__rounds=4, run__noise="aggregate")
     (aggregate,), _ = run("vectorized", cell)
     (per_silo,), _ = run("vectorized", small_cell(federation__silos=50, federation__rounds=4))
-    assert not np.allclose(aggregate.finished.model, per_silo.finished.model)
+    assert not np.allclose(aggregate.cell_outcome.model, per_silo.cell_outcome.model)
     with pytest.raises(InputError, match="aggregate"):
         run("inprocess", cell)
 
@@ -165,7 +165,7 @@ def test_unusable_device_is_named(small_cell: MakeCell) -> None:
 
 def test_unknown_engine_is_refused() -> None:
     with pytest.raises(InputError, match="known engines are vectorized, inprocess, ray"):
-        engine_named("warp")
+        make_engine("warp")
 
 
 @pytest.mark.slow
@@ -183,9 +183,11 @@ def test_ray_equals_inprocess_bit_for_bit(small_cell: MakeCell) -> None:
     ]
     outcomes, heard = run("ray", *cells)
     for ray, inprocess in zip(outcomes, run("inprocess", *cells)[0], strict=True):
-        assert np.array_equal(ray.finished.model, inprocess.finished.model)
-        assert ray.finished.test_loss == inprocess.finished.test_loss
-        assert ray.finished.missed == {silo: list(rounds) for silo, rounds in inprocess.finished.missed.items()}
+        assert np.array_equal(ray.cell_outcome.model, inprocess.cell_outcome.model)
+        assert ray.cell_outcome.test_loss == inprocess.cell_outcome.test_loss
+        assert ray.cell_outcome.missed == {
+            silo: list(rounds) for silo, rounds in inprocess.cell_outcome.missed.items()
+        }
     assert heard.rounds == 12
     assert len(heard.evaluations) == 12
 

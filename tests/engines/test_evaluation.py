@@ -46,20 +46,20 @@ def test_both_engines_tell_the_same_metrics(name: str) -> None:
     (fast,), heard = run("vectorized", cell)
     (slow,), also = run("inprocess", cell)
     rounding = 1e-4 if name == "secure-aggregation" else 1e-9
-    assert fast.finished.metrics == pytest.approx(slow.finished.metrics, rel=rounding)
-    assert set(fast.finished.metrics) == set(slow.finished.metrics)
-    assert ("test_accuracy_worst_silo" in fast.finished.metrics) == cell.run.per_silo
+    assert fast.cell_outcome.metrics == pytest.approx(slow.cell_outcome.metrics, rel=rounding)
+    assert set(fast.cell_outcome.metrics) == set(slow.cell_outcome.metrics)
+    assert ("test_accuracy_worst_silo" in fast.cell_outcome.metrics) == cell.run.per_silo
     assert np.allclose([line[1:] for line in heard.evaluations], [line[1:] for line in also.evaluations])
-    assert fast.finished.evaluations == slow.finished.evaluations
+    assert fast.cell_outcome.evaluations == slow.cell_outcome.evaluations
 
 
 @pytest.mark.parametrize("name", ["trusted, exact", "not private"])
 def test_exact_metrics_are_those_of_the_silos_own_test_records(name: str) -> None:
     cell = resolve_cell(small_tree(**SETTINGS[name]), "test")
     (outcome,), _ = run("inprocess", cell)
-    model, objective = torch.from_numpy(outcome.finished.model), task_of_cell(cell).objective
+    model, objective = torch.from_numpy(outcome.cell_outcome.model), task_of_cell(cell).objective
     of_silos = [objective.evaluate(model, own) for own in held_out_shares(cell)]
-    metrics = outcome.finished.metrics
+    metrics = outcome.cell_outcome.metrics
     for silo, found in enumerate(of_silos):
         assert found.accuracy is not None
         assert metrics[f"test_accuracy_at_silo_{silo}"] == pytest.approx(float(found.accuracy))
@@ -81,13 +81,13 @@ def test_noise_of_evaluations_has_the_deviation_that_the_ledger_says(trust: str,
         tree["seed"], tree["run"]["arithmetic"] = seed, arithmetic
         cell = resolve_cell(tree, "test")
         (outcome,), _ = run("inprocess", cell)
-        model, own = torch.from_numpy(outcome.finished.model), held_out_shares(cell)
+        model, own = torch.from_numpy(outcome.cell_outcome.model), held_out_shares(cell)
         asked = evaluation_plan_of(cell, task_of_cell(cell).objective)
         assert asked is not None
         exact = torch.stack([asked.scores.contributions(model, each).mean(0) for each in own]).mean(0)
-        (stream,) = outcome.finished.evaluations
+        (stream,) = outcome.cell_outcome.evaluations
         std = stream.std / (1.0 if trust == "trusted" else math.sqrt(3))
-        metrics = outcome.finished.metrics
+        metrics = outcome.cell_outcome.metrics
         found = [metrics["test_accuracy"] - 0.5, metrics["test_loss"] / 10.0 - 0.5]
         squares += [((value - float(mean)) / std) ** 2 for value, mean in zip(found, exact, strict=True)]
     assert 44 < sum(squares) < 130  # false alarm 2e-4 a case
@@ -109,7 +109,7 @@ def test_the_claim_is_of_all_evaluations_and_of_every_test_record(
         "test",
     )
     (outcome,), _ = run("vectorized", cell)
-    (stream,) = outcome.finished.evaluations
+    (stream,) = outcome.cell_outcome.evaluations
     assert stream.mu == pytest.approx(0.5)
     assert stream.schedule.rounds == 4
     assert stream.std == pytest.approx(factor * math.sqrt(0.5) * sensitivity * math.sqrt(4) / 0.5)
@@ -153,8 +153,8 @@ def test_hospitals_are_tested_on_their_own_records_without_a_public_table(tmp_pa
     cell = resolve_cell(tree, "test")
     (fast,), _ = run("vectorized", cell)
     (slow,), _ = run("inprocess", cell)
-    assert fast.finished.metrics == pytest.approx(slow.finished.metrics)
-    assert "test_accuracy_at_north" in fast.finished.metrics
+    assert fast.cell_outcome.metrics == pytest.approx(slow.cell_outcome.metrics)
+    assert "test_accuracy_at_north" in fast.cell_outcome.metrics
     tree["data"]["name"] = str(tmp_path / "nowhere.csv")
     task = public_task_of_cell(resolve_cell(tree, "test"))
     assert task.objective.dimension == task_of_cell(cell).objective.dimension
@@ -177,10 +177,10 @@ def test_rows_that_cells_put_aside_are_scored_over_the_public_share(tmp_path: Pa
     assert len(task.test.labels) == 20
     for engine in ("vectorized", "inprocess"):
         (outcome,), _ = run(engine, cell)
-        model = torch.from_numpy(outcome.finished.model)
+        model = torch.from_numpy(outcome.cell_outcome.model)
         wanted = task.objective.evaluate(model, task.test).named()
         for name, value in wanted.items():
-            assert outcome.finished.metrics[name] == pytest.approx(float(value), rel=1e-9)
+            assert outcome.cell_outcome.metrics[name] == pytest.approx(float(value), rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -242,13 +242,13 @@ def test_replicates_of_other_seeds_do_not_change_an_evaluation() -> None:
     together, _ = run("vectorized", *cells)
     for cell, outcome in zip(cells, together, strict=True):
         (alone,), _ = run("inprocess", cell)
-        assert outcome.finished.metrics == pytest.approx(alone.finished.metrics)
+        assert outcome.cell_outcome.metrics == pytest.approx(alone.cell_outcome.metrics)
 
 
 def test_evaluating_changes_no_model() -> None:
     models = []
     for evaluation, engine in itertools.product((None, ASKED), ("vectorized", "inprocess")):
         (outcome,), _ = run(engine, resolve_cell(small_tree(evaluation=evaluation), "test"))
-        models.append(outcome.finished.model)
+        models.append(outcome.cell_outcome.model)
     for model in models[1:]:
         np.testing.assert_allclose(model, models[0], rtol=1e-9, atol=1e-13)

@@ -59,12 +59,14 @@ def agreed(cell: Cell) -> tuple[ReleaseStream, ...]:
     (vectorized,), _ = run("vectorized", cell)
     (inprocess,), _ = run("inprocess", cell)
     rounding = 1e-3 if cell.algorithm.trust_setting.masked else 1e-9
-    model = vectorized.finished.model
-    np.testing.assert_allclose(model, inprocess.finished.model, rtol=1e-9, atol=rounding * np.linalg.norm(model))
-    for stream in vectorized.finished.releases:
+    model = vectorized.cell_outcome.model
+    np.testing.assert_allclose(
+        model, inprocess.cell_outcome.model, rtol=1e-9, atol=rounding * np.linalg.norm(model)
+    )
+    for stream in vectorized.cell_outcome.releases:
         assert stream.mu == pytest.approx(1.5, rel=1e-9)
         assert from_data(json.loads(json.dumps(as_data(stream)))) == stream
-    return vectorized.finished.releases
+    return vectorized.cell_outcome.releases
 
 
 def released_as_integers(floats: Cell, little: float) -> tuple[ReleaseStream, ...]:
@@ -73,15 +75,15 @@ def released_as_integers(floats: Cell, little: float) -> tuple[ReleaseStream, ..
     ours, theirs = planned(integers), planned(floats)
     assert ours.noise.std_in_mean == pytest.approx(theirs.noise.std_in_mean, rel=1e-5)
     (private,), _ = run("inprocess", integers)
-    for stream in private.finished.releases:
+    for stream in private.cell_outcome.releases:
         assert stream.mu <= 1.5
         assert from_data(json.loads(json.dumps(as_data(stream)))).mu == stream.mu
     quiet = {"privacy": integers.privacy.model_copy(update={"mu": little})}
     (exact,), _ = run("inprocess", integers.model_copy(update=quiet))
     (plain,), _ = run("inprocess", floats.model_copy(update=quiet))
-    model = plain.finished.model
-    np.testing.assert_allclose(exact.finished.model, model, atol=0.03 * float(np.max(np.abs(model))))
-    return private.finished.releases
+    model = plain.cell_outcome.model
+    np.testing.assert_allclose(exact.cell_outcome.model, model, atol=0.03 * float(np.max(np.abs(model))))
+    return private.cell_outcome.releases
 
 
 @pytest.mark.every(24)

@@ -232,7 +232,7 @@ def trained_alike(cell: Cell) -> list[float]:
     """The losses of a cell on the vectorized engine; the other engine tells and releases the same."""
     (vectorized,), heard = run("vectorized", cell)
     (inprocess,), also_heard = run("inprocess", cell)
-    ours, theirs = vectorized.finished, inprocess.finished
+    ours, theirs = vectorized.cell_outcome, inprocess.cell_outcome
     assert np.linalg.norm(ours.model) > 1e-3, f"{cell.algorithm.trust}: the model does not move"
     rounding = 1e-6 if cell.algorithm.trust_setting.masked else 1e-9
     np.testing.assert_allclose(ours.model, theirs.model, rtol=1e-9, atol=rounding * np.linalg.norm(ours.model))
@@ -348,5 +348,5 @@ def test_replicates_of_other_settings_do_not_change_a_run(schedule: str, name: s
     together, _ = run("vectorized", *cells)
     for cell, outcome in zip(cells, together, strict=True):
         (alone,), _ = run("inprocess", cell)
-        np.testing.assert_allclose(outcome.finished.model, alone.finished.model, rtol=1e-9, atol=1e-12)
-        assert outcome.finished.fraction_clipped == pytest.approx(alone.finished.fraction_clipped)
+        np.testing.assert_allclose(outcome.cell_outcome.model, alone.cell_outcome.model, rtol=1e-9, atol=1e-12)
+        assert outcome.cell_outcome.fraction_clipped == pytest.approx(alone.cell_outcome.fraction_clipped)

@@ -53,10 +53,10 @@ def test_it_is_the_algorithm_as_written(small_cell: MakeCell, engine: str) -> No
             mean += own * size / sum(cell.batch_sizes)
         model = mean
     (outcome,), _ = run(engine, cell)
-    np.testing.assert_allclose(outcome.finished.model, model.ravel(), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(outcome.cell_outcome.model, model.ravel(), rtol=1e-9, atol=1e-12)
     assert np.linalg.norm(model) > 1e-2
-    assert outcome.finished.gradient_evaluations == 2 * 6 * sum(cell.batch_sizes)
-    assert outcome.finished.releases[0].std == 0.0
+    assert outcome.cell_outcome.gradient_evaluations == 2 * 6 * sum(cell.batch_sizes)
+    assert outcome.cell_outcome.releases[0].std == 0.0
 
 
 def test_one_local_step_over_everything_is_gradient_descent(small_cell: MakeCell) -> None:
@@ -66,7 +66,7 @@ def test_one_local_step_over_everything_is_gradient_descent(small_cell: MakeCell
     )
     (one,), _ = run("vectorized", averaging)
     (other,), _ = run("vectorized", descent)
-    np.testing.assert_allclose(one.finished.model, other.finished.model, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(one.cell_outcome.model, other.cell_outcome.model, rtol=1e-9, atol=1e-12)
 
 
 def test_noise_is_refused(small_cell: MakeCell) -> None:

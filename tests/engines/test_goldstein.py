@@ -146,8 +146,8 @@ def test_what_is_not_sound_is_refused(small_cell: MakeCell, overrides: dict[str,
 def test_a_seed_fixes_coins_and_directions(small_cell: MakeCell) -> None:
     cell = small_cell(federation=ONE_PASS, algorithm=SINGLE, privacy=MU)
     first, again = run("vectorized", cell)[0][0], run("vectorized", cell)[0][0]
-    assert np.array_equal(first.finished.model, again.finished.model)
-    assert torch.from_numpy(first.finished.model).norm() > 0
+    assert np.array_equal(first.cell_outcome.model, again.cell_outcome.model)
+    assert torch.from_numpy(first.cell_outcome.model).norm() > 0
 
 
 def test_both_engines_report_the_measure_by_name(small_cell: MakeCell) -> None:
@@ -160,7 +160,7 @@ def test_both_engines_report_the_measure_by_name(small_cell: MakeCell) -> None:
         privacy=MU,
         run={"dtype": "float64", "evaluations": 2, "goldstein_radius": 0.8},
     )
-    vectorized, inprocess = (run(engine, cell)[0][0].finished for engine in ("vectorized", "inprocess"))
+    vectorized, inprocess = (run(engine, cell)[0][0].cell_outcome for engine in ("vectorized", "inprocess"))
     assert set(vectorized.metrics) == {"test_loss", "sizes_met", "goldstein"}
     assert dict(inprocess.metrics) == pytest.approx(dict(vectorized.metrics), abs=1e-8)
     task = task_of_cell(cell)

@@ -71,7 +71,7 @@ def literally(cell: Cell) -> np.ndarray[Any, np.dtype[np.float64]]:
 def test_an_engine_runs_the_algorithm_as_it_is_written_down(engine: str, privacy: dict[str, Any]) -> None:
     cell = cell_of(privacy=privacy)
     (outcome,), _ = run(engine, cell)
-    np.testing.assert_allclose(outcome.finished.model, literally(cell), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(outcome.cell_outcome.model, literally(cell), rtol=1e-9, atol=1e-12)
 
 
 def test_one_step_between_two_averages_is_dp_sgd() -> None:
@@ -82,7 +82,7 @@ def test_one_step_between_two_averages_is_dp_sgd() -> None:
     for engine in ("vectorized", "inprocess"):
         (one,), _ = run(engine, local)
         (other,), _ = run(engine, resolve_cell(plain, "test"))
-        np.testing.assert_allclose(one.finished.model, other.finished.model, rtol=1e-9, atol=1e-13)
+        np.testing.assert_allclose(one.cell_outcome.model, other.cell_outcome.model, rtol=1e-9, atol=1e-13)
 
 
 def test_without_noise_and_clips_it_is_federated_averaging() -> None:
@@ -93,7 +93,7 @@ def test_without_noise_and_clips_it_is_federated_averaging() -> None:
     averaging["privacy"] = quiet
     (one,), _ = run("inprocess", local)
     (other,), _ = run("inprocess", resolve_cell(averaging, "test"))
-    np.testing.assert_allclose(one.finished.model, other.finished.model, rtol=1e-9, atol=1e-13)
+    np.testing.assert_allclose(one.cell_outcome.model, other.cell_outcome.model, rtol=1e-9, atol=1e-13)
 
 
 @pytest.mark.parametrize("epochs", [1, 3, 12])
@@ -215,7 +215,7 @@ def gradient_at(cell: Cell, point: torch.Tensor, t: int) -> torch.Tensor:
 @pytest.mark.parametrize("arithmetic", ["float", "integers"])
 def test_integers_and_floats_differ_by_their_noise_alone(arithmetic: str) -> None:
     (outcome,), _ = run("inprocess", cell_of(run__arithmetic=arithmetic))
-    (stream,) = outcome.finished.releases
+    (stream,) = outcome.cell_outcome.releases
     assert (stream.integers is not None) == (arithmetic == "integers")
     assert stream.mu == pytest.approx(2.0)
-    assert np.isfinite(outcome.finished.model).all()
+    assert np.isfinite(outcome.cell_outcome.model).all()

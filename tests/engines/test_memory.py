@@ -13,7 +13,7 @@ from benchmarks.long_vectors import vectors_at_peak
 from fedpriv.core.errors import InputError
 from fedpriv.core.limits import REMEDIES
 from fedpriv.engines import table
-from fedpriv.engines.vectorized.silos import groups_of
+from fedpriv.engines.vectorized.silos import group_cells
 from fedpriv.noise.registry import CHOSEN
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.scenario.load import resolve_cell, scenario_of
@@ -37,7 +37,7 @@ def test_every_rows_states_are_counted(row: str, engine: str) -> None:
         model={"name": "mlp", "hidden": 64},
     )
     try:
-        need = table.need_of([resolve_cell(tree, "test")], engine)
+        need = table.estimate_memory([resolve_cell(tree, "test")], engine)
     except InputError as error:
         pytest.skip(str(error))  # a row with a participation or a model of its own
     assert need is not None
@@ -47,14 +47,14 @@ def test_every_rows_states_are_counted(row: str, engine: str) -> None:
 
 def test_more_cells_at_a_time_need_more_and_processes_add_up(small_cell: MakeCell) -> None:
     cells = [small_cell(seed=seed) for seed in range(4)]
-    one, four = (table.need_of(cells[:count], "vectorized") for count in (1, 4))
+    one, four = (table.estimate_memory(cells[:count], "vectorized") for count in (1, 4))
     assert one is not None
     assert four is not None
     assert four.parts["states"] == 4 * one.parts["states"]
-    apart = table.need_of(cells, "inprocess", workers=3)
+    apart = table.estimate_memory(cells, "inprocess", workers=3)
     assert apart is not None
-    assert apart.total == 3 * (apart.here + sum(apart.parts.values()))
-    assert table.need_of(cells, "deployment") is None
+    assert apart.total == 3 * (apart.resident + sum(apart.parts.values()))
+    assert table.estimate_memory(cells, "deployment") is None
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_random_directions_are_counted_and_bounded_whatever_their_number() -> No
     for directions in (8, 5_000, 10_000_000):
         tree = of_directions("zeroth-order", directions)
         for engine in ("vectorized", "inprocess"):
-            need = table.need_of([resolve_cell(tree, "test")], engine)
+            need = table.estimate_memory([resolve_cell(tree, "test")], engine)
             assert need is not None
             counted.append(need.parts["directions and copies"])
     bytes_of_copies, points, records, dimensions = 8 * 8, 2, 32, 8
@@ -116,8 +116,8 @@ def test_replicates_with_many_directions_run_a_few_at_a_time() -> None:
     tree = of_directions("zeroth-order", 5_000, sweep={"seeds": 12})
     tree.pop("seed")
     cells = [point.cell for point in scenario_of(tree, "test").points]
-    assert [len(group) for group in groups_of(cells)] == [4, 4, 4]
-    need = table.need_of(cells, "vectorized")
+    assert [len(group) for group in group_cells(cells)] == [4, 4, 4]
+    need = table.estimate_memory(cells, "vectorized")
     assert need is not None
     assert need.parts["directions and copies"] == 4 * 8 * 2 * 2**20 * 8
 
@@ -128,10 +128,10 @@ def test_a_limit_of_the_process_counts_and_is_named(
 ) -> None:
     """What this process has of it already is not there for a run; other processes have limits of their own."""
     monkeypatch.setattr(table, "taken", lambda: {name: 900 * 10**6})
-    monkeypatch.setattr(table, "_resident", lambda: 300 * 10**6)
+    monkeypatch.setattr(table, "_resident_bytes", lambda: 300 * 10**6)
     monkeypatch.setattr(table, "limits", lambda: {name: 1000 * 10**6})
-    assert table.memory_there() == (400 * 10**6, REMEDIES[name])
-    assert table.memory_there(2) == (800 * 10**6, REMEDIES[name])
+    assert table.available_memory() == (400 * 10**6, REMEDIES[name])
+    assert table.available_memory(2) == (800 * 10**6, REMEDIES[name])
     monkeypatch.setattr(table, "limits", lambda: {name: 700 * 10**6})
     with pytest.raises(InputError, match=rf"and there are 100 MB here \({REMEDIES[name]}\): take "):
         table.check_memory([small_cell()], "vectorized")

@@ -213,7 +213,7 @@ def test_without_noise_all_three_rows_are_momentum(small_cell: MakeCell) -> None
     ):
         tree = momentum_tree(algorithm)
         tree["privacy"] = {"relation": "replace-one", "mode": "none"}
-        models.append(run("vectorized", small_cell(**tree))[0][0].finished.model)
+        models.append(run("vectorized", small_cell(**tree))[0][0].cell_outcome.model)
     assert np.linalg.norm(models[0]) > 1e-4
     for model in models[1:]:
         np.testing.assert_allclose(model, models[0], rtol=1e-9, atol=1e-12)
@@ -345,7 +345,7 @@ def test_an_honest_float32_run_goes_through(
     tree["model"] = {"name": "softmax-regression", "feature_norm": 1.0}
     tree["federation"] = {"silos": 2, "rounds": 400, "epochs": 10}
     tree["run"] = {"dtype": "float32", "evaluations": 1}
-    assert run(engine, small_cell(**tree))[0][0].finished is not None
+    assert run(engine, small_cell(**tree))[0][0].cell_outcome is not None
 
 
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])

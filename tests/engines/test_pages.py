@@ -13,7 +13,7 @@ from fedpriv.engines import table as pages
 
 ROOT = Path(__file__).resolve().parents[2]
 MEGABYTES = 64
-LONGEST = pages._LONGEST_KEPT // 2**20
+LONGEST = pages._MAX_RETAINED_BYTES // 2**20
 PROGRAM = f"""
 import json, sys
 import psutil, torch
@@ -38,7 +38,7 @@ long_vector()
 print(json.dumps([inside, outside, resident() - before, longer]))
 """
 
-linux_only = pytest.mark.skipif(pages._glibc() is None, reason="malloc is not glibc's, or was set by hand")
+linux_only = pytest.mark.skipif(pages._load_glibc() is None, reason="malloc is not glibc's, or was set by hand")
 
 
 def measured(**environment: str) -> list[float]:
@@ -77,5 +77,5 @@ def test_without_glibc_a_run_goes_on_as_ever(monkeypatch: pytest.MonkeyPatch) ->
         raise OSError("no such library")
 
     monkeypatch.setattr(pages.ctypes, "CDLL", no_library)
-    with pages.kept_pages():
-        assert not pages._USERS
+    with pages.retain_freed_pages():
+        assert not pages._ACTIVE_RUNS

@@ -104,8 +104,8 @@ def test_every_engine_runs_dp_sgd_with_secret_rounds(
             mean = mean + batch / sum(batches) * (total / batch + stds[silo] * noise.vector(size, silo, t))
         model = model - STEP * mean
     (outcome,), _ = run(engine, cell)
-    np.testing.assert_allclose(outcome.finished.model, model, rtol=1e-9, atol=1e-12)
-    assert outcome.finished.fraction_clipped == pytest.approx(clipped / drawn, rel=1e-12)
+    np.testing.assert_allclose(outcome.cell_outcome.model, model, rtol=1e-9, atol=1e-12)
+    assert outcome.cell_outcome.fraction_clipped == pytest.approx(clipped / drawn, rel=1e-12)
     assert 0 < clipped < drawn
     once_an_epoch = drawn == 2 * 4 * sum(batches)
     assert once_an_epoch == (tree is allocated)
@@ -117,7 +117,7 @@ def test_padding_is_not_counted_as_clipped(small_cell: MakeCell) -> None:
     equal = {"silos": 3, "rounds": 8, "epochs": 2, "samples": 200, "sampling": "poisson"}  # as they run together
     cells = [small_cell(**sampled(algorithm=algorithm, federation=equal), seed=seed) for seed in (0, 5, 6)]
     together, _ = run("vectorized", *cells)
-    assert [outcome.finished.fraction_clipped for outcome in together] == [1.0, 1.0, 1.0]
+    assert [outcome.cell_outcome.fraction_clipped for outcome in together] == [1.0, 1.0, 1.0]
 
 
 def test_rounds_that_draw_nobody_release_noise_alone(small_cell: MakeCell) -> None:
@@ -130,8 +130,8 @@ def test_rounds_that_draw_nobody_release_noise_alone(small_cell: MakeCell) -> No
     assert max(drawn) > 1
     (vectorized,), _ = run("vectorized", cell)
     (inprocess,), _ = run("inprocess", cell)
-    np.testing.assert_allclose(vectorized.finished.model, inprocess.finished.model, rtol=1e-9, atol=1e-12)
-    assert vectorized.finished.fraction_clipped == inprocess.finished.fraction_clipped
+    np.testing.assert_allclose(vectorized.cell_outcome.model, inprocess.cell_outcome.model, rtol=1e-9, atol=1e-12)
+    assert vectorized.cell_outcome.fraction_clipped == inprocess.cell_outcome.fraction_clipped
 
 
 def test_records_are_drawn_at_the_rate_that_is_charged(small_cell: MakeCell) -> None:
@@ -190,8 +190,8 @@ def test_the_claim_is_recomputed_from_what_was_released(
 ) -> None:
     cell = small_cell(**tree(trust))
     (outcome,), _ = run("vectorized", cell)
-    releases = [from_data(json.loads(json.dumps(as_data(stream)))) for stream in outcome.finished.releases]
-    assert tuple(releases) == outcome.finished.releases
+    releases = [from_data(json.loads(json.dumps(as_data(stream)))) for stream in outcome.cell_outcome.releases]
+    assert tuple(releases) == outcome.cell_outcome.releases
     assert len(releases) == (3 if trust == "untrusted" else 1)
     claim = claim_of(releases)
     assert claim is not None

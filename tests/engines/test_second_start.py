@@ -17,7 +17,7 @@ import pytest
 
 from fedpriv.addons.services.service import made_anew, script, service_folder
 from fedpriv.core.errors import InputError
-from fedpriv.engines.children import left_by_nobody
+from fedpriv.engines.children import reap_processes
 from fedpriv.silo.metrics import private_socket
 
 
@@ -148,7 +148,7 @@ def test_a_helper_that_is_killed_is_replaced_within_a_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guarantee: what ends processes after their owner is there again.  Was: nobody noticed that it was gone."""
-    monkeypatch.setattr("fedpriv.engines.children._WATCH_SECONDS", 0.05)
+    monkeypatch.setattr("fedpriv.engines.children._CHECK_SECONDS", 0.05)
 
     def helpers() -> list[psutil.Process]:
         found = []
@@ -158,7 +158,7 @@ def test_a_helper_that_is_killed_is_replaced_within_a_second(
                     found.append(each)
         return found
 
-    with left_by_nobody(tmp_path):
+    with reap_processes(tmp_path):
         wait_for(lambda: len(helpers()) == 1)
         (first,) = helpers()
         first.kill()

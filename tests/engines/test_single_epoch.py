@@ -11,7 +11,7 @@ from fedpriv.claims.ledger import as_data, from_data
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER, public_generator, simulation_noise
-from fedpriv.engines.table import engine_named
+from fedpriv.engines.table import make_engine
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.participation.orders import Phases
 from fedpriv.plan.plan import plan_of
@@ -65,7 +65,7 @@ def test_who_holds_a_record_does_not_matter_without_noise(
         tree = single_epoch(name)
         tree["federation"] = {"silos": len(batches), "rounds": 12, "samples": 240}
         tree["privacy"] = {"relation": "zero-out", "mode": "none"}
-        models.append(run("vectorized", small_cell(**tree))[0][0].finished.model)
+        models.append(run("vectorized", small_cell(**tree))[0][0].cell_outcome.model)
     assert np.linalg.norm(models[0]) > 1e-2
     for model in models[1:]:
         np.testing.assert_allclose(model, models[0], rtol=1e-9, atol=1e-12)
@@ -77,7 +77,7 @@ def test_gradient_evaluations_are_the_papers(small_cell: MakeCell) -> None:
     for name in ("accelerated-dp-srgd", "accelerated-independent"):
         tree = single_epoch(name)
         tree["federation"] = {"silos": 3, "rounds": 11, "samples": 132}
-        counts.append(run("vectorized", small_cell(**tree))[0][0].finished.gradient_evaluations)
+        counts.append(run("vectorized", small_cell(**tree))[0][0].cell_outcome.gradient_evaluations)
     assert counts == [2 * 132 - 12, 132]
 
 
@@ -112,8 +112,8 @@ def test_the_phased_method_reads_each_record_once_and_publishes_phase_ends(small
     cell = small_cell(**single_epoch("phased-sgd", "curator", rounds=12, samples=130))
     assert cell.schedule == Phases((6, 3, 1))
     (outcome,), heard = run("vectorized", cell)
-    assert outcome.finished.gradient_evaluations == 10 * sum(cell.batch_sizes)
-    (stream,) = outcome.finished.releases
+    assert outcome.cell_outcome.gradient_evaluations == 10 * sum(cell.batch_sizes)
+    (stream,) = outcome.cell_outcome.releases
     assert stream.mu == pytest.approx(2.0, rel=1e-9)
     assert from_data(as_data(stream)) == stream
     assert heard.rounds == 13
@@ -198,12 +198,12 @@ def test_engine_is_the_algorithm_as_written(
             normal=normal,
         )
     )
-    (outcome,) = engine_named(engine)([cell], RunObserver())
+    (outcome,) = make_engine(engine)([cell], RunObserver())
     rounding = 1e-7 * np.linalg.norm(expected) if cell.algorithm.trust_setting.masked else 0.0
-    np.testing.assert_allclose(outcome.finished.model, expected, rtol=1e-9, atol=1e-12 + rounding)
+    np.testing.assert_allclose(outcome.cell_outcome.model, expected, rtol=1e-9, atol=1e-12 + rounding)
     assert np.linalg.norm(expected) > 1e-3
-    assert outcome.finished.fraction_clipped is not None
-    assert (outcome.finished.fraction_clipped > 0.0) == (name != "phased-sgd")
+    assert outcome.cell_outcome.fraction_clipped is not None
+    assert (outcome.cell_outcome.fraction_clipped > 0.0) == (name != "phased-sgd")
 
 
 def descent(cell: Cell, unit: float) -> list[oracle.Vector]:
@@ -243,9 +243,9 @@ def test_rrsgd_publishes_a_random_iterate_of_steps_with_one_record(small_cell: M
             seed=seed,
         )
         iterates = descent(cell, 2.0 * CLIP / MU)
-        (outcome,) = engine_named(engine)([cell], RunObserver())
+        (outcome,) = make_engine(engine)([cell], RunObserver())
         chosen = int(public_generator(seed, "output iterate").integers(1, 14))
-        np.testing.assert_allclose(outcome.finished.model, iterates[chosen - 1], rtol=1e-12, atol=1e-13)
+        np.testing.assert_allclose(outcome.cell_outcome.model, iterates[chosen - 1], rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("trust", ["trusted", "untrusted"])
@@ -257,6 +257,6 @@ def test_dp_gd_takes_steps_with_all_records(small_cell: MakeCell, trust: str) ->
         federation={"silos": 2, "rounds": 7, "epochs": 7, "samples": 60},
     )
     assert sum(cell.batch_sizes) == 60
-    (outcome,) = engine_named("vectorized")([cell], RunObserver())
+    (outcome,) = make_engine("vectorized")([cell], RunObserver())
     expected = descent(cell, CLIP * 7**0.5 / MU)[-1]
-    np.testing.assert_allclose(outcome.finished.model, expected, rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(outcome.cell_outcome.model, expected, rtol=1e-12, atol=1e-13)

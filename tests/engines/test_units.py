@@ -57,12 +57,12 @@ def test_engines_agree_on_persons(tmp_path: Path, trust: str, sampling: str) -> 
     (vectorized,), _ = run("vectorized", cell)
     (inprocess,), _ = run("inprocess", cell)
     near = 1e-3 if trust == "secure-aggregation" else 1e-9
-    model = vectorized.finished.model
+    model = vectorized.cell_outcome.model
     assert np.linalg.norm(model) > 1e-3
-    np.testing.assert_allclose(model, inprocess.finished.model, rtol=near, atol=near * np.linalg.norm(model))
-    assert vectorized.finished.fraction_clipped == inprocess.finished.fraction_clipped
-    releases = [from_data(json.loads(json.dumps(as_data(stream)))) for stream in vectorized.finished.releases]
-    assert tuple(releases) == vectorized.finished.releases
+    np.testing.assert_allclose(model, inprocess.cell_outcome.model, rtol=near, atol=near * np.linalg.norm(model))
+    assert vectorized.cell_outcome.fraction_clipped == inprocess.cell_outcome.fraction_clipped
+    releases = [from_data(json.loads(json.dumps(as_data(stream)))) for stream in vectorized.cell_outcome.releases]
+    assert tuple(releases) == vectorized.cell_outcome.releases
     claim = claim_of(releases)
     assert claim is not None
     assert claim.unit == cell.privacy.protected
@@ -80,7 +80,7 @@ def test_results_say_what_several_records_of_a_person_cost(small_cell: MakeCell,
         privacy={"relation": "zero-out", "mu": 0.3},
     )
     (outcome,), _ = run("vectorized", cell)
-    said = privacy_of(cell, outcome.finished.releases)
+    said = privacy_of(cell, outcome.cell_outcome.releases)
     several = json.loads(json.dumps(said["several_records"]))
     assert list(several) == ["2", "8"]
     if sampling == "fixed":
@@ -148,12 +148,12 @@ def test_clients_are_rows_of_a_pool(small_cell: MakeCell) -> None:
     cell = small_cell(**changes)
     (vectorized,), _ = run("vectorized", cell)
     (inprocess,), _ = run("inprocess", cell)
-    np.testing.assert_allclose(vectorized.finished.model, inprocess.finished.model, rtol=1e-9, atol=1e-12)
-    claim = claim_of(vectorized.finished.releases)
+    np.testing.assert_allclose(vectorized.cell_outcome.model, inprocess.cell_outcome.model, rtol=1e-9, atol=1e-12)
+    claim = claim_of(vectorized.cell_outcome.releases)
     assert claim is not None
     assert claim.unit.words == "everything one client holds, at most 6 records a round"
     assert len(spread(cell)[0]) == 40
-    assert vectorized.finished.gradient_evaluations == 6 * 12 * 10
+    assert vectorized.cell_outcome.gradient_evaluations == 6 * 12 * 10
 
 
 def test_persons_are_grouped_by_their_own_records_alone() -> None:
@@ -249,10 +249,10 @@ def test_hospitals_train_alike_on_both_engines(tmp_path: Path, model: str) -> No
     cell = resolve_cell(tree, "test")
     (fast,), heard = run("vectorized", cell)
     (slow,), _ = run("inprocess", cell)
-    np.testing.assert_allclose(fast.finished.model, slow.finished.model, rtol=1e-9, atol=1e-12)
-    assert set(fast.finished.metrics) == set(slow.finished.metrics) > {"test_auc", "test_auc_at_north"}
-    for name, value in fast.finished.metrics.items():
-        assert slow.finished.metrics[name] == pytest.approx(value), name
+    np.testing.assert_allclose(fast.cell_outcome.model, slow.cell_outcome.model, rtol=1e-9, atol=1e-12)
+    assert set(fast.cell_outcome.metrics) == set(slow.cell_outcome.metrics) > {"test_auc", "test_auc_at_north"}
+    for name, value in fast.cell_outcome.metrics.items():
+        assert slow.cell_outcome.metrics[name] == pytest.approx(value), name
     assert len(heard.evaluations) == 2
 
 
@@ -269,6 +269,6 @@ def test_a_real_target_trains_and_is_told_in_its_own_unit(tmp_path: Path) -> Non
     tree["privacy"] = {"relation": "zero-out", "mode": "none"}
     tree["run"] |= {"metrics": ["r2", "mae"]}
     (outcome,), _ = run("vectorized", resolve_cell(tree, "test"))
-    metrics = outcome.finished.metrics
+    metrics = outcome.cell_outcome.metrics
     assert metrics["test_r2"] > 0.95
     assert 0.5 < metrics["test_mae"] < 15.0  # of a cost between 60 and 270; 150 times less in scaled units

@@ -21,9 +21,9 @@ import pytest
 from fedpriv.claims.outcome import Finished, RunObserver, digest_of
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.engines import workers as engine
-from fedpriv.engines.table import Outcome, engine_named, engine_row
-from fedpriv.engines.vectorized.checkpoints import Checkpoints, installed, name_of
-from fedpriv.engines.workers import Call, Event, Workers, on_workers, work
+from fedpriv.engines.table import IndexedOutcome, find_engine_row, make_engine
+from fedpriv.engines.vectorized.checkpoints import Checkpoints, checkpoint_name, installed_versions
+from fedpriv.engines.workers import Event, RemoteCall, Workers, make_worker_engine, run_worker
 from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell
 from fedpriv.study.sweep import RunOptions, run_sweep
@@ -112,7 +112,7 @@ def heard_of(
     script: list[list[Event | BaseException]],
     monkeypatch: pytest.MonkeyPatch,
     kept: Checkpoints | None = None,
-) -> tuple[list[Outcome], Recorder, FakeRay]:
+) -> tuple[list[IndexedOutcome], Recorder, FakeRay]:
     """What comes of two cells in one group."""
     ray, recorder = FakeRay(script), Recorder()
 
@@ -120,17 +120,17 @@ def heard_of(
     def connected(_: Workers) -> Iterator[FakeRay]:
         yield ray
 
-    monkeypatch.setattr(engine, "_ray_of", connected)
+    monkeypatch.setattr(engine, "_connect_ray", connected)
     cell: Any = SimpleNamespace(schedule=SimpleNamespace(rounds=2), batch_sizes=(1,), canonical=dict)
-    monkeypatch.setattr(engine, "engine_row", lambda _: SimpleNamespace(groups=lambda _: [[1, 0]]))
-    run = on_workers("vectorized", Workers(1), kept or Checkpoints())([cell, cell], recorder)
+    monkeypatch.setattr(engine, "find_engine_row", lambda _: SimpleNamespace(group_cells=lambda _: [[1, 0]]))
+    run = make_worker_engine("vectorized", Workers(1), kept or Checkpoints())([cell, cell], recorder)
     try:
         return list(run), recorder, ray
     finally:
         ray.script.append([])  # so that a failure can be looked at
 
 
-BEGAN = Call("began", ("here", 12, installed()))
+BEGAN = RemoteCall("began", ("here", 12, installed_versions()))
 
 
 def test_a_group_whose_worker_died_is_run_again_and_nothing_is_told_twice(
@@ -138,20 +138,20 @@ def test_a_group_whose_worker_died_is_run_again_and_nothing_is_told_twice(
 ) -> None:
     first = [
         BEGAN,
-        Call("advanced", (3,)),
-        Call("evaluated", (0, 1, {})),
-        Outcome(0, FINISHED),
+        RemoteCall("advanced", (3,)),
+        RemoteCall("evaluated", (0, 1, {})),
+        IndexedOutcome(0, FINISHED),
         DiedError("the node was taken away"),
     ]
     again = [
-        Call("began", ("there", 7, installed())),
+        RemoteCall("began", ("there", 7, installed_versions())),
         *(
-            Call("advanced", (2,)),
-            Call("evaluated", (0, 1, {})),
-            Call("advanced", (2,)),
-            Call("evaluated", (0, 2, {})),
+            RemoteCall("advanced", (2,)),
+            RemoteCall("evaluated", (0, 1, {})),
+            RemoteCall("advanced", (2,)),
+            RemoteCall("evaluated", (0, 2, {})),
         ),
-        *(Outcome(0, FINISHED), Outcome(1, FINISHED)),
+        *(IndexedOutcome(0, FINISHED), IndexedOutcome(1, FINISHED)),
     ]
     outcomes, recorder, ray = heard_of([first, again], monkeypatch)
     assert [outcome.index for outcome in outcomes] == [1, 0]  # as the list of cells numbers them
@@ -176,14 +176,20 @@ def test_what_a_worker_kept_is_given_to_the_next_one(monkeypatch: pytest.MonkeyP
             self.dropped.append(name)
 
     cell: Any = SimpleNamespace(canonical=dict)
-    name, memory = name_of([digest_of(cell)] * 2), Memory()
+    name, memory = checkpoint_name([digest_of(cell)] * 2), Memory()
     first = [
         BEGAN,
-        Call("keep", (name, b"early")),
-        Call("keep", (name, b"late")),
+        RemoteCall("keep", (name, b"early")),
+        RemoteCall("keep", (name, b"late")),
         DiedError("the node was taken away"),
     ]
-    again = [BEGAN, Call("noted", ("a line",)), Outcome(0, FINISHED), Outcome(1, FINISHED), Call("drop", (name,))]
+    again = [
+        BEGAN,
+        RemoteCall("noted", ("a line",)),
+        IndexedOutcome(0, FINISHED),
+        IndexedOutcome(1, FINISHED),
+        RemoteCall("drop", (name,)),
+    ]
     outcomes, recorder, ray = heard_of([first, again], monkeypatch, memory)
     assert [outcome.index for outcome in outcomes] == [1, 0]
     assert ray.before == [{}, {name: b"late"}]
@@ -199,9 +205,9 @@ def test_a_group_that_kills_its_workers_is_named_after_the_third(monkeypatch: py
 
 def test_a_worker_with_other_versions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guarantee: what a worker computes is what this process would."""
-    began = Call("began", ("there", 7, {**installed(), "torch": "1.0"}))
+    began = RemoteCall("began", ("there", 7, {**installed_versions(), "torch": "1.0"}))
     with pytest.raises(RunError, match=r"worker 7 on there has torch 1\.0 where this machine has"):
-        heard_of([[began, Outcome(0, FINISHED)]], monkeypatch)
+        heard_of([[began, IndexedOutcome(0, FINISHED)]], monkeypatch)
 
 
 @pytest.mark.parametrize("error", [RunError("cell 3 is not finite"), InputError("a key")])
@@ -225,27 +231,27 @@ def cells_of(scenario: Path) -> list[Cell]:
 def test_a_worker_says_what_its_engine_says(scenario: Path, name: str) -> None:
     """And each group alone computes the bits that it computes among the others."""
     cells, whole = cells_of(scenario), Recorder()
-    row = engine_row(name)
-    assert row.groups is not None
-    expected = {outcome.index: outcome.finished for outcome in engine_named(name)(cells, whole)}
+    row = find_engine_row(name)
+    assert row.group_cells is not None
+    expected = {outcome.index: outcome.cell_outcome for outcome in make_engine(name)(cells, whole)}
     told = 0
-    for group in row.groups(cells):
-        began, *events = work(name, [cells[place].canonical() for place in group], [])
-        assert began == Call("began", (socket.gethostname(), os.getpid(), installed()))
+    for group in row.group_cells(cells):
+        began, *events = run_worker(name, [cells[place].canonical() for place in group], [])
+        assert began == RemoteCall("began", (socket.gethostname(), os.getpid(), installed_versions()))
         told += sum(
-            event.arguments[0] for event in events if isinstance(event, Call) and event.method == "advanced"
+            event.arguments[0] for event in events if isinstance(event, RemoteCall) and event.method == "advanced"
         )
-        for outcome in (event for event in events if isinstance(event, Outcome)):
+        for outcome in (event for event in events if isinstance(event, IndexedOutcome)):
             same = expected.pop(group[outcome.index])
-            assert np.array_equal(outcome.finished.model, same.model)
-            assert outcome.finished.metrics == same.metrics
-            assert outcome.finished.fraction_clipped == same.fraction_clipped
+            assert np.array_equal(outcome.cell_outcome.model, same.model)
+            assert outcome.cell_outcome.metrics == same.metrics
+            assert outcome.cell_outcome.fraction_clipped == same.fraction_clipped
     assert (expected, told) == ({}, whole.rounds)
 
 
 def test_an_error_of_the_engine_is_raised_by_the_worker(scenario: Path) -> None:
     with pytest.raises(InputError, match="known engines"):
-        list(work("none", [cell.canonical() for cell in cells_of(scenario)], []))
+        list(run_worker("none", [cell.canonical() for cell in cells_of(scenario)], []))
 
 
 @pytest.mark.parametrize(
@@ -259,14 +265,14 @@ def test_workers_are_a_number_or_a_cluster(count: int | None, address: str | Non
 @pytest.mark.parametrize("name", ["deployment", "ray"])
 def test_engines_with_processes_of_their_own_take_no_workers(name: str) -> None:
     with pytest.raises(InputError, match=f"--engine {name}: it has processes of its own"):
-        on_workers(name, Workers(2))
+        make_worker_engine(name, Workers(2))
 
 
 def test_root_needs_leave(monkeypatch: pytest.MonkeyPatch, scenario: Path) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.delenv("FEDPRIV_ALLOW_ROOT")
     with pytest.raises(InputError, match="--workers 2 starts servers"):
-        list(on_workers("vectorized", Workers(2))(cells_of(scenario), Recorder()))
+        list(make_worker_engine("vectorized", Workers(2))(cells_of(scenario), Recorder()))
 
 
 def without_times(folder: Path) -> Any:
@@ -333,7 +339,7 @@ def test_a_worker_that_is_killed_is_named_and_its_cells_run_again_and_ctrl_c_lea
 def test_what_rays_own_thread_prints_is_no_line_of_ours() -> None:
     """Would stand between lines of JSON; it comes as an exception, too."""
     lines = io.StringIO()
-    output: Any = engine.WithoutRay(lines)
+    output: Any = engine.StreamWithoutRay(lines)
     print("ours", file=output)
     for name in ("ray_listen_error_messages", "another"):
         thread = threading.Thread(target=print, args=(name,), kwargs={"file": output}, name=name)

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from fedpriv.addons.services.service import environment, script
-from fedpriv.engines.children import left_by_nobody
+from fedpriv.engines.children import reap_processes
 from fedpriv.engines.inprocess import InProcessGrid
 from tests.doc_pages import ROOT
 from tests.e2e.flwr_command import flwr_run
@@ -101,7 +101,7 @@ def free_ports(count: int) -> list[int]:
 def test_a_superlink_and_two_supernodes_run_the_example(app: Any, tmp_path: Path, trust: str) -> None:
     """Flower's own commands, without keys, on this machine."""
     link, *nodes = free_ports(3)
-    with tempfile.TemporaryDirectory(prefix="fedpriv-flower-app-") as name, left_by_nobody(Path(name)):
+    with tempfile.TemporaryDirectory(prefix="fedpriv-flower-app-") as name, reap_processes(Path(name)):
         homes = {part: Path(name) / part for part in ("link", "node-0", "node-1", "user")}
         for home in homes.values():
             home.mkdir()

@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
-from fedpriv.engines.children import left_by_nobody
+from fedpriv.engines.children import reap_processes
 from tests.gameday.faults import FAULTS, OVERTAKEN, TWICE, Fault
 from tests.gameday.game import Game, GameError, Struck
 
@@ -140,7 +140,7 @@ def main() -> int:
         parser.error(f"unknown faults: {', '.join(sorted(unknown))}; there are {[each.name for each in FAULTS]}")
     faults = [fault for fault in FAULTS if not names or fault.name in names]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    with tempfile.TemporaryDirectory(prefix="fedpriv-day-") as home, left_by_nobody(Path(home)):
+    with tempfile.TemporaryDirectory(prefix="fedpriv-day-") as home, reap_processes(Path(home)):
         game = Game(Path(home), given.seed, given.rounds, given.patience)
         missing = {
             "full disk": "" if game.has_disks else "this user may mount no small disk",

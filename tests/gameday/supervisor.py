@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from fedpriv.addons.services.service import environment, how
-from fedpriv.engines.children import stop_all_of
+from fedpriv.engines.children import end_processes_in
 
 _RESTART = 3.0
 """Seconds before a service that ended is started again; the units have 5."""
@@ -141,7 +141,7 @@ class Supervisor:
             code = service.process.wait()
             service.process = None
             self.journal.add("manager", f"{service.name}: main process {how(code)}")
-            stop_all_of(service.home)
+            end_processes_in(service.home)
             if code == 0 and not service.always:
                 service.wanted = False
                 return
@@ -173,7 +173,7 @@ class Supervisor:
                 self.journal.add(name, text.rstrip("\n"))
 
     def _end(self, service: Service) -> None:
-        stop_all_of(service.home)
+        end_processes_in(service.home)
         if service.process is not None:
             service.process.wait()
             service.process = None

@@ -61,8 +61,8 @@ def test_a_module_is_built_with_the_shape_of_the_data_and_trains() -> None:
     trained = {engine: run(engine, cell) for engine in ("vectorized", "inprocess")}
     (finished,), heard = trained["vectorized"]
     assert heard.evaluations[-1][2] < heard.evaluations[0][2]
-    assert finished.finished.model.shape == (784 * 4 + 4 + 40 + 10 + 7840,)
-    assert trained["inprocess"][0][0].finished.test_loss == pytest.approx(finished.finished.test_loss)
+    assert finished.cell_outcome.model.shape == (784 * 4 + 4 + 40 + 10 + 7840,)
+    assert trained["inprocess"][0][0].cell_outcome.test_loss == pytest.approx(finished.cell_outcome.test_loss)
 
 
 @pytest.mark.parametrize("name", ["Centred", "Remembering"])

@@ -115,8 +115,8 @@ def cell(**overrides: Any) -> Cell:
 def test_a_run_has_other_bits_and_nearly_the_same_model() -> None:
     (short,), _ = run("vectorized", cell())
     (plain,), _ = run("vectorized", resolve_cell(small_tree(algorithm=SGD, privacy=MU), "test"))
-    assert not np.array_equal(short.finished.model, plain.finished.model)
-    np.testing.assert_allclose(short.finished.model, plain.finished.model, atol=0.01)
+    assert not np.array_equal(short.cell_outcome.model, plain.cell_outcome.model)
+    np.testing.assert_allclose(short.cell_outcome.model, plain.cell_outcome.model, atol=0.01)
 
 
 def test_units_of_several_records_take_short_passes_too() -> None:
@@ -124,7 +124,7 @@ def test_units_of_several_records_take_short_passes_too() -> None:
     objective = task_of_cell(cell(privacy=privacy)).objective
     assert type(objective).__name__ == "ShortPasses"
     (one,), _ = run("vectorized", cell(privacy=privacy))
-    assert np.isfinite(one.finished.model).all()
+    assert np.isfinite(one.cell_outcome.model).all()
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from fedpriv.core.errors import InputError, RunError
 from fedpriv.data.cells import read_table
 from fedpriv.data.encode import encode
 from fedpriv.data.schema import Survival, TableSchema
-from fedpriv.engines.table import engine_named
+from fedpriv.engines.table import make_engine
 from fedpriv.loss.losses import Hazard, concordance, integrated_brier, survival, told
 from fedpriv.loss.models import MODELS, SoftmaxSettings
 from fedpriv.loss.objective import Batch, Query, Records
@@ -185,7 +185,7 @@ def tree_of(path: Path, **sections: dict[str, Any]) -> dict[str, Any]:
 def test_engines_agree_on_a_model_of_hazards(tmp_path: Path, model: dict[str, Any]) -> None:
     cell = resolve_cell({**tree_of(tmp_path), "model": model}, "test")
     fast, slow = (
-        next(iter(engine_named(name)([cell], RunObserver()))).finished.metrics
+        next(iter(make_engine(name)([cell], RunObserver()))).cell_outcome.metrics
         for name in ("vectorized", "inprocess")
     )
     assert fast == pytest.approx(slow, rel=1e-6)

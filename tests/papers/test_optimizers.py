@@ -68,7 +68,7 @@ def heard(cell: Cell, engine: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Flo
 
     monkeypatch.setattr(CorrectedAdam, "update", update)
     (outcome,), _ = run(engine, cell)
-    return np.array(released, np.float64), np.asarray(outcome.finished.model)
+    return np.array(released, np.float64), np.asarray(outcome.cell_outcome.model)
 
 
 @pytest.mark.parametrize(("trust", "arithmetic"), RUNS)

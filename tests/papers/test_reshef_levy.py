@@ -174,7 +174,7 @@ def test_with_a_mechanism_it_is_online_to_batch_with_linear_weights(
         algorithm={"name": "online-to-batch", "radius": 1.5, **shared},
         privacy={"relation": "replace-one", "mu": MU},
     )
-    ours, theirs = (next(run_vectorized([cell], RunObserver())).finished for cell in (mu2, other))
+    ours, theirs = (next(run_vectorized([cell], RunObserver())).cell_outcome for cell in (mu2, other))
     np.testing.assert_array_equal(ours.model, theirs.model)
     assert ours.releases[0].std == theirs.releases[0].std > 0.0
 
@@ -244,8 +244,8 @@ def test_no_increment_is_clipped_by_growing_clips(small_cell: Callable[..., Cell
     quiet = {"privacy": {"relation": "replace-one", "mode": "none"}, "algorithm__step": 0.01}
     (paper,), _ = run("vectorized", small_cell(**quiet))
     (growing,), _ = run("vectorized", small_cell(**quiet, algorithm__clip="growing"))
-    assert growing.finished.fraction_clipped == 0.0
-    np.testing.assert_allclose(growing.finished.model, paper.finished.model, rtol=1e-9, atol=1e-15)
+    assert growing.cell_outcome.fraction_clipped == 0.0
+    np.testing.assert_allclose(growing.cell_outcome.model, paper.cell_outcome.model, rtol=1e-9, atol=1e-15)
 
 
 def test_the_next_point_uses_the_last_batch(small_cell: Callable[..., Cell]) -> None:
@@ -253,9 +253,9 @@ def test_the_next_point_uses_the_last_batch(small_cell: Callable[..., Cell]) -> 
     quiet = {"privacy": {"relation": "replace-one", "mode": "none"}, "algorithm__step": 0.01}
     (following,), _ = run("vectorized", small_cell(**quiet, algorithm__output="next"))
     (last,), _ = run("vectorized", small_cell(**quiet))
-    assert np.linalg.norm(following.finished.model - last.finished.model) > 0.0
+    assert np.linalg.norm(following.cell_outcome.model - last.cell_outcome.model) > 0.0
     (inprocess,), _ = run("inprocess", small_cell(**quiet, algorithm__output="next"))
-    np.testing.assert_allclose(following.finished.model, inprocess.finished.model, rtol=1e-9)
+    np.testing.assert_allclose(following.cell_outcome.model, inprocess.cell_outcome.model, rtol=1e-9)
     optimizer = plan(small_cell(**quiet, algorithm__output="next")).optimizer
     state = optimizer.start(torch.zeros(3, dtype=torch.float64))
     for t in range(1, 4):

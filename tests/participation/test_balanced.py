@@ -135,8 +135,8 @@ def tree(**changes: Any) -> dict[str, Any]:
 def test_engines_agree_and_the_ledger_reads_it_back() -> None:
     cell = resolve_cell(tree(run={"dtype": "float64", "evaluations": 2, "noise": "per-silo"}), "test")
     ((vectorized,), _), ((inprocess,), _) = (run(engine, cell) for engine in ("vectorized", "inprocess"))
-    np.testing.assert_allclose(vectorized.finished.model, inprocess.finished.model, rtol=1e-9, atol=1e-13)
-    order = vectorized.finished.releases[0].schedule
+    np.testing.assert_allclose(vectorized.cell_outcome.model, inprocess.cell_outcome.model, rtol=1e-9, atol=1e-13)
+    order = vectorized.cell_outcome.releases[0].schedule
     assert participation_from(json.loads(json.dumps(order.as_data()))) == order == Balanced(8, 4)
     assert "2 of 8 rounds" in order.words
 

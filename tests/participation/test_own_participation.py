@@ -148,10 +148,10 @@ def test_it_runs_on_both_engines_and_is_read_back(trust: str, arithmetic: str) -
     (inprocess,), _ = run("inprocess", cell)
     if arithmetic == "float":
         (vectorized,), _ = run("vectorized", cell)
-        ours, theirs = vectorized.finished.model, inprocess.finished.model
+        ours, theirs = vectorized.cell_outcome.model, inprocess.cell_outcome.model
         rounding = 1e-3 if trust == "secure-aggregation" else 1e-9
         np.testing.assert_allclose(ours, theirs, atol=rounding * np.linalg.norm(theirs))
-    for stream in inprocess.finished.releases:
+    for stream in inprocess.cell_outcome.releases:
         assert isinstance(stream.schedule, WithoutReplacement)
         assert stream.mu == pytest.approx(1.5, rel=1e-6)
         assert from_data(json.loads(json.dumps(as_data(stream)))) == stream

@@ -21,7 +21,7 @@ from fedpriv.claims.outcome import RunObserver
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import SERVER, integers_key
-from fedpriv.engines.table import engine_named
+from fedpriv.engines.table import make_engine
 from fedpriv.plan.plan import Plan, plan_of
 from fedpriv.plan.task import task_of_cell
 from fedpriv.rounds.integers import IntegerSteps
@@ -118,11 +118,13 @@ def test_equal_shares_of_equal_silos_are_the_run_without_shares() -> None:
 def test_engines_agree_on_a_run_with_budgets_of_their_own(arithmetic: str) -> None:
     cell = cell_of(run={"dtype": "float64", "evaluations": 2, "arithmetic": arithmetic, "noise": "per-silo"})
     (inprocess,), _ = run("inprocess", cell)
-    assert of_each_silo(inprocess.finished.releases, 1e-5)
+    assert of_each_silo(inprocess.cell_outcome.releases, 1e-5)
     if arithmetic == "float":
         (vectorized,), _ = run("vectorized", cell)
-        np.testing.assert_allclose(vectorized.finished.model, inprocess.finished.model, rtol=1e-9, atol=1e-13)
-        assert vectorized.finished.releases == inprocess.finished.releases
+        np.testing.assert_allclose(
+            vectorized.cell_outcome.model, inprocess.cell_outcome.model, rtol=1e-9, atol=1e-13
+        )
+        assert vectorized.cell_outcome.releases == inprocess.cell_outcome.releases
 
 
 def test_a_guard_charges_its_own_share_and_refuses_another_silos(tmp_path: Path) -> None:
@@ -212,8 +214,8 @@ def test_a_silo_that_released_with_anothers_budget_is_seen(tmp_path: Path, row: 
     privacy = {"relation": "replace-one", "epsilon": 2.0, "shares": list(SHARES)}
     scenario, folder = scenario_of(small_tree(**{"privacy": privacy, **ROWS[row]}), "test"), tmp_path / "run"
     results = RunFolder(folder, scenario, "vectorized", resume=False)
-    (outcome,) = engine_named("vectorized")([scenario.points[0].cell], RunObserver())
-    results.finished(0, outcome.finished)
+    (outcome,) = make_engine("vectorized")([scenario.points[0].cell], RunObserver())
+    results.finished(0, outcome.cell_outcome)
     assert CliRunner().invoke(app, ["privacy", "ledger", str(folder)]).exit_code == 0
     told = json.loads((folder / "results.json").read_text())
     for silo in (0, 1):

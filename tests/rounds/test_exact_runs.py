@@ -151,9 +151,9 @@ def test_a_deployment_computes_what_the_simulation_does(tmp_path: Path, of: tupl
     (outcome,), _ = run("inprocess", cell)
     strategy = deployed(tmp_path, cell, dies_in=dies_in)
     assert strategy.rounds_done == cell.schedule.rounds
-    assert np.linalg.norm(outcome.finished.model) > 1e-3
-    assert outcome.finished.model.tobytes() == strategy.model.numpy().tobytes()
-    assert outcome.finished.releases == releases_of(strategy.plan, strategy.rounds_done)
+    assert np.linalg.norm(outcome.cell_outcome.model) > 1e-3
+    assert outcome.cell_outcome.model.tobytes() == strategy.model.numpy().tobytes()
+    assert outcome.cell_outcome.releases == releases_of(strategy.plan, strategy.rounds_done)
 
 
 MEASURED: dict[str, dict[str, Any]] = {
@@ -173,7 +173,7 @@ LOCAL_STEPS: dict[str, Any] = {
 def test_what_is_measured_beside_a_run_changes_no_integer(tmp_path: Path, measured: dict[str, Any]) -> None:
     """In a simulation, and of guards, which measure nothing."""
     plain, cell = cell_of("tree", "untrusted"), cell_of("tree", "untrusted", **measured)
-    expected, found = (run("inprocess", each)[0][0].finished for each in (plain, cell))
+    expected, found = (run("inprocess", each)[0][0].cell_outcome for each in (plain, cell))
     assert found.releases == expected.releases
     assert found.model.tobytes() == expected.model.tobytes()
     assert deployed(tmp_path, cell, dies_in=3).model.numpy().tobytes() == expected.model.tobytes()
@@ -185,6 +185,6 @@ def test_what_is_measured_beside_local_steps_changes_no_integer(measured: dict[s
     plain, cell = (
         resolve_cell(json.loads(scenario(**{**LOCAL_STEPS, **more})), "test") for more in ({}, measured)
     )
-    expected, found = (run("inprocess", each)[0][0].finished for each in (plain, cell))
+    expected, found = (run("inprocess", each)[0][0].cell_outcome for each in (plain, cell))
     assert np.linalg.norm(expected.model) > 1e-3
     assert found.model.tobytes() == expected.model.tobytes()

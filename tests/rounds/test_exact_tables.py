@@ -76,10 +76,10 @@ def same(cell: Cell, heard: Heard) -> None:
     simulated._cached_silo.cache_clear()
     (outcome,), recorder = run("inprocess", cell)
     assert heard.result is not None
-    assert float(torch.from_numpy(outcome.finished.model).norm()) > 1e-3
-    assert outcome.finished.model.tobytes() == heard.result.model.tobytes()
-    assert outcome.finished.releases == heard.result.releases
-    assert outcome.finished.evaluations == heard.result.evaluations
+    assert float(torch.from_numpy(outcome.cell_outcome.model).norm()) > 1e-3
+    assert outcome.cell_outcome.model.tobytes() == heard.result.model.tobytes()
+    assert outcome.cell_outcome.releases == heard.result.releases
+    assert outcome.cell_outcome.evaluations == heard.result.evaluations
     if cell.evaluation is not None:
         assert len(heard.metrics) == 2
         assert [each[2:] for each in recorder.evaluations] == [tuple(each.values()) for each in heard.metrics]
@@ -149,7 +149,7 @@ def test_statistics_under_ray_have_the_same_bits(tmp_path: Path) -> None:
     floats = cell.model_copy(update={"run": cell.run.model_copy(update={"arithmetic": "float"})})
     outcomes, _ = run("ray", cell, floats)
     for ray, inprocess in zip(outcomes, run("inprocess", cell, floats)[0], strict=True):
-        assert ray.finished.model.tobytes() == inprocess.finished.model.tobytes()
-        assert ray.finished.releases == inprocess.finished.releases
+        assert ray.cell_outcome.model.tobytes() == inprocess.cell_outcome.model.tobytes()
+        assert ray.cell_outcome.releases == inprocess.cell_outcome.releases
     (vectorized,), _ = run("vectorized", floats)
-    torch.testing.assert_close(*(torch.from_numpy(each.finished.model) for each in (vectorized, outcomes[1])))
+    torch.testing.assert_close(*(torch.from_numpy(each.cell_outcome.model) for each in (vectorized, outcomes[1])))

@@ -41,10 +41,10 @@ def test_without_noise_integers_are_the_run_in_floating_point(
     monkeypatch.setattr(Seeded, "__call__", lambda *_: None)  # floating point: silos' noise, and the server's
     (one,), _ = run("inprocess", exact)
     (other,), _ = run("inprocess", plain)
-    length = np.linalg.norm(other.finished.model)
+    length = np.linalg.norm(other.cell_outcome.model)
     assert length > 1e-5
     atol = 1e-3 if trust == "secure-aggregation" else 1e-6  # what floating point rounds to, to add masked messages
-    np.testing.assert_allclose(one.finished.model, other.finished.model, rtol=0.0, atol=atol * length)
+    np.testing.assert_allclose(one.cell_outcome.model, other.cell_outcome.model, rtol=0.0, atol=atol * length)
 
 
 def test_no_vector_of_floating_point_noise_is_drawn_by_integers(
@@ -58,7 +58,7 @@ def test_no_vector_of_floating_point_noise_is_drawn_by_integers(
     monkeypatch.setattr(KeyedNormal, "vectors", never)
     monkeypatch.setattr(DrawAhead, "vector", never)
     (outcome,), _ = run("inprocess", small_cell(run__arithmetic="integers"))
-    assert torch.isfinite(torch.from_numpy(outcome.finished.model)).all()
+    assert torch.isfinite(torch.from_numpy(outcome.cell_outcome.model)).all()
     with pytest.raises(RunError, match="floating-point noise"):
         run("inprocess", small_cell())
 
@@ -117,8 +117,8 @@ def test_masked_words_have_the_width_that_was_asked_for(small_cell: MakeCell, wo
     plan = plan_of(cell, task_of_cell(cell).objective)
     assert plan.rounds[0].message_length == 7850 * width
     (outcome,), _ = run("inprocess", cell)
-    assert outcome.finished.bytes_sent == 8 * 7850 * width
-    assert np.linalg.norm(outcome.finished.model) > 1e-3
+    assert outcome.cell_outcome.bytes_sent == 8 * 7850 * width
+    assert np.linalg.norm(outcome.cell_outcome.model) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["tree", "aligned differences, clipped in parts", "trees that restart"])

@@ -92,8 +92,8 @@ def test_it_computes_what_the_simulation_of_these_absences_does(
     for rounds in (3, 5):
         serve(cell, tmp_path / "j", grid, rounds)
     strategy = serve(cell, tmp_path / "j", grid)
-    assert strategy.missed == {1: list(AWAY)} == simulated.finished.missed
-    assert np.array_equal(strategy.model.numpy(), simulated.finished.model)
+    assert strategy.missed == {1: list(AWAY)} == simulated.cell_outcome.missed
+    assert np.array_equal(strategy.model.numpy(), simulated.cell_outcome.model)
     assert releases_of(strategy.plan, 8) == releases_of(plan_with(cell_of(trust, name)), 8)
 
 

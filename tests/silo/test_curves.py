@@ -13,7 +13,7 @@ from fedpriv.claims.ledger import releases_of
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.data.schema import TableSchema
-from fedpriv.engines.table import engine_named
+from fedpriv.engines.table import make_engine
 from fedpriv.loss.scores import SummedScores
 from fedpriv.plan.evaluation import EvaluationPlan, evaluation_plan_of
 from fedpriv.plan.plan import apart_of
@@ -60,7 +60,7 @@ def test_engines_give_the_same_figures(tmp_path: Path, trust: str) -> None:
     cell = cell_of(tmp_path, mu=400.0, **others)
     whole = cell_of(tmp_path, mu=400.0, run={"arithmetic": "integers"}, **others)
     asked = [("vectorized", cell), ("inprocess", cell), ("inprocess", whole)]
-    found = [next(iter(engine_named(name)([each], RunObserver()))).finished.metrics for name, each in asked]
+    found = [next(iter(make_engine(name)([each], RunObserver()))).cell_outcome.metrics for name, each in asked]
     assert found[0] == pytest.approx(found[1], rel=1e-6, abs=1e-9)
     assert {"test_auc", "test_auc_low", "test_auc_high"} <= found[0].keys()
     assert any("_of_sex=" in name for name in found[0])

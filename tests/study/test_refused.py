@@ -78,7 +78,7 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Refused:
         raise AssertionError("a trial was run")
 
     monkeypatch.setattr(search, "run_sweep", runs)
-    monkeypatch.setattr(search, "engine_named", runs)
+    monkeypatch.setattr(search, "make_engine", runs)
 
     def command(*words: str) -> str:
         line = refusal(["tune", "plain.toml", *words])

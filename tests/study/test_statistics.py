@@ -25,7 +25,7 @@ from fedpriv.addons.statistics.tables import TRUSTS, Statistics, TableResult, re
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import InputError
 from fedpriv.data.schema import TableSchema
-from fedpriv.engines.table import engine_named
+from fedpriv.engines.table import make_engine
 from tests.data.tables import SCHEMA, rows, write_csv
 from tests.silo.test_statistics import FILLED, TABLES
 
@@ -235,8 +235,8 @@ def tree_of(path: Path, **changes: Any) -> dict[str, Any]:
 
 
 def values_of(asked: Statistics, engine: str = "vectorized") -> list[TableResult]:
-    (outcome,) = engine_named(engine)([asked.cell], RunObserver())
-    return asked.read_tables(outcome.finished.model)
+    (outcome,) = make_engine(engine)([asked.cell], RunObserver())
+    return asked.read_tables(outcome.cell_outcome.model)
 
 
 def test_sites_are_counted_like_any_column(tmp_path: Path) -> None:
@@ -271,12 +271,12 @@ def test_integers_of_a_simulation_are_those_tables(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "t.csv", rows(600))
     asked = Statistics.from_plan(read_plan(tree_of(path, trust="secure-aggregation")))
     run = asked.cell.run.model_copy(update={"arithmetic": "integers"})
-    (outcome,) = engine_named("inprocess")([asked.cell.model_copy(update={"run": run})], RunObserver())
-    stream = outcome.finished.releases[0]
+    (outcome,) = make_engine("inprocess")([asked.cell.model_copy(update={"run": run})], RunObserver())
+    stream = outcome.cell_outcome.releases[0]
     assert stream.integers is not None
     assert stream.mu <= 1.0
     train = [row for row in rows(600) if row["part"] == "train"]
-    for estimate in asked.read_tables(outcome.finished.model, for_release=True)[1].estimates:
+    for estimate in asked.read_tables(outcome.cell_outcome.model, for_release=True)[1].estimates:
         true = sum((row["sex"], row["outcome"]) == estimate.of for row in train)
         assert abs(estimate.value - true) <= 4.5 * estimate.standard_error
 

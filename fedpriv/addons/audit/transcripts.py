@@ -42,7 +42,7 @@ from fedpriv.addons.audit.canaries import (
 from fedpriv.clients.simulated import client_app_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER, public_generator, system_key
-from fedpriv.engines.inprocess import InProcessGrid, flower_quiet
+from fedpriv.engines.inprocess import InProcessGrid, quiet_flower_logs
 from fedpriv.loss.estimators import Round
 from fedpriv.noise.integers.fixed_point import sum_of
 from fedpriv.participation.registry import DrawnOrder
@@ -347,7 +347,7 @@ def collect_broadcasts(
     for rounds in (len(queries) // 2, len(queries)):
         broadcast.clear()
         watched = dataclasses.replace(plan, optimizer=RecordingOptimizer(queries, broadcast))
-        with flower_quiet(), ServerJournal(folder / "journal", Entries.of(plan)) as journal:
+        with quiet_flower_logs(), ServerJournal(folder / "journal", Entries.of(plan)) as journal:
             if rounds:
                 deployed_strategy(watched, initial, journal).run(grid, rounds)
         silos[0].restart()

@@ -39,9 +39,9 @@ from fedpriv.claims.outcome import Finished, RunObserver, digest_of
 from fedpriv.core.errors import InputError, RunError, refuse
 from fedpriv.core.files import write_text
 from fedpriv.data.named import load
-from fedpriv.engines.children import left_by_nobody, refuse_root
+from fedpriv.engines.children import reap_processes, refuse_root
 from fedpriv.engines.inprocess import refuse_vectorized_options
-from fedpriv.engines.table import Connection, Outcome
+from fedpriv.engines.table import Connection, IndexedOutcome
 from fedpriv.plan.evaluation import held_out_of_silos, records_of_silos
 from fedpriv.plan.task import task_of_cell
 from fedpriv.protocol.cell_folder import FolderReader, clear, run_config_of
@@ -109,7 +109,7 @@ def simulating_superlink(home: Path) -> Iterator[SuperLink]:
     only our processes have, and keeps its sockets and files in `home`.
     """
     script("flwr-simulation")  # without it Flower's executor would wait for ever
-    with left_by_nobody(home):
+    with reap_processes(home):
         yield start_superlink(
             home,
             ["--simulation"],
@@ -133,7 +133,7 @@ def federation_superlink(home: Path, silos: int) -> Iterator[SuperLink]:
         node.mkdir(mode=0o700)
         make_node_key(node / "node.key", keys / "nodes" / f"silo-{silo}.pub")
         (node / AUTHORITY).write_bytes((keys / AUTHORITY).read_bytes())
-    with left_by_nobody(home):
+    with reap_processes(home):
         yield start_superlink(home, ["--keys", str(keys)], free_port())
 
 
@@ -308,7 +308,7 @@ def follow(link: SuperLink, run: int, reader: FolderReader, lost: Health, progre
 
 def run_deployment(
     cells: Sequence[Cell], observer: RunObserver, *, folder: Path, connection: Connection
-) -> Iterator[Outcome]:
+) -> Iterator[IndexedOutcome]:
     """Run cells one after another; see `Engine`.
 
     `folder` is the RUN_DIR: the server writes below it, so that it must be the same folder where the SuperLink
@@ -350,7 +350,7 @@ def run_deployment(
                             with suppress(RunError):  # it may have ended
                                 link.control.stop_run(run)
                         raise
-        yield Outcome(index, finished)
+        yield IndexedOutcome(index, finished)
         if local and (state_root() / token).exists():
             shutil.rmtree(state_root() / token)
 
@@ -382,7 +382,7 @@ def _federation(cell: Cell, connection: Connection, token: str) -> Iterator[tupl
             yield link, lambda: next((said for silo in needed if (said := silo.ended()) is not None), None)
 
 
-def run_ray(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Outcome]:
+def run_ray(cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOutcome]:
     """Run cells one after another on one SuperLink in simulation mode; see `Engine`."""
     if importlib.util.find_spec("ray") is None:
         raise InputError("--engine ray: Ray is not installed here; pip install 'fedpriv[ray]'")
@@ -408,4 +408,4 @@ def run_ray(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Outcome]:
             deadline = time.monotonic() + _END_SECONDS
             while not link.control.status(run).is_over and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS)
-            yield Outcome(index, finished)
+            yield IndexedOutcome(index, finished)

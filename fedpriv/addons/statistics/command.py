@@ -31,7 +31,7 @@ from fedpriv.cli.options import print_table, print_text
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import epsilon_words, upper_figure
 from fedpriv.core.files import write_text
-from fedpriv.engines.table import LOCAL, Connection, engine_row
+from fedpriv.engines.table import LOCAL, Connection, find_engine_row
 from fedpriv.show.table import write_table
 from fedpriv.study.results import read_claims
 from fedpriv.study.sweep import RunOptions, run_sweep
@@ -268,7 +268,7 @@ def release_tables(
     write_table(folder)
     (record,) = read_claims(folder).cells
     model = np.load(folder / record["model"], allow_pickle=False)
-    tables = tuple(asked.read_tables(model, for_release=engine_row(engine).releases))
+    tables = tuple(asked.read_tables(model, for_release=find_engine_row(engine).makes_release))
     write_statistics(folder, asked, tables, record)
     return ReleasedTables(tables, statistics_data(asked, tables, record), folder)
 
@@ -284,9 +284,9 @@ def run_statistics(
     as_json: bool,
 ) -> None:
     """Print errors and price, and release the tables unless it is a dry run; InputError as for a run."""
-    row, asked = engine_row(engine), Statistics.from_plan(read_plan(path, overrides))
+    row, asked = find_engine_row(engine), Statistics.from_plan(read_plan(path, overrides))
     if dry_run:
-        _print_dry_run(asked, for_release=row.releases, as_json=as_json)
+        _print_dry_run(asked, for_release=row.makes_release, as_json=as_json)
         return
     found = release_tables(asked, engine, out, connection)
     if as_json:

@@ -30,7 +30,7 @@ from fedpriv.claims.outcome import Finished, RunObserver
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.figures import caveats, delta_figure, upper_figure
 from fedpriv.core.files import write_json, write_text
-from fedpriv.engines.table import engine_named
+from fedpriv.engines.table import make_engine
 from fedpriv.noise.trust import RECORD
 from fedpriv.plan.calibration import fitted_scenario
 from fedpriv.plan.task import task_of_cell
@@ -142,13 +142,13 @@ def tune_privately(
     ]
     cells = [point.cell for point in fitted_scenario(replace(scenario, points=points), {})[0].points]
     try:
-        outcomes = sorted(engine_named("vectorized")(cells, RunObserver()), key=lambda outcome: outcome.index)
+        outcomes = sorted(make_engine("vectorized")(cells, RunObserver()), key=lambda outcome: outcome.index)
     except RunError:
         raise RunError(
             "--private: a run failed, as one does whose loss is not finite; nothing is published, but that it "
             "failed is not covered by any claim; leave such settings out of the grid"
         ) from None
-    finished, choices = iter(outcome.finished for outcome in outcomes), []
+    finished, choices = iter(outcome.cell_outcome for outcome in outcomes), []
     settings_drawn = iter(setting for _, setting in drawn)
     for row, _, runs in plans:
         best: tuple[float, Setting] | None = None

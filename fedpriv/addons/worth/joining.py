@@ -38,7 +38,7 @@ from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import FedprivError, InputError
 from fedpriv.core.figures import upper_figure
 from fedpriv.core.replicates import one_thread
-from fedpriv.engines.table import engine_named
+from fedpriv.engines.table import make_engine
 from fedpriv.loss.objective import Records
 from fedpriv.noise.trust import CURATOR
 from fedpriv.plan.task import check_records, spread
@@ -401,10 +401,10 @@ def _train_models(cells: Sequence[Cell]) -> dict[str, Floats]:
     """The published model of every cell, by its canonical text; equal cells are run once."""
     once = list({_cell_text(cell): cell for cell in cells}.values())
     try:
-        outcomes = list(engine_named("vectorized")(once, RunObserver()))
+        outcomes = list(make_engine("vectorized")(once, RunObserver()))
     except FedprivError as error:
         raise InputError(f"worth: a run of the grid could not be finished: {error}") from None
-    return {_cell_text(once[each.index]): each.finished.model.astype(np.float64) for each in outcomes}
+    return {_cell_text(once[each.index]): each.cell_outcome.model.astype(np.float64) for each in outcomes}
 
 
 _BY_TRUST = ("released", "recalibrated", "gains", "personal")

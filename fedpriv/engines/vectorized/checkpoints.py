@@ -24,10 +24,10 @@ from torch import Tensor
 FORMAT = 2
 
 
-_NUMBERS = (bool, int, float, str, type(None))
+_PLAIN_TYPES = (bool, int, float, str, type(None))
 
 
-_DAMAGED = (ValueError, KeyError, TypeError, IndexError, EOFError, OSError, zipfile.BadZipFile)
+_DAMAGE_ERRORS = (ValueError, KeyError, TypeError, IndexError, EOFError, OSError, zipfile.BadZipFile)
 
 Metrics = Mapping[str, float]
 
@@ -50,7 +50,7 @@ NO_CHECKPOINTS = Checkpoints()
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class SimulationCheckpoint:
     """Cells that are computed together, after round `t`."""
 
     t: int
@@ -62,41 +62,41 @@ class Checkpoint:
     """What round t + 1 starts from."""
 
 
-class Header(NamedTuple):
+class CheckpointHeader(NamedTuple):
     """What a checkpoint is of."""
 
     versions: Mapping[str, str]
     cells: tuple[str, ...]
     """The digest of every cell."""
 
-    def refusal(self) -> str | None:
+    def why_unusable(self) -> str | None:
         """Why these versions cannot go on from it; None if they can."""
-        here = installed()
+        here = installed_versions()
         differing = [name for name in here if self.versions.get(name) != here[name]]
         return ", ".join(f"{name} was {self.versions.get(name)} and is {here[name]}" for name in differing) or None
 
 
-def installed() -> dict[str, str]:
+def installed_versions() -> dict[str, str]:
     """The versions that results depend on."""
     return {name: metadata.version(name) for name in ("fedpriv", "torch", "numpy", "cryptography")}
 
 
-def name_of(cells: Sequence[str]) -> str:
+def checkpoint_name(cells: Sequence[str]) -> str:
     """Under which a checkpoint of cells with these digests is kept; their order counts."""
     return hashlib.sha256(" ".join(cells).encode()).hexdigest()[:16]
 
 
-def packed(checkpoint: Checkpoint, cells: Sequence[str]) -> bytes:
+def pack_checkpoint(checkpoint: SimulationCheckpoint, cells: Sequence[str]) -> bytes:
     """TypeError for a state that has something else than what this module knows."""
     arrays: list[NDArray[Any]] = []
     header = {
         "format": FORMAT,
-        "versions": installed(),
+        "versions": installed_versions(),
         "cells": list(cells),
         "t": checkpoint.t,
         "seconds": checkpoint.seconds,
         "evaluations": checkpoint.evaluations,
-        "states": _taken_apart(checkpoint.states, arrays),
+        "states": _flatten_state(checkpoint.states, arrays),
     }
     content = io.BytesIO()
     np.savez(
@@ -108,21 +108,21 @@ def packed(checkpoint: Checkpoint, cells: Sequence[str]) -> bytes:
     return content.getvalue()
 
 
-def header_of(content: bytes) -> Header:
+def read_header(content: bytes) -> CheckpointHeader:
     """ValueError for what is no checkpoint of this format, or a damaged one."""
     with _opened(content) as (header, _):
-        return Header(dict(header["versions"]), tuple(header["cells"]))
+        return CheckpointHeader(dict(header["versions"]), tuple(header["cells"]))
 
 
-def unpacked(content: bytes, like: Any, device: torch.device) -> Checkpoint:
+def unpack_checkpoint(content: bytes, like: Any, device: torch.device) -> SimulationCheckpoint:
     """The inverse of `packed`; `like` are states of the same types, such as those before round 1.
 
-    ValueError as in `header_of`.
+    ValueError as in `read_header`.
     """
     with _opened(content) as (header, arrays):
-        states = _put_together(header["states"], arrays, like, device)
+        states = _restore_state(header["states"], arrays, like, device)
         evaluations = [(t, metrics) for t, metrics in header["evaluations"]]
-        return Checkpoint(header["t"], header["seconds"], evaluations, states)
+        return SimulationCheckpoint(header["t"], header["seconds"], evaluations, states)
 
 
 @contextmanager
@@ -134,11 +134,11 @@ def _opened(content: bytes) -> Iterator[tuple[dict[str, Any], Mapping[str, NDArr
             if header["format"] != FORMAT:
                 raise ValueError(f"format {header['format']}, this version of fedpriv reads format {FORMAT}")
             yield header, file
-    except _DAMAGED as error:
+    except _DAMAGE_ERRORS as error:
         raise ValueError(f"not a whole checkpoint ({type(error).__name__}: {error})") from None
 
 
-def _taken_apart(state: Any, arrays: list[NDArray[Any]]) -> Any:
+def _flatten_state(state: Any, arrays: list[NDArray[Any]]) -> Any:
     """The state as JSON, its tensors as places in `arrays`.
 
     A tensor that repeats itself along an axis stays one that does: arithmetic may round others otherwise.
@@ -150,15 +150,15 @@ def _taken_apart(state: Any, arrays: list[NDArray[Any]]) -> Any:
         arrays.append(least.detach().cpu().contiguous().numpy())
         return {"array": len(arrays) - 1, "shape": list(state.shape)}
     if isinstance(state, tuple):
-        return [_taken_apart(part, arrays) for part in state]
+        return [_flatten_state(part, arrays) for part in state]
     if dataclasses.is_dataclass(state) and not isinstance(state, type):
-        return [_taken_apart(getattr(state, field.name), arrays) for field in dataclasses.fields(state)]
-    if isinstance(state, _NUMBERS):
+        return [_flatten_state(getattr(state, field.name), arrays) for field in dataclasses.fields(state)]
+    if isinstance(state, _PLAIN_TYPES):
         return {"value": state}
     raise TypeError(f"a state with a {type(state).__name__} cannot be kept")
 
 
-def _put_together(tree: Any, arrays: Mapping[str, NDArray[Any]], like: Any, device: torch.device) -> Any:
+def _restore_state(tree: Any, arrays: Mapping[str, NDArray[Any]], like: Any, device: torch.device) -> Any:
     if isinstance(tree, dict):
         if "value" in tree:
             return tree["value"]
@@ -166,10 +166,10 @@ def _put_together(tree: Any, arrays: Mapping[str, NDArray[Any]], like: Any, devi
     if dataclasses.is_dataclass(like) and not isinstance(like, type):
         fields = zip(dataclasses.fields(like), tree, strict=True)
         return type(like)(
-            **{one.name: _put_together(part, arrays, getattr(like, one.name), device) for one, part in fields}
+            **{one.name: _restore_state(part, arrays, getattr(like, one.name), device) for one, part in fields}
         )
     if isinstance(like, tuple) and hasattr(like, "_fields"):
         return type(like)(
-            *(_put_together(part, arrays, each, device) for part, each in zip(tree, like, strict=True))
+            *(_restore_state(part, arrays, each, device) for part, each in zip(tree, like, strict=True))
         )
-    return tuple(_put_together(part, arrays, None, device) for part in tree)
+    return tuple(_restore_state(part, arrays, None, device) for part in tree)

@@ -21,26 +21,26 @@ from fedpriv.claims.outcome import RunObserver, digest_of, evaluation_rounds, fi
 from fedpriv.core.errors import RunError
 from fedpriv.core.random import SERVER
 from fedpriv.core.replicates import one_thread
-from fedpriv.engines.table import Outcome, kept_pages
+from fedpriv.engines.table import IndexedOutcome, retain_freed_pages
 from fedpriv.engines.vectorized.checkpoints import (
     NO_CHECKPOINTS,
-    Checkpoint,
     Checkpoints,
     Metrics,
-    name_of,
-    packed,
-    unpacked,
+    SimulationCheckpoint,
+    checkpoint_name,
+    pack_checkpoint,
+    unpack_checkpoint,
 )
-from fedpriv.engines.vectorized.noise import NoiseFeed, OrderedBatches, SampledBatches, aggregate
+from fedpriv.engines.vectorized.noise import NoiseFeed, OrderedBatches, SampledBatches, aggregate_noise
 from fedpriv.engines.vectorized.silos import (
     AveragedSilos,
-    Away,
     LocalSilos,
+    ReplicateAbsences,
     Replicates,
     Silos,
-    grouped,
-    missing_noise,
-    plans_of,
+    absence_corrections,
+    group_by_plan,
+    make_plans,
 )
 from fedpriv.loss.objective import Records
 from fedpriv.noise.mechanism import MechanismState
@@ -51,52 +51,52 @@ from fedpriv.rounds.floats import FloatSteps, Fresh, RunningSum, SimulatedEvalua
 from fedpriv.rounds.round import Read
 from fedpriv.scenario.schema import Cell
 
-_EVERY = 2.0  # seconds
-_SHARE = 0.005  # of the time; what takes long to write is written less often
+_MIN_CHECKPOINT_SECONDS = 2.0  # seconds
+_MAX_CHECKPOINT_SHARE = 0.005  # of the time; what takes long to write is written less often
 
 
-class Keeper:
+class GroupCheckpoints:
     """The checkpoints of one group of cells."""
 
     def __init__(self, kept: Checkpoints, cells: Sequence[Cell], observer: RunObserver) -> None:
-        self._kept, self._observer = kept, observer
+        self._checkpoints, self._observer = kept, observer
         self._cells = tuple(map(digest_of, cells))
-        self._name = name_of(self._cells)
-        self._next: float | None = time.perf_counter() + _EVERY
+        self._name = checkpoint_name(self._cells)
+        self._next_time: float | None = time.perf_counter() + _MIN_CHECKPOINT_SECONDS
 
-    def latest(self, like: Any, device: torch.device) -> Checkpoint | None:
+    def latest(self, like: Any, device: torch.device) -> SimulationCheckpoint | None:
         """What the group goes on from, with states of the types of `like`; None where it starts anew."""
-        content = self._kept.latest(self._name)
+        content = self._checkpoints.latest(self._name)
         if content is None:
             return None
         try:
-            return unpacked(content, like, device)
+            return unpack_checkpoint(content, like, device)
         except ValueError as error:
             self._observer.noted(f"a checkpoint is not used, and its rounds are run again: {error}")
             return None
 
-    def due(self, now: float) -> bool:
+    def is_due(self, now: float) -> bool:
         """Whether it is time to keep the group; `now` is by `time.perf_counter`."""
-        return self._next is not None and now >= self._next
+        return self._next_time is not None and now >= self._next_time
 
-    def keep(self, checkpoint: Checkpoint) -> None:
+    def keep(self, checkpoint: SimulationCheckpoint) -> None:
         """A state that cannot be kept is said once, and the group goes on without checkpoints."""
         began = time.perf_counter()
         try:
-            self._kept.keep(self._name, packed(checkpoint, self._cells))
+            self._checkpoints.keep(self._name, pack_checkpoint(checkpoint, self._cells))
         except TypeError as error:
             self._observer.noted(f"no checkpoints of cells that are in the middle: {error}")
-            self._next = None
+            self._next_time = None
             return
         ended = time.perf_counter()
-        self._next = ended + max(_EVERY, (ended - began) / _SHARE)
+        self._next_time = ended + max(_MIN_CHECKPOINT_SECONDS, (ended - began) / _MAX_CHECKPOINT_SHARE)
 
     def drop(self) -> None:
         """What the group gave is written."""
-        self._kept.drop(self._name)
+        self._checkpoints.drop(self._name)
 
 
-def device_named(name: str) -> torch.device:
+def find_device(name: str) -> torch.device:
     """The device as torch names it; RunError if it cannot be used here."""
     try:
         device = torch.device(name)
@@ -108,85 +108,94 @@ def device_named(name: str) -> torch.device:
     return device
 
 
-_PROGRESS_EVERY = 0.1  # seconds
+_PROGRESS_SECONDS = 0.1  # seconds
 
 
 def run_vectorized(
-    cells: Sequence[Cell], observer: RunObserver, kept: Checkpoints = NO_CHECKPOINTS
-) -> Iterator[Outcome]:
+    cells: Sequence[Cell], observer: RunObserver, checkpoints: Checkpoints = NO_CHECKPOINTS
+) -> Iterator[IndexedOutcome]:
     """Run cells in groups that differ only in seeds and numbers; see `Engine`.
 
     A group goes on from its checkpoint in `kept`, which is dropped when the last of its outcomes was taken.
     """
-    plans = plans_of(cells)
-    with one_thread(), kept_pages():  # the cores draw noise meanwhile
-        for members in grouped(cells, plans):
+    plans = make_plans(cells)
+    with one_thread(), retain_freed_pages():  # the cores draw noise meanwhile
+        for members in group_by_plan(cells, plans):
             of_group = [cells[i] for i in members]
-            keeper = Keeper(kept, of_group, observer)
-            yield from _Group(members, of_group, [plans[i] for i in members], observer).run(keeper)
+            keeper = GroupCheckpoints(checkpoints, of_group, observer)
+            yield from _ReplicateGroup(members, of_group, [plans[i] for i in members], observer).run(keeper)
             keeper.drop()
 
 
-class _States(NamedTuple):
+class _GroupState(NamedTuple):
     """What one round hands to the next."""
 
-    optimizer: Any
-    total: RunningSum
-    hidden: MechanismState
-    clipped: Tensor
+    optimizer_state: Any
+    running_sum: RunningSum
+    mechanism_state: MechanismState
+    clipped_count: Tensor
     """How many records were clipped so far, (replicates,)."""
-    drawn: Tensor
+    record_count: Tensor
     """How many records took part so far, (replicates,)."""
 
 
-class _Group:
+class _ReplicateGroup:
     """Replicates that run in step: tensors have shape (replicates, d)."""
 
     def __init__(
         self, indices: Sequence[int], cells: Sequence[Cell], plans: Sequence[Plan], observer: RunObserver
     ) -> None:
         self._indices, self._cells, self._observer = indices, cells, observer
-        self._run, self._task = cells[0].run, task_of_cell(cells[0])
-        self._dtype, self._device = self._task.train.features.dtype, device_named(self._run.device)
-        self._group = group = Replicates.of(plans, [cell.noise_seed for cell in cells], self._dtype, self._device)
+        self._run_section, self._task = cells[0].run, task_of_cell(cells[0])
+        self._dtype, self._device = self._task.train.features.dtype, find_device(self._run_section.device)
+        self._replicates = group = Replicates.from_plans(
+            plans, [cell.noise_seed for cell in cells], self._dtype, self._device
+        )
         self._plan = plan = group.plan
-        self._feed = None
+        self._noise_feed = None
         if plan.noise.sources:
-            noises = [aggregate(own.noise) if self._run.noise == "aggregate" else own.noise for own in plans]
+            noises = [
+                aggregate_noise(own.noise) if self._run_section.noise == "aggregate" else own.noise
+                for own in plans
+            ]
             size, rounds, draws = plan.objective.dimension, plan.schedule.rounds, plan.mechanism.draws
-            self._feed = NoiseFeed(
-                noises, group.seeds, rounds, size, self._dtype, draws, self._device, in_units=True
+            self._noise_feed = NoiseFeed(
+                noises, group.noise_seeds, rounds, size, self._dtype, draws, self._device, unscaled=True
             )
         self._absences = [absences_of(cell) for cell in cells]
-        self._apart = plan.rounds[0].step.local is not None
-        self._by_silos = [SimulatedEvaluation.of(cell) for cell in cells]
-        self._away = Away(self._absences, len(plan.batch_sizes), self._device)
-        self._keyed = bool(declared_dependence(plan.objective) & ~(Dependence.RECORD | Dependence.BATCH))
+        self._steps_locally = plan.rounds[0].step.local is not None
+        self._silo_evaluations = [SimulatedEvaluation.of(cell) for cell in cells]
+        self._replicate_absences = ReplicateAbsences(self._absences, len(plan.batch_sizes), self._device)
+        self._needs_row_indices = bool(
+            declared_dependence(plan.objective) & ~(Dependence.RECORD | Dependence.BATCH)
+        )
 
     @torch.inference_mode()
-    def run(self, keeper: Keeper) -> list[Outcome]:
+    def run(self, keeper: GroupCheckpoints) -> list[IndexedOutcome]:
         began, last = time.perf_counter(), -math.inf  # the first round is reported at once
         rounds = self._plan.schedule.rounds
-        evaluated_at = {t: n for n, t in enumerate(sorted(evaluation_rounds(rounds, self._run.evaluations)), 1)}
+        evaluated_at = {
+            t: n for n, t in enumerate(sorted(evaluation_rounds(rounds, self._run_section.evaluations)), 1)
+        }
         optimizer, count = self._plan.optimizer, len(self._cells)
-        done = self._resumed(keeper)
+        done = self._restore_checkpoint(keeper)
         states, evaluations = done.states, list(done.evaluations)
         began, unreported = began - done.seconds, 0
-        for t, states in enumerate(self.rounds_from(done.states, done.t + 1), start=done.t + 1):
+        for t, states in enumerate(self.iterate_states(done.states, done.t + 1), start=done.t + 1):
             unreported += count
-            if (now := time.perf_counter()) - last > _PROGRESS_EVERY or t == rounds:
+            if (now := time.perf_counter()) - last > _PROGRESS_SECONDS or t == rounds:
                 self._observer.advanced(unreported)
                 unreported, last = 0, now
             if (place := evaluated_at.get(t)) is not None:
-                evaluations.append((t, self._evaluate(t, place, optimizer.output(states.optimizer))))
-            if keeper.due(now) and t < rounds:
-                keeper.keep(Checkpoint(t, now - began, evaluations, states))
+                evaluations.append((t, self._evaluate(t, place, optimizer.output(states.optimizer_state))))
+            if keeper.is_due(now) and t < rounds:
+                keeper.keep(SimulationCheckpoint(t, now - began, evaluations, states))
         wall = (time.perf_counter() - began) / count
-        models = optimizer.output(states.optimizer).cpu().numpy()
-        shares = (states.clipped.double() / states.drawn.clamp(min=1)).tolist()
+        models = optimizer.output(states.optimizer_state).cpu().numpy()
+        shares = (states.clipped_count.double() / states.record_count.clamp(min=1)).tolist()
         _, metrics = evaluations[-1]
         return [
-            Outcome(
+            IndexedOutcome(
                 index,
                 finished_after(
                     plan, rounds, model.copy(), of_cell, share, wall, away.rounds, released_by(by and by.asked)
@@ -194,72 +203,77 @@ class _Group:
             )
             for index, plan, model, of_cell, share, away, by in zip(
                 self._indices,
-                self._group.plans,
+                self._replicates.plans,
                 models,
                 metrics,
                 shares,
                 self._absences,
-                self._by_silos,
+                self._silo_evaluations,
                 strict=True,
             )
         ]
 
-    def start(self) -> _States:
+    def initial_state(self) -> _GroupState:
         """Before round 1."""
         plan, count = self._plan, len(self._cells)
         state = plan.optimizer.start(plan.objective.initial().to(self._device).expand(count, -1))
         zeros = torch.zeros(count, dtype=torch.int64, device=self._device)
-        return _States(state, empty_sum(plan.optimizer.query(state)), plan.mechanism.start(), zeros, zeros)
+        return _GroupState(state, empty_sum(plan.optimizer.query(state)), plan.mechanism.start(), zeros, zeros)
 
-    def rounds_from(self, states: _States, first: int) -> Iterator[_States]:
+    def iterate_states(self, states: _GroupState, first: int) -> Iterator[_GroupState]:
         """What every round from `first` on hands to the next one, after `states`.
 
         On a device nothing goes back and forth between rounds of a public order, but where a mechanism's
         privacy rests on how far queries move: one number a round says that they did not move too far.
         """
         state, total, hidden, clipped, drawn = states
-        optimizer, silos = self._plan.optimizer, self._silos(first)
+        optimizer, silos = self._plan.optimizer, self._make_silos(first)
         weighed, of_weighed = None, drawn
-        for t, read in enumerate(self._batches(first), start=first):
+        for t, read in enumerate(self._round_batches(first), start=first):
             planned, query = self._plan.rounds[t - 1], optimizer.query(state)
-            mean = silos.released(t, planned, query, read, total, hidden)
-            total, hidden = mean.total, mean.hidden
-            state = optimizer.update(state, mean.noisy, planned.step)
-            clipped = clipped + mean.clipped
+            mean = silos.release_mean(t, planned, query, read, total, hidden)
+            total, hidden = mean.running_sum, mean.mechanism_state
+            state = optimizer.update(state, mean.release, planned.step)
+            clipped = clipped + mean.clipped_count
             if weighed is not read.weights:  # in a public order most rounds have the same
                 weighed, of_weighed = read.weights, read.weights.count_nonzero(-1)
             drawn = drawn + of_weighed
-            yield _States(state, total, hidden, clipped, drawn)
+            yield _GroupState(state, total, hidden, clipped, drawn)
 
-    def _silos(self, first_round: int) -> Silos:
+    def _make_silos(self, first_round: int) -> Silos:
         """All silos, from that round on."""
-        if self._apart:
-            return LocalSilos(self._group, first_round)
-        fresh, amplitude = self._fresh(first_round), None if self._feed is None else self._feed.amplitude
+        if self._steps_locally:
+            return LocalSilos(self._replicates, first_round)
+        fresh, amplitude = (
+            self._fresh_noise(first_round),
+            None if self._noise_feed is None else self._noise_feed.amplitude,
+        )
         step, missing = FloatSteps(self._plan, lambda owner, t: Fresh(next(fresh), amplitude)), None
-        if self._away and self._plan.noise.sources and not self._plan.trust.draws(SERVER):
-            missing = itertools.islice(missing_noise(self._group, self._away), first_round - 1, None)
+        if self._replicate_absences and self._plan.noise.sources and not self._plan.trust.draws(SERVER):
+            missing = itertools.islice(
+                absence_corrections(self._replicates, self._replicate_absences), first_round - 1, None
+            )
         return AveragedSilos(step, missing)
 
-    def _resumed(self, keeper: Keeper) -> Checkpoint:
+    def _restore_checkpoint(self, keeper: GroupCheckpoints) -> SimulationCheckpoint:
         """Where the group goes on, or before round 1; observers hear what they would have heard until there."""
-        start = self.start()
+        start = self.initial_state()
         found = keeper.latest(start, self._device)
         if found is None:
-            return Checkpoint(0, 0.0, (), start)
+            return SimulationCheckpoint(0, 0.0, (), start)
         self._observer.advanced(found.t * len(self._cells))
         for t, metrics in found.evaluations:
-            self._tell(t, metrics)
+            self._report_evaluation(t, metrics)
         return found
 
-    def _fresh(self, first: int) -> Iterator[Tensor]:
+    def _fresh_noise(self, first: int) -> Iterator[Tensor]:
         """The fresh vectors of the rounds from `first` on."""
-        if self._feed is not None:
-            return self._feed.rounds_from(first)
+        if self._noise_feed is not None:
+            return self._noise_feed.rounds_from(first)
         counts = (planned.vectors or 1 for planned in self._plan.rounds[first - 1 :])
         return (torch.zeros(count, 1, dtype=self._dtype, device=self._device) for count in counts)
 
-    def _batches(self, first: int) -> Iterator[Read]:
+    def _round_batches(self, first: int) -> Iterator[Read]:
         """What the rounds from `first` on read."""
         (train, there), plan = (self._task.train, None), self._plan
         if plan.unit.records == 1:  # of several, `PerUnit` leaves out those that are not there
@@ -272,24 +286,29 @@ class _Group:
                 plan.schedule,
                 [shares[cell.seed] for cell in self._cells],
                 *(plan.weights, plan.batch_sizes, on_device, self._dtype, there),
-                keyed=self._keyed,
+                with_row_indices=self._needs_row_indices,
             ).rounds_from(first)
         else:
-            reads = self._sampled(on_device, shares, first, there)
-        return self._of_those_there(reads, first) if self._away else reads
+            reads = self._sampled_batches(on_device, shares, first, there)
+        return self._mask_absent_silos(reads, first) if self._replicate_absences else reads
 
-    def _of_those_there(self, reads: Iterator[Read], first: int) -> Iterator[Read]:
+    def _mask_absent_silos(self, reads: Iterator[Read], first: int) -> Iterator[Read]:
         """The same with weight 0 for the records of silos that are away."""
         for t, read in enumerate(reads, start=first):
             silos, counts = torch.tensor(read.silos, device=self._device).T
             of_records = silos.repeat_interleave(counts)
-            yield read._replace(weights=read.weights * self._away.there(t).to(self._dtype)[:, of_records])
+            yield read._replace(
+                weights=read.weights * self._replicate_absences.presence_mask(t).to(self._dtype)[:, of_records]
+            )
 
-    def _sampled(
+    def _sampled_batches(
         self, train: Records, shares: dict[int, list[Tensor]], first: int, there: Tensor | None
     ) -> Iterator[Read]:
         """Pass silos and row indices to those objectives alone that key something by them."""
-        plan, by_silo = self._plan, self._apart or self._keyed or bool(self._away)
+        plan, by_silo = (
+            self._plan,
+            self._steps_locally or self._needs_row_indices or bool(self._replicate_absences),
+        )
         seeds = [(cell.seed, cell.noise_seed) for cell in self._cells]
         sampled = SampledBatches(plan.schedule, seeds, shares, plan.weights, plan.batch_sizes, by_silo=by_silo)
         for index, weights, silos, rows in sampled.rounds_from(first):
@@ -301,16 +320,16 @@ class _Group:
     def _evaluate(self, t: int, place: int, model: Tensor) -> list[dict[str, float]]:
         """After round t, in evaluation number `place`."""
         by_silos = [
-            by.metrics(place, of_one.cpu()) for by, of_one in zip(self._by_silos, model, strict=True) if by
+            by.metrics(place, of_one.cpu()) for by, of_one in zip(self._silo_evaluations, model, strict=True) if by
         ]
         metrics = by_silos
         if not by_silos:
             test = Records(*(column.to(self._device) for column in self._task.test))
             names = [f"{cell.name} (seed {cell.seed}), round {t}" for cell in self._cells]
             metrics = measured(self._task.objective, model, test, names)
-        self._tell(t, metrics)
+        self._report_evaluation(t, metrics)
         return metrics
 
-    def _tell(self, t: int, metrics: Sequence[Metrics]) -> None:
+    def _report_evaluation(self, t: int, metrics: Sequence[Metrics]) -> None:
         for index, of_cell in zip(self._indices, metrics, strict=True):
             self._observer.evaluated(index, t, of_cell)

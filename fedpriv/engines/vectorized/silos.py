@@ -4,7 +4,7 @@ Where silos take their gradients at the query, sums and noise are linear, and on
 (`AveragedSilos`).  Where they step by themselves each one is kept, with the noise that it added (`LocalSilos`).
 Records and noise of silos that do not answer are left out.
 
-Cells that differ in nothing but seeds and numbers make a group (`groups_of`).
+Cells that differ in nothing but seeds and numbers make a group (`group_cells`).
 """
 
 import itertools
@@ -34,33 +34,35 @@ class Replicates(NamedTuple):
 
     plan: Plan
     plans: Sequence[Plan]
-    seeds: Sequence[int]
+    noise_seeds: Sequence[int]
     """Of the cells' noise."""
     dtype: torch.dtype
     device: torch.device
 
     @staticmethod
-    def of(plans: Sequence[Plan], seeds: Sequence[int], dtype: torch.dtype, device: torch.device) -> "Replicates":
+    def from_plans(
+        plans: Sequence[Plan], seeds: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> "Replicates":
         parts = "estimator", "mechanism", "optimizer", "objective"
         stacked = {name: stack([getattr(plan, name) for plan in plans], dtype, device) for name in parts}
         return Replicates(replace(plans[0], **stacked), plans, seeds, dtype, device)
 
 
-class Mean(NamedTuple):
+class MeanRelease(NamedTuple):
     """A round's mean over silos, (replicates, d), how many records were clipped, (replicates,), what is kept."""
 
-    noisy: Tensor
-    clipped: Tensor
-    total: RunningSum
-    hidden: MechanismState
+    release: Tensor
+    clipped_count: Tensor
+    running_sum: RunningSum
+    mechanism_state: MechanismState
 
 
 class Silos(Protocol):
     """All silos of a group, round after round; `total` and `hidden` are what the round before kept."""
 
-    def released(
+    def release_mean(
         self, t: int, planned: PlannedRound, query: Tensor, read: Read, total: RunningSum, hidden: MechanismState
-    ) -> Mean: ...
+    ) -> MeanRelease: ...
 
 
 class AveragedSilos:
@@ -70,19 +72,19 @@ class AveragedSilos:
     """
 
     def __init__(self, step: FloatSteps, missing: Iterator[Tensor] | None) -> None:
-        self._step, self._missing = step, missing
+        self._step, self._absence_corrections = step, missing
 
-    def released(
+    def release_mean(
         self, t: int, planned: PlannedRound, query: Tensor, read: Read, total: RunningSum, hidden: MechanismState
-    ) -> Mean:
+    ) -> MeanRelease:
         check_moved(self._step.plan.mechanism, total.past, t, query, f"round {t}")
         state = State(t - 1, total.past, (total.total,), hidden)
         summed = self._step.sums(state, planned, query, read)
         noisy, state = self._step.noisy(state, t, summed.values, SERVER, query)
-        if self._missing is not None:
-            noisy = noisy + next(self._missing)
+        if self._absence_corrections is not None:
+            noisy = noisy + next(self._absence_corrections)
         assert summed.clipped is not None
-        return Mean(noisy, summed.clipped, RunningSum(summed.past, summed.values), state.hidden)
+        return MeanRelease(noisy, summed.clipped, RunningSum(summed.past, summed.values), state.hidden)
 
 
 class LocalSilos:
@@ -95,26 +97,26 @@ class LocalSilos:
         """From round `first` on."""
         self._step, self._weights = FloatSteps(group.plan), group.plan.weights
         self._axis = -1 if group.plan.unit.records == 1 else -2  # of the rows, in front of a unit's records
-        self._fresh = _noise_of_each(group, first) if group.plan.noise.sources else None
+        self._fresh = _draw_silo_noise(group, first) if group.plan.noise.sources else None
 
-    def released(
+    def release_mean(
         self, t: int, planned: PlannedRound, query: Tensor, read: Read, total: RunningSum, hidden: MechanismState
-    ) -> Mean:
+    ) -> MeanRelease:
         mean, start = torch.zeros_like(query), 0
         clipped = query.new_zeros(query.shape[:-1], dtype=torch.int64)
         fresh = None if self._fresh is None else next(self._fresh)
         walked: list[Tensor] = []
         for silo, rows in read.silos:
             share, past = self._weights[silo], tuple(of_all[silo] for of_all in total.past)
-            point, own = point_of(planned.step, query, past), self._of_one(read, silo, start, rows)
+            point, own = point_of(planned.step, query, past), self._select_silo(read, silo, start, rows)
             summed = self._step.sums(State(sums=(torch.zeros_like(query),)), planned, point, own)
             assert summed.clipped is not None
             released = summed.values / share if fresh is None else summed.values / share + fresh[silo]
             walked += remembered(planned.step, past, (), released)
             mean, clipped, start = mean + share * released, clipped + summed.clipped, start + rows
-        return Mean(mean, clipped, RunningSum((torch.stack(walked),), total.total), hidden)
+        return MeanRelease(mean, clipped, RunningSum((torch.stack(walked),), total.total), hidden)
 
-    def _of_one(self, read: Read, silo: int, start: int, rows: int) -> Read:
+    def _select_silo(self, read: Read, silo: int, start: int, rows: int) -> Read:
         """One silo's part of a round."""
         weights, records = read.weights.narrow(-1, start, rows), None
         if read.records is not None and rows:
@@ -123,7 +125,7 @@ class LocalSilos:
         return Read(records, weights, ((silo, rows),), read.rows[..., start : start + rows])
 
 
-def _check(cell: Cell, plan: Plan) -> None:
+def _check_cell(cell: Cell, plan: Plan) -> None:
     """InputError for a run that this engine cannot compute."""
     if plan.rounds[0].step.local is not None and cell.run.noise == "aggregate":
         raise InputError(
@@ -144,38 +146,40 @@ def _check(cell: Cell, plan: Plan) -> None:
         )
 
 
-def _noise_of_each(group: Replicates, first: int) -> Iterator[Tensor]:
+def _draw_silo_noise(group: Replicates, first: int) -> Iterator[Tensor]:
     """The noise of every silo, from round `first` on: (silos, replicates, d)."""
     plans, rounds = group.plans, group.plan.schedule.rounds
     silos, size = len(group.plan.weights), group.plan.objective.dimension
     noises = [Noise((NoiseSource(silo, plan.noise.std_of(silo), 1.0),)) for silo in range(silos) for plan in plans]
-    feed = NoiseFeed(noises, list(group.seeds) * silos, rounds, size, group.dtype, lambda _: None, group.device)
+    feed = NoiseFeed(
+        noises, list(group.noise_seeds) * silos, rounds, size, group.dtype, lambda _: None, group.device
+    )
     return (fresh.view(silos, len(plans), size) for fresh in feed.rounds_from(first))
 
 
-class Away:
+class ReplicateAbsences:
     """Silos that are away in rounds 1 … T of every replicate."""
 
     def __init__(self, absences: Sequence[Absences], silos: int, device: torch.device) -> None:
-        self._absences, self._silos, self._device = absences, silos, device
+        self._absences, self._silo_count, self._device = absences, silos, device
 
     def __bool__(self) -> bool:
         return any(self._absences)
 
-    def there(self, t: int) -> Tensor:
+    def presence_mask(self, t: int) -> Tensor:
         """1 for each silo that answers in round t, else 0; (replicates, silos)."""
-        marks = torch.ones(len(self._absences), self._silos, dtype=torch.float64)
+        marks = torch.ones(len(self._absences), self._silo_count, dtype=torch.float64)
         for place, absences in enumerate(self._absences):
             marks[place, list(absences.away(t))] = 0.0
         return marks.to(self._device)
 
     @property
-    def ever(self) -> list[int]:
+    def ever_absent(self) -> list[int]:
         """The silos that are away in some round of some replicate."""
         return sorted(set().union(*(absences.rounds for absences in self._absences)))
 
 
-def missing_noise(group: Replicates, away: Away) -> Iterator[Tensor]:
+def absence_corrections(group: Replicates, away: ReplicateAbsences) -> Iterator[Tensor]:
     """For rounds 1 … T what has to be added to the mean of all silos' noise, (replicates, d).
 
     A silo that is away counts with its last release, decayed: its noise of this round is not there, that of the
@@ -183,13 +187,15 @@ def missing_noise(group: Replicates, away: Away) -> Iterator[Tensor]:
     """
     plan, dtype = group.plan, str(group.dtype).removeprefix("torch.")
     zeros = torch.zeros(len(group.plans), plan.objective.dimension, dtype=group.dtype, device=group.device)
-    sources = [simulation_noise(seed, dtype) for seed in group.seeds]
-    states = {silo: plan.mechanism.start() for silo in away.ever}
+    sources = [simulation_noise(seed, dtype) for seed in group.noise_seeds]
+    states = {silo: plan.mechanism.start() for silo in away.ever_absent}
     counted = dict.fromkeys(states, zeros)
     for t in range(1, plan.schedule.rounds + 1):
-        there, total = away.there(t).to(group.dtype), zeros.clone()
+        there, total = away.presence_mask(t).to(group.dtype), zeros.clone()
         for silo, state in states.items():
-            fresh = [_fresh(source, own, silo, t) for source, own in zip(sources, group.plans, strict=True)]
+            fresh = [
+                _draw_fresh_vector(source, own, silo, t) for source, own in zip(sources, group.plans, strict=True)
+            ]
             row, states[silo] = plan.mechanism.noise(state, t, torch.stack(fresh).to(group.device))
             here = there[:, silo, None]
             counts = here * row + (1.0 - here) * plan.rounds[t - 1].step.decay * counted[silo]
@@ -198,23 +204,23 @@ def missing_noise(group: Replicates, away: Away) -> Iterator[Tensor]:
         yield total
 
 
-def _fresh(source: KeyedNormal, plan: Plan, silo: int, t: int) -> Tensor:
+def _draw_fresh_vector(source: KeyedNormal, plan: Plan, silo: int, t: int) -> Tensor:
     """Silo's fresh vector of round t as it enters the mean, (d,)."""
     scale = plan.weights[silo] * float(plan.noise.std_of(silo))
     return torch.from_numpy(source.vector(plan.objective.dimension, silo, t)) * scale
 
 
-_ROUND_VALUES = 2**26
-BESIDE_COPIES = 8
+_MAX_ROUND_VALUES = 2**26
+NUMBERS_PER_EXTRA_VALUE = 8
 """Numbers for each value of a direction or a copy: drawn, scaled, moved either way, seen, and what came of it."""
 
 
-def groups_of(cells: Sequence[Cell]) -> list[list[int]]:
+def group_cells(cells: Sequence[Cell]) -> list[list[int]]:
     """The places of the cells that run together, group by group; each group alone computes the same bits."""
-    return list(grouped(cells, plans_of(cells)))
+    return list(group_by_plan(cells, make_plans(cells)))
 
 
-def plans_of(cells: Sequence[Cell]) -> list[Plan]:
+def make_plans(cells: Sequence[Cell]) -> list[Plan]:
     """The plan of every cell; InputError for one that this engine cannot compute."""
     if any(cell.run.arithmetic == "integers" for cell in cells):
         raise InputError(
@@ -223,24 +229,24 @@ def plans_of(cells: Sequence[Cell]) -> list[Plan]:
         )
     plans = [plan_of(cell, task_of_cell(cell).objective) for cell in cells]
     for cell, plan in zip(cells, plans, strict=True):
-        _check(cell, plan)
+        _check_cell(cell, plan)
     return plans
 
 
-def grouped(cells: Sequence[Cell], plans: Sequence[Plan]) -> Iterator[list[int]]:
+def group_by_plan(cells: Sequence[Cell], plans: Sequence[Plan]) -> Iterator[list[int]]:
     """The places of the cells that run together."""
     groups: dict[object, list[int]] = {}
     for index, (cell, plan) in enumerate(zip(cells, plans, strict=True)):
         groups.setdefault(_group_key(cell, plan), []).append(index)
     return itertools.chain.from_iterable(
-        _pieces(members, cells[members[0]], plans[members[0]]) for members in groups.values()
+        _split_group(members, cells[members[0]], plans[members[0]]) for members in groups.values()
     )
 
 
-def _pieces(members: list[int], cell: Cell, plan: Plan) -> Iterator[list[int]]:
+def _split_group(members: list[int], cell: Cell, plan: Plan) -> Iterator[list[int]]:
     """A group cut so that what one round reads and draws for all its replicates fits comfortably into memory."""
     read = sum(plan.batch_sizes) * task_of_cell(cell).train.features[0].numel()
-    size = max(1, _ROUND_VALUES // max(read, BESIDE_COPIES * plan.beside))
+    size = max(1, _MAX_ROUND_VALUES // max(read, NUMBERS_PER_EXTRA_VALUE * plan.beside))
     return (members[start : start + size] for start in range(0, len(members), size))
 
 
