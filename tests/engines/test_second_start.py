@@ -170,9 +170,9 @@ def test_a_helper_that_is_killed_is_replaced_within_a_second(
 def test_a_helper_that_was_replaced_ends_what_its_owner_left(tmp_path: Path) -> None:
     code = (
         "import os, subprocess, sys, time\nfrom pathlib import Path\nimport psutil\n"
-        "from fedpriv.engines.children import left_by_nobody\n"
+        "from fedpriv.engines.children import reap_processes\n"
         "home = Path(sys.argv[1])\n"
-        "with left_by_nobody(home):\n"
+        "with reap_processes(home):\n"
         "    own = {**os.environ, 'FLWR_HOME': str(home)}\n"
         "    subprocess.Popen(['sleep', '600'], env=own, start_new_session=True)\n"
         "    (helper,) = [each for each in psutil.Process().children() if 'sleep' not in each.cmdline()]\n"
