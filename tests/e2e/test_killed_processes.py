@@ -81,6 +81,7 @@ def test_a_superlink_that_is_restarted_goes_on_with_its_silos_and_its_run(tmp_pa
         assert np.array_equal(fed.model(), fed.replay(silo_keys, server_key))
         assert all(silo.processes["supernode"].poll() is None for silo in fed.silos)
         assert again.process is not None
+        wait_until(lambda: runs_of(fed.link.control)[0].state == "finished:completed", "the run's end in its list")
         again.process.kill()
         again.process.wait()
         start_superlink(fed.home, ["--keys", str(fed.home / "keys"), "--state", runs], port)
