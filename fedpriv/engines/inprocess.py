@@ -1,7 +1,6 @@
 """In-process engine: the real ServerApp, strategy and ClientApp in one process.
 
-A Flower Grid calls the ClientApp in this process, so that the apps are those that are deployed, without the
-network.
+A Flower Grid calls the deployed ClientApp in this process, without the network.
 """
 
 import gc

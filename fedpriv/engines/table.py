@@ -2,15 +2,13 @@
 
 Each engine is imported when it is asked for, because each is heavy in its own way.
 
-During a run glibc is made to keep freed memory (`mallopt`), so that rounds do not fault in new pages: it asks the
-system for every long piece of memory anew and gives it back when it is freed.  A round of a large model allocates
-the vectors of the round before, and to get and clear their pages takes longer than to compute with them.  Very
-long vectors still go back: memory for two of each is worse than a round that takes longer.
+During a run glibc keeps freed memory (`mallopt`): a round of a large model allocates the vectors of the round
+before, and to get and clear their pages takes longer than to compute with them.  Very long vectors still go back,
+because memory for two of each is worse than a round that takes longer.
 
-Say what memory a run takes before it starts, and refuse one that the machine cannot hold.
-
-All is counted from public numbers and from what this process has already: the program and the records, which are
-loaded when a scenario is checked.  What comes on top are vectors of the model's size, and the records of a round.
+A run that needs more memory than the machine has is refused before it starts.  The need is counted from public
+numbers and from what this process has already: the program and the records.  Vectors of the model's size, and the
+records of a round, come on top.
 """
 
 import ctypes

@@ -10,8 +10,6 @@ keys and the policy lie in a folder of mode 0700, and only the SuperNode talks t
 
 Flower's simulation sends every client message of the same apps through a Ray actor.  The progress of either comes
 through the run's folder, its end from Flower.
-
-A SuperLink, our own as a child process or another organisation's, and runs submitted to it.
 """
 
 import importlib.util

@@ -5,8 +5,6 @@ that only lost the other side of the network is started again, for ever.  Unaske
 
 Each part that works in turns leaves a beat in a file after a turn.  The service's health is read off these: it is
 that of this service and of no other.
-
-Child processes of an engine on this machine: their environment, ports and logs.
 """
 
 import json

@@ -1,7 +1,4 @@
-"""Start and stop runs over the SuperLink's Control API.
-
-Flower's wire: one protobuf message to a path over HTTP, and one back.
-"""
+"""Start and stop runs over the SuperLink's Control API: a protobuf message to a path over HTTP, and one back."""
 
 import hashlib
 import json

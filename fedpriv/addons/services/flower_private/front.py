@@ -1,7 +1,5 @@
 """ASGI app before Flower's SuperLink, which reads a few of its wire messages.
 
-No code of Flower is changed.
-
 silo ── anything for me? ──▶ front ──▶ SuperLink ── nothing ──▶ held until a query is there whole, or 2 s are over
 
 | what happens | Flower | here |
@@ -12,9 +10,7 @@ silo ── anything for me? ──▶ front ──▶ SuperLink ── nothing 
 | a reply is announced again, since the answer was lost | wants no object of it | wants the missing ones |
 | an object is sent again, since the answer was lost | refused, and so the reply is lost | stored |
 
-Requests that the front cannot read, and all others, go to Flower as they came.
-
-Flower's SuperLink behind the front, the check of its doors, its nodes and its runs.
+Requests that the front cannot read, and all others, go to Flower as they came.  Flower's code is not changed.
 """
 
 import asyncio

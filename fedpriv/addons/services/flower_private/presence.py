@@ -6,8 +6,6 @@ in a message, and nothing of it is stored.
 
 Runs are known after a restart, too.  They are in one file, without a message, a token or an array; messages are in
 memory only, and so is all that a trusted server could be asked for.
-
-A coordinator asks for silos and runs on the SuperLink's control socket, and sees a line of each.
 """
 
 import datetime
