@@ -121,6 +121,6 @@ def test_the_bundle_follows_flowers_current_format() -> None:
     app = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
     assert app["fab-format-version"] == 1
     assert app["components"] == {
-        "serverapp": "fedpriv.study.sweep:app",
+        "serverapp": "fedpriv.cli.flower_run:app",
         "clientapp": "fedpriv.clients.app:app",
     }

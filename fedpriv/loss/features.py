@@ -5,26 +5,43 @@ its features are.  Statistics of the training set, such as its mean image, would
 
 Frozen features of a pre-trained module are such a map too.  Its weights are named by their SHA-256 (weights.py),
 so silo and server have the same map or none.
+
+Augmentation multiplicity: shifted and mirrored copies of a picture are one record, inside of one clip.
+
+A record's loss is the mean of the losses of its copies, so its gradient is the mean of theirs, and is clipped
+once.  The module gets all copies of one record together; copies of two records never meet.
+
+Source: De, Berrada, Hayes, Smith & Balle 2022, "Unlocking high-accuracy differentially private image
+classification through scale", section 3, with crops of a padded picture and mirror images.
 """
 
 import copy
 import json
 import math
-from collections.abc import Callable
-from functools import lru_cache
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Annotated, Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedpriv.core.errors import CodeError, InputError
-from fedpriv.data.layout import parts_of
+from fedpriv.core.random import RowNumbers, seed_key
+from fedpriv.core.replicates import Scalar, at_once
+from fedpriv.data.layout import Layout, parts_of
 from fedpriv.loss.alone import each_alone, own, reason_of
 from fedpriv.loss.clipping import upper_norm
 from fedpriv.loss.imported import build, misfit, state_of
+from fedpriv.loss.layered import objective_of
+from fedpriv.loss.losses import Loss, Unjudged
+from fedpriv.loss.module import OfModule
+from fedpriv.loss.objective import Batch, Increment, Objective, Query, Records, Slots, View
+from fedpriv.participation.orders import OWN, Dependence, declared_dependence
 
 DIRECTIONS = 8
 CELL = 4
@@ -150,3 +167,232 @@ def _loaded(path: str, arguments: str, weights: str) -> nn.Module:
         except Exception as error:  # of another module
             raise misfit(weights, "model.backbone_weights", path, error) from None
     return module.eval().requires_grad_(False)
+
+
+_VALUES = 2**22
+"""Values of copies that exist at a time, or one record's."""
+_COLOURS = 4  # channels that a picture has at most, where they come last
+
+
+class Augmentation(BaseModel):
+    """[model.augment]: what a record is trained on in its own place."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    copies: Annotated[int, Field(ge=1, le=64)] = Field(
+        description="of a picture, whose gradients' mean is clipped"
+    )
+    shift: Annotated[int, Field(ge=0, le=64)] = Field(
+        0, description="pixels that a copy is moved by at most, up or down and left or right; zeros come in"
+    )
+    flip: bool = Field(False, description="whether half of the copies are mirrored, left to right")
+
+    @model_validator(mode="after")
+    def _something_changes(self) -> Self:
+        if not self.shift and not self.flip:
+            raise ValueError("copies of a picture differ by shift or flip; give one of them")
+        return self
+
+
+class Copies(nn.Module):
+    """`module` on the copies of each record, (B, copies · features), with outputs (B, copies, …)."""
+
+    def __init__(self, module: nn.Module, copies: int) -> None:
+        super().__init__()
+        self.module, self.copies = module, copies
+
+    def forward(self, rows: Tensor) -> Tensor:
+        outputs: Tensor = self.module(rows.reshape(len(rows) * self.copies, -1))
+        return outputs.reshape(len(rows), self.copies, *outputs.shape[1:])
+
+
+@dataclass(frozen=True)
+class OfCopies(Unjudged):
+    """The mean of `base` over a record's copies, which all have its label, and are trained on, not judged."""
+
+    base: Loss
+
+    def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return self.base.value(*self._each(outputs, labels)).view(outputs.shape[:2]).mean(1)
+
+    def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return self.base.slope(*self._each(outputs, labels)).view(outputs.shape) / outputs.shape[1]
+
+    def _each(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return outputs.flatten(0, 1), labels.repeat_interleave(outputs.shape[1], 0)
+
+
+@dataclass(frozen=True)
+class Augmented(View):
+    """`base`, whose increments are those of `copied` on copies of the records; evaluations are of the records.
+
+    Guarantee: a record's copies are made of its own content and of public coins alone, which are keyed by the seed
+    of the first model, the silo, the round and the record's row index in the silo.  They are the same whoever else
+    is read, so copies go with secret participation.  `copied` clips the mean gradient of a record's copies as a
+    whole, so that one record moves the sum by what one clip lets it.
+    """
+
+    title = "model.augment"
+
+    copied: Objective
+    augmentation: Augmentation
+    picture: tuple[int, int, int]
+    """(channels, height, width) of a record."""
+    seed: int
+    slots: Slots | None = None
+
+    @property
+    def dependence(self) -> Dependence:
+        return declared_dependence(self.copied) | OWN
+
+    def at(self, slots: Slots) -> Self:
+        return replace(self, slots=slots)
+
+    def evaluations(self, points: int) -> int:
+        return self.augmentation.copies * self.base.evaluations(points)
+
+    def beside(self, points: int, rows: int = 1) -> int:
+        """Of one record's copies, padded: those of a batch are few at a time, of all replicates together."""
+        channels, *sides = self.picture
+        values = channels * np.prod([side + 2 * self.augmentation.shift for side in sides])
+        return 4 * self.augmentation.copies * int(values)
+
+    def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
+        """See `Objective`; `batch` has the rows of all slots, `_VALUES` values of copies at a time."""
+        total: Tensor | float = 0.0
+        clipped: Tensor | int = 0
+        for some, coins in self._spans(batch):
+            part = self.copied.increment(query, self._copies(some, coins), clip)
+            total, clipped = total + part.total, clipped + part.clipped
+        assert isinstance(total, Tensor)
+        assert isinstance(clipped, Tensor)
+        return Increment(total, clipped)
+
+    def gradient(self, point: Tensor, batch: Batch) -> Tensor:
+        total: Tensor | float = 0.0
+        for some, coins in self._spans(batch):
+            total = total + self.copied.gradient(point, self._copies(some, coins))
+        assert isinstance(total, Tensor)
+        return total
+
+    def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
+        coins = self._coins_of(self._known_slots.of_rows(rows.cpu().numpy()))
+        return self.copied.per_record(query, self._copies(batch, coins), rows, clip)
+
+    def _spans(self, batch: Batch) -> Iterator[tuple[Batch, NDArray[np.int64]]]:
+        """The batch, few records at a time, and the coins of their copies."""
+        records, weights = batch
+        axis, count = records.axis, records.features.shape[records.axis]
+        if count != self.coins.shape[-3]:
+            raise ValueError(f"coins of {self.coins.shape[-3]} rows for a batch of {count}")
+        each = records.features[..., 0, :].numel() if count else 1
+        rows = max(1, at_once(_VALUES, weights.device) // (each * self.augmentation.copies))
+        for start in range(0, max(count, 1), rows):
+            span = min(rows, count - start)
+            some = Records(*(column.narrow(axis, start, span) for column in records))
+            yield Batch(some, weights.narrow(-1, start, span)), self.coins[..., start : start + span, :, :]
+
+    @cached_property
+    def coins(self) -> NDArray[np.int64]:
+        """Coins of all records of the slots, see `_coins_of`."""
+        return self._coins_of(self._known_slots)
+
+    @property
+    def _known_slots(self) -> Slots:
+        if self.slots is None:
+            raise ValueError("copies of a record are drawn for the slots of a batch: see `at`")
+        return self.slots
+
+    def _coins_of(self, slots: Slots) -> NDArray[np.int64]:
+        """Pixels down, pixels right, 1 where a copy is mirrored: (B, copies, 3), or (replicates, B, copies, 3)."""
+        copies, shift, flip = self.augmentation.copies, self.augmentation.shift, int(self.augmentation.flip)
+        choices = np.tile([2 * shift + 1, 2 * shift + 1, flip + 1], copies)
+        drawn = self._numbers.draw(slots.rows, choices, slots.silo_of_records, slots.t)
+        moved: NDArray[np.int64] = drawn.reshape(*slots.rows.shape, copies, 3) - np.array([shift, shift, 0])
+        return moved
+
+    @cached_property
+    def _numbers(self) -> RowNumbers:
+        return RowNumbers(seed_key(self.seed, "augmentation"))
+
+    def _copies(self, batch: Batch, coins: NDArray[np.int64]) -> Batch:
+        """The batch with every record's copies one behind the other; `coins` as `_coins_of` gives them."""
+        (features, labels), weights = batch
+        flat = features.reshape(-1, *features.shape[-2:])
+        of_each = torch.from_numpy(coins).to(features.device).expand(*features.shape[:-1], *coins.shape[-2:])
+        copies = torch.stack(
+            [
+                shown(rows, self.picture, own, self.augmentation.shift)
+                for rows, own in zip(flat, of_each.reshape(-1, *of_each.shape[-3:]), strict=True)
+            ]
+        )
+        return Batch(Records(copies.view(*features.shape[:-1], -1), labels), weights)
+
+
+def shown(rows: Tensor, picture: tuple[int, int, int], coins: Tensor, shift: int) -> Tensor:
+    """The copies of rows (B, c · h · w) that `coins` (B, copies, 3) say: (B, copies · c · h · w)."""
+    channels, height, width = picture
+    padded = nn.functional.pad(rows.reshape(-1, channels, height, width), (shift, shift, shift, shift))
+    across = torch.arange(width, device=rows.device)
+    columns = torch.where(coins[..., 2:] > 0, width - 1 - across, across) + shift - coins[..., 1:2]
+    lines = torch.arange(height, device=rows.device) + shift - coins[..., :1]
+    record = torch.arange(len(rows), device=rows.device)[:, None, None, None]
+    pixels = padded.permute(0, 2, 3, 1)[record, lines.unsqueeze(-1), columns.unsqueeze(-2)]
+    return pixels.permute(0, 1, 4, 2, 3).reshape(len(rows), coins.shape[1] * channels * height * width)
+
+
+def augmented(
+    objective: Objective, augmentation: Augmentation | None, layout: Layout, shape: tuple[int, ...] = ()
+) -> Objective:
+    """The objective with copies in place of records; InputError for records or models that this is not for.
+
+    `shape` is how the module sees a record, where it says so.
+    """
+    if augmentation is None:
+        return objective
+    if not isinstance(objective, OfModule):
+        if isinstance(objective, View):
+            return replace(objective, base=augmented(objective.base, augmentation, layout, shape))
+        raise InputError("model.augment: is for models of torch layers")
+    picture = picture_of(layout, shape)
+    if augmentation.shift >= min(picture[1:]):
+        raise InputError(
+            f"model.augment.shift = {augmentation.shift}: moves pictures of {picture[1]} x {picture[2]} out of "
+            "sight; give fewer pixels"
+        )
+    copied = objective_of(
+        Copies(objective.module, augmentation.copies),
+        augmentation.copies * layout.width,
+        OfCopies(objective.loss),
+        objective.seed,
+        objective.dtype,
+    )
+    return Augmented(objective, copied, augmentation, picture, objective.seed)
+
+
+def picture_of(layout: Layout, shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """(channels, height, width) of a record; InputError for what is no picture."""
+    first, *others = layout.inputs
+    found = shape or first.shape
+    if others or first.kind != "numbers" or len(found) not in (2, 3):
+        said = f"of shape {found}" if not others else f"of {len(layout.inputs)} inputs"
+        kind = " of whole numbers" if first.kind == "tokens" else ""
+        raise InputError(
+            "model.augment: shift and flip are for pictures, (height, width) or (channels, height, width); "
+            f"records here are {said}{kind}"
+        )
+    channels, height, width = found if len(found) == 3 else (1, *found)
+    if width <= _COLOURS < channels:
+        raise InputError(
+            f"model.augment: records are of shape {found}; channels come first, (channels, height, width)"
+        )
+    return channels, height, width
+
+
+def check_seen_whole(objective: Objective, looked_at: Objective, name: str) -> None:
+    """InputError where a row looks at the objective in a way of its own, which knows no rows of a batch."""
+    inner = objective
+    while isinstance(inner, View) and not isinstance(inner, Augmented):
+        inner = inner.base
+    if isinstance(inner, Augmented) and looked_at is not objective:
+        raise InputError(f"model.augment: {name} takes records apart in its own way; use another algorithm")

@@ -18,8 +18,7 @@ from torch import Tensor
 from fedpriv.core.errors import InputError
 from fedpriv.data.encode import MOMENTS_APART, MOMENTS_RADIUS, moments_of
 from fedpriv.data.layout import layout_of
-from fedpriv.loss.augment import Augmentation
-from fedpriv.loss.features import pixels
+from fedpriv.loss.features import Augmentation, pixels
 from fedpriv.loss.imported import DIGEST, Started, build, imported, is_import_path, load_constants, with_group_norm
 from fedpriv.loss.inputs import objective_over
 from fedpriv.loss.linear import LinearScore

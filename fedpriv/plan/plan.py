@@ -17,8 +17,8 @@ from fedpriv.accounting.gaussian import APART, Relation, epsilon_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER, public_generator
 from fedpriv.core.replicates import Scalar
-from fedpriv.loss.augment import check_seen_whole
 from fedpriv.loss.estimators import Estimator, RaisedClips, Round, rounds_of
+from fedpriv.loss.features import check_seen_whole
 from fedpriv.loss.objective import PROVED_DIAMETERS, Deterministic, Objective, is_shipped
 from fedpriv.loss.ridge import RidgeStatistics
 from fedpriv.loss.rows import ColumnMoments

@@ -35,7 +35,7 @@ from fedpriv.data.partition import (
     spared,
 )
 from fedpriv.data.schema import TableSchema
-from fedpriv.loss.augment import augmented
+from fedpriv.loss.features import augmented
 from fedpriv.loss.goldstein import Measured
 from fedpriv.loss.objective import Objective, Records, short_passes
 from fedpriv.loss.rows import ModuleSettings

@@ -1,15 +1,10 @@
 """Run the missing cells of a scenario on an engine, one run in a folder at a time; write results as it goes.
 
 First steps of a scenario whose tables are scaled: each is run once, before the rounds that use its numbers.
-
-The ServerApp of `flwr run .`, which writes the results folder itself, since no engine follows it.
-
-Engines submit `fedpriv.server.app:app`, with the same rounds.
 """
 
 import fcntl
 import json
-import logging
 import os
 import shlex
 import socket
@@ -18,7 +13,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -41,10 +35,8 @@ from fedpriv.plan.calibration import fitted_scenario
 from fedpriv.plan.evaluation import first_step_of, presumed, scaled
 from fedpriv.plan.plan import plan_of
 from fedpriv.plan.task import check_records, task_of_schema
-from fedpriv.protocol.cell_folder import scenario_of_run
 from fedpriv.scenario.load import Scenario
 from fedpriv.scenario.schema import Cell
-from fedpriv.server.app import server_app
 from fedpriv.study.results import RunFolder, check_free, fits_of
 from fedpriv.study.stored import CheckpointFolder
 
@@ -97,25 +89,6 @@ def scaled_scenario(
 
 def _name(cell: Cell) -> str:
     return json.dumps(cell.canonical(), sort_keys=True)
-
-
-def run_folder(run_config: Mapping[str, Any]) -> RunObserver:
-    """Make a RUN_DIR for the one cell that a person's run configuration names.
-
-    `out` is the folder; empty, it is runs/NAME or the next that is free.  InputError for a configuration that
-    names no cell, and for a folder that holds results.
-    """
-    scenario, fits = fitted_scenario(scenario_of_run(run_config), {})
-    path = Path(str(run_config["out"])) if run_config["out"] else free_folder(scenario.name)
-    engine = "deployment" if run_config["run-token"] else "flwr run"
-    keys = " ".join(f"{key}={json.dumps(run_config[key])}" for key in ("scenario", "set", "cell"))
-    rerun = shlex.join(["flwr", "run", ".", "--run-config", keys])
-    folder = RunFolder(path, scenario, engine, resume=False, rerun=rerun, fits=fits)
-    logging.getLogger("flwr").info("fedpriv: results in %s", path.resolve())
-    return folder
-
-
-app = server_app(run_folder)
 
 
 _LONGEST = 200  # bytes of a lock that are shown

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from fedpriv.core.errors import InputError
 from fedpriv.data.layout import Input, Layout
-from fedpriv.loss.augment import Augmentation, Augmented, augmented, check_seen_whole
+from fedpriv.loss.features import Augmentation, Augmented, augmented, check_seen_whole
 from fedpriv.loss.inputs import Labelled, objective_over
 from fedpriv.loss.layered import objective_of
 from fedpriv.loss.linear import SoftmaxRegression
@@ -104,7 +104,7 @@ def test_few_records_at_a_time_and_several_replicates_add_up_to_the_same(monkeyp
     objective, records, weights = made().at(SLOTS), drawn(), torch.ones(COUNT, dtype=torch.float64)
     points = torch.stack([objective.initial(), 2.0 * objective.initial()])
     whole = [objective.increment(Query((point,)), Batch(records, weights), 0.5) for point in points]
-    monkeypatch.setattr("fedpriv.loss.augment._VALUES", 2 * 3 * SIDE * SIDE)
+    monkeypatch.setattr("fedpriv.loss.features._VALUES", 2 * 3 * SIDE * SIDE)
     both = Records(records.features.expand(2, -1, -1), records.labels.expand(2, -1))
     found = objective.increment(Query((points,)), Batch(both, weights), 0.5)
     assert torch.allclose(found.total, torch.stack([one.total for one in whole]))

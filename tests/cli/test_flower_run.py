@@ -8,11 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from fedpriv.cli.app import app as cli
+from fedpriv.cli.flower_run import app, run_folder
 from fedpriv.clients.app import app as client_app
 from fedpriv.core.errors import InputError
 from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.study.results import read_results
-from fedpriv.study.sweep import app, run_folder
 
 SCENARIO = """\
 name = "small"
