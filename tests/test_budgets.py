@@ -29,7 +29,7 @@ ROOMS = {
     "addons/audit": 1280,
     "engines": 1168,
     "addons/statistics": 1070,
-    "cli": 1053,
+    "cli": 1057,
     "plan": 855,
     "scenario": 792,
     "server": 740,
@@ -49,9 +49,9 @@ ROOMS = {
     "addons/__init__": 0,
 }
 """Statements that each room has at most."""
-ALL, FILES = 31342, 260
+ALL, FILES = 31346, 260
 """Statements and files of fedpriv, server and clients at most."""
-CORE = 24402
+CORE = 24406
 """Statements of all but the add-ons at most."""
 ROUND, GUARDED_ROUND = 15, 19
 """Files that a simulated round goes through, and a guard's, at most."""

@@ -14,27 +14,20 @@ from dataclasses import dataclass
 from functools import cache
 from inspect import getdoc
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedpriv.claims.ledger import from_data
 from fedpriv.cli.options import print_table
 from fedpriv.core.errors import InputError, printable, suggestion
 from fedpriv.core.extensions import all_added, load_extensions
-from fedpriv.data.schema import TableSchema
-from fedpriv.loss.objective import View
-from fedpriv.loss.ridge import RIDGE_STATISTICS, Coefficient, Published, RidgeStatistics
-from fedpriv.papers.newton import NOISY_NEWTON, GradientAndHessian
-from fedpriv.plan.task import public_task_of_cell, task_of_schema
-from fedpriv.scenario.load import resolve_cell
-from fedpriv.show.summary import describe_measurement, format_value, list_warnings, privacy_lines
-from fedpriv.study.results import check_claims, read_claims
+
+if TYPE_CHECKING:
+    from fedpriv.data.schema import TableSchema
+    from fedpriv.loss.ridge import Coefficient
 
 _PIPED_WIDTH = 160  # of piped output, which has no width
 
@@ -123,7 +116,9 @@ def list_kinds(what: str | None) -> None:
 
 def show_run(folder: Path) -> None:
     """Print what ran, what it guarantees, and what came out."""
+    from fedpriv.show.summary import describe_measurement, list_warnings, privacy_lines
     from fedpriv.show.table import make_tables
+    from fedpriv.study.results import check_claims, read_claims
 
     results = read_claims(folder)
     print_plain(results.title or results.name, bold=True)
@@ -206,6 +201,9 @@ KINDS: dict[str, Callable[[], NamedLines]] = {
 
 def print_coefficients(folder: Path, *, as_json: bool) -> None:
     """Print those of every finished cell; InputError for a run of another model."""
+    from fedpriv.show.summary import format_value
+    from fedpriv.study.results import check_claims, read_claims
+
     results = read_claims(folder)
     found = [(cell, compute_coefficients(cell, folder)) for cell in results.cells]
     if as_json:
@@ -238,11 +236,21 @@ def print_coefficients(folder: Path, *, as_json: bool) -> None:
     check_claims(folder, results)
 
 
-def compute_coefficients(record: Mapping[str, Any], folder: Path) -> list[tuple[str, Coefficient]]:
+def compute_coefficients(record: Mapping[str, Any], folder: Path) -> list[tuple[str, "Coefficient"]]:
     """By feature, the constant last, of a cell of results.json; InputError for any other model.
 
     The noise is the ledger's: what was released, not what was planned.
     """
+    import numpy as np
+    import torch
+
+    from fedpriv.claims.ledger import from_data
+    from fedpriv.loss.objective import View
+    from fedpriv.loss.ridge import RIDGE_STATISTICS, Published, RidgeStatistics
+    from fedpriv.papers.newton import NOISY_NEWTON, GradientAndHessian
+    from fedpriv.plan.task import public_task_of_cell, task_of_schema
+    from fedpriv.scenario.load import resolve_cell
+
     cell = resolve_cell(record["scenario"], str(folder))
     if cell.model.name != RIDGE_STATISTICS and cell.algorithm.name != NOISY_NEWTON.name:
         raise InputError(
@@ -265,7 +273,7 @@ def compute_coefficients(record: Mapping[str, Any], folder: Path) -> list[tuple[
     return list(zip(_feature_names(schema, len(found)), found, strict=True))
 
 
-def _feature_names(schema: TableSchema | None, count: int) -> list[str]:
+def _feature_names(schema: "TableSchema | None", count: int) -> list[str]:
     if schema is None or schema.width + 1 != count:
         return [*(f"feature {place}" for place in range(count - 1)), "constant"]
     return [
