@@ -133,7 +133,7 @@ def run(
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Check everything and print_text what memory it takes; nothing is run."),
+        typer.Option("--dry-run", help="Check everything and say what memory it takes; nothing is run."),
     ] = False,
 ) -> None:
     """Run every cell of a scenario; write results.json, history.jsonl and table.md as it goes.
