@@ -395,7 +395,7 @@ def replicates(choice: Choice, files: Files) -> list[Cell]:
 def alike(one: Any, other: Any, choice: Choice) -> bool:
     """Whether two outcomes have the same model, up to what floats round, or masked words."""
     near = 1e-3 if choice.trust == SECURE_AGGREGATION.name else 1e-4 if choice.extra == "dtype" else 1e-9
-    ours, theirs = one.outcome.model, other.outcome.model
+    ours, theirs = one.cell_outcome.model, other.cell_outcome.model
     return bool(np.linalg.norm(ours - theirs) <= near * max(np.linalg.norm(ours), 1e-3))
 
 
