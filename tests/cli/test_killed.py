@@ -43,8 +43,8 @@ seeds = 2
 """
 HURRY = """
 from fedpriv.engines.vectorized import engine as keeper
-keeper._EVERY = 0.02
-keeper._SHARE = 1.0
+keeper._MIN_CHECKPOINT_SECONDS = 0.02
+keeper._MAX_CHECKPOINT_SHARE = 1.0
 """
 
 
@@ -53,7 +53,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder; what hurry.py changes in the process of the tests is changed back."""
     monkeypatch.delenv(extensions.VARIABLE, raising=False)
     monkeypatch.setattr(extensions, "_read", set())
-    for name in ("_EVERY", "_SHARE"):
+    for name in ("_MIN_CHECKPOINT_SECONDS", "_MAX_CHECKPOINT_SHARE"):
         monkeypatch.setattr(keeper, name, getattr(keeper, name))
     (tmp_path / "long.toml").write_text(SCENARIO)
     (tmp_path / "hurry.py").write_text(HURRY)
