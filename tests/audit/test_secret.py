@@ -171,7 +171,7 @@ def test_a_guard_with_secret_correlated_noise_is_restarted_and_its_run_stands_an
     assert plan.exact.claim.sigma > 1e3  # of the lattice: what leaves are noisy integers
     curve, honest = ClaimedCurve(secret.sampled_guarantee(plan)), GuardedSilo.restart
 
-    def audited(restart: Any) -> tuple[secret.Seen, CurveResult]:
+    def audited(restart: Any) -> tuple[secret.CanaryTrials, CurveResult]:
         planted.fixed_keys(monkeypatch)
         runs = []
         for seed in range(3):
