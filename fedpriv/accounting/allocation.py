@@ -197,7 +197,7 @@ class AllocatedGaussian(Sampled):
     """Epochs begun; one that stopped early counts as whole."""
     relation: Relation = "zero-out"
     common: float = 0.0
-    """Share of a round's squared distance by which two rounds of a unit overlap at most (`overlap`); below 1."""
+    """Share of a round's squared distance by which two rounds of a unit overlap at most (fading.py); below 1."""
     overlaps: Overlaps | None = None
     """How these overlaps fade, where that is known: a second bound."""
 
@@ -236,7 +236,7 @@ class AllocatedGaussian(Sampled):
 
     @property
     def common_mu(self) -> float:
-        """μ of what its rounds move alike, which no secret hides: k √a of `overlap`."""
+        """μ of what its rounds move alike, which no secret hides: k √a of fading.py."""
         factor = RELATION_FACTOR[self.relation] * self.epochs
         return factor * math.sqrt(self.common) / self.noise_multiplier * (1.0 + 1e-15)
 

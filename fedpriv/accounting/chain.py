@@ -1,8 +1,8 @@
 """Chains: Gaussian exponents whose overlaps fade from round to round, above those of what a unit may draw.
 
-By `overlap` a run is dominated by exponents G of one direction with E G_s G_t = X_st, and Kahane's inequality
-allows any larger numbers in place of X, on the diagonal, too. A **chain** is a Gaussian Markov vector: with
-variances a_t and neighbours' covariances l_t it has
+By the pair of fading.py a run is dominated by exponents G of one direction with E G_s G_t = X_st, and Kahane's
+inequality allows any larger numbers in place of X, on the diagonal, too. A **chain** is a Gaussian Markov vector:
+with variances a_t and neighbours' covariances l_t it has
 
     Y_st = l_s l_(s+1) … l_(t-1) / (a_(s+1) … a_(t-1)),   s < t.
 
@@ -11,9 +11,9 @@ variances a_t and neighbours' covariances l_t it has
     Y_st = clip_s clip_t A_t r^(t-s),   A_t = max(max_(s ≤ t) ⟨C_s, C_t⟩ r^(s-t), r² A_(t+1)),
 
 the second so that a vector with these covariances exists; of several r the one whose overlaps are least in sum
-is taken. `walk` computes with it.
+is taken. `law_of` computes with it.
 
-**What all rounds share.** A part κ² of every overlap can count as known, as in `overlap`: with G_t = κ ξ + G'_t
+**What all rounds share.** A part κ² of every overlap can count as known, as in fading.py: with G_t = κ ξ + G'_t
 of all rounds S is e^(kκξ - k²κ²/2) times the S of G', for k epochs. The chain then lies above (X - κ²)+ only.
 One buffer is a chain as it is; a slow and a fast one are nearer to a constant and a chain. Of some κ² that one
 is taken whose overlaps are least in sum.
@@ -90,7 +90,7 @@ _PREFERRED = 0.999  # of a chain's sum: a smaller one replaces it, and a chain t
 _ALIKE = 1.005  # of their overlaps in sum: epochs that grow by no more share one law
 _TINY = 1e-300
 MOST_ROUNDS = 200
-"""Of an epoch. Longer chains take too long: `overlap`'s bound stands alone."""
+"""Of an epoch. Longer chains take too long: the bound of known overlaps stands alone."""
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,7 @@ class Lattice:
         return as_floats(self.step * np.array(self._places))
 
     def _range(self) -> tuple[float, float]:
-        """From where to where a walk goes but for `LEFT`."""
+        """Ends of the interval that walks leave with probability `LEFT` at most."""
         rough = self._variances(_BOUNDED)
         largest, more = float(np.max(rough)), float(np.max(rough - self.variances))
         reach = math.sqrt(2.0 * largest * (math.log(2.0 * (len(rough) + 1) / LEFT) + more))
@@ -342,7 +342,7 @@ class Lattice:
 
     @cached_property
     def _reached(self) -> list[Floats]:
-        """Of every round the r_jt of all steps before it, the first round's first."""
+        """Products r_jt of the steps up to each round, in the order of rounds and, within a round, of j."""
         found, each = [np.ones(1)], np.ones(1)
         for ratio in self.ratios[1:]:
             each = np.append(each * ratio, 1.0)
@@ -377,9 +377,10 @@ class Sums:
     """A grid of sums, closer where they are near 0, and near the least sum where that is asked for."""
 
     def __init__(self, bottom: float, top: float, scale: float, spacing: float, *, least: bool = False) -> None:
-        """From `bottom` < 0 to `top` > 0, `spacing` · `scale` apart near 0 and in proportion beyond `scale`.
+        """Lay points from `bottom` < 0 to `top` > 0.
 
-        `least` says that no sum is below `bottom`: points come closer to it in proportion, down to e^-`_NEAREST`.
+        Near 0 they are `spacing` · `scale` apart, and beyond `scale` in proportion to their size.  `least` says
+        that no sum is below `bottom`: points come closer to it in proportion, down to e^-`_NEAREST`.
         """
         self.scale, self.spacing = scale, spacing
         first = math.floor(math.asinh(bottom / scale) / spacing - 1e-6)

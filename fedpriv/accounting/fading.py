@@ -1,8 +1,9 @@
 """Random allocation along chains: its privacy where what rounds move alike fades from round to round.
 
 A `Chain` above a unit's rounds of one epoch has E G_s G_t = Y_st, and S = (1/T) Σ w_t, w_t = e^(G_t - a_t/2), is
-a dominating pair's ratio by `overlap` (S' with -G for the other unit of replace-one); `walk` gives E F(S) from
-above, with F = (S - γ)+ where a unit is removed, (1 - γS)+ where one is added, and (S - γS')+ under replace-one.
+a dominating pair's ratio, as shown below (S' with -G for the other unit of replace-one); `chain.law_of` gives
+E F(S) from above, with F = (S - γ)+ where a unit is removed, (1 - γS)+ where one is added, and (S - γS')+ under
+replace-one.
 Chains of several epochs are independent (`chain`, "Epochs apart"): the run's ratio is their product, and their
 laws are composed. What all rounds share is a Gaussian release beside them.
 
@@ -87,7 +88,10 @@ def _gaussian_law(mu: float, step: float) -> LatticeLosses:
 
 
 def _hockey_stick(mu: float, epsilons: Floats) -> Floats:
-    """That of μ-GDP for ε of either sign, rounded up: below 0 it is 1 - e^ε + e^ε δ(-ε), by symmetry."""
+    """Hockey stick of μ-GDP at ε of either sign, rounded up.
+
+    Below 0 it is 1 - e^ε + e^ε δ(-ε), by symmetry.
+    """
     deltas = gaussian(mu)(np.abs(epsilons))
     return as_floats(
         np.where(epsilons >= 0.0, deltas, -np.expm1(epsilons) + np.exp(np.minimum(0.0, epsilons)) * deltas)

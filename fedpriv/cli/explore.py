@@ -1,8 +1,7 @@
 """`fedpriv list`, `show` and `compare`: tables and sentences as wide as the terminal, with no number cut.
 
 `fedpriv coefficients`: a table of weights with intervals that contain the noise.
-
-Coefficients of models that came with second moments, with intervals that have the noise in them.
+Coefficients are of models that were released with second moments.
 """
 
 import json

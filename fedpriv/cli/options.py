@@ -3,9 +3,8 @@
 A dataclass whose fields are options is a group of them: `expand_option_groups` makes a command of a function that
 takes one.
 
-Print facts and a guarantee, as text or as one JSON object.  Imports no torch.
-
-Figures are rounded to the safe side: leakage and what it is computed from up, noise that is there down.
+Facts and a guarantee are printed as text or as one JSON object.  Figures are rounded to the safe side: leakage and
+what it is computed from up, noise that is there down.
 """
 
 import json

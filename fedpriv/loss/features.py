@@ -3,7 +3,7 @@
 A map of one record by itself, with public constants, releases nothing: the record's increment is clipped, whatever
 its features are.  Statistics of the training set, such as its mean image, would have to be paid for.
 
-Frozen features of a pre-trained module are such a map too.  Its weights are named by their SHA-256 (weights.py),
+Frozen features of a pre-trained module are such a map too.  Its weights are named by their SHA-256 (imported.py),
 so silo and server have the same map or none.
 
 Augmentation multiplicity: shifted and mirrored copies of a picture are one record, inside of one clip.

@@ -1,6 +1,6 @@
 """The binary tree mechanism with any decay, streamed with one fresh vector a round.
 
-Sources: see `nodes`; the recursion over prefixes and the restart every `period` rounds are those of
+Sources: below; the recursion over prefixes and the restart every `period` rounds are those of
 Tran & Cutkosky 2022 (Algorithm 1) and Kornowski, Liu & Talwar (Algorithm 1), with their indices repaired.
 
 On integers (C s)_t is the node that ends at t, a binary counter of decayed node sums.  `PaperTree` adds more noise

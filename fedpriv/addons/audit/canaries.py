@@ -62,7 +62,7 @@ class PublicOrderViews(Views):
     """
 
     def order(self, cell: Cell, key: bytes) -> None:
-        """Every place has the person of its number."""
+        """Leave persons in the order of their numbers."""
 
 
 class PublicGuard(Guard):

@@ -1,10 +1,7 @@
-"""`fedpriv init`: a folder to start from.
+"""Commands from nothing to a scenario: `fedpriv data inspect`, `fedpriv advise` and `fedpriv init`.
 
-`fedpriv data inspect`: describe a table, and write a scenario and policies to start from.
-
-`fedpriv advise`: which row, clip, step, rounds and trust to take, and the scenario file with them.
-
-`fedpriv init`: a folder to start from.
+`inspect` describes a table, and writes a scenario and policies.  `advise` chooses row, clip, step, rounds and
+trust.  `init` makes a folder to start from.
 """
 
 import dataclasses
@@ -212,7 +209,7 @@ def _make_files(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dic
 
 
 def _advise_on_table(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dict[str, Any]) -> "Advice":
-    """What `fedpriv advise` says of a table with this description and so many records a silo."""
+    """Advise on a table from its description and its number of records in each silo."""
     keys = {"unit": unit["unit"], "records_of_person": unit["records"]} if unit else {}
     facts = Facts(
         tuple(sizes), schema.width, schema.class_count, _DEFAULT_EPSILON, feature_norm=schema.norm, **keys

@@ -83,7 +83,7 @@ class Answer(NamedTuple):
 
     @property
     def html(self) -> str:
-        """Its entry in the page's list; an answer that a person still has to give stands out."""
+        """Entry of the page's list, in which an answer that a person still has to give stands out."""
         text = escape(self.text)
         shown = f'<span class="open">{text}</span>' if self.text.startswith("to be filled in by ") else text
         return (
@@ -92,7 +92,7 @@ class Answer(NamedTuple):
 
 
 def sections(of: Verified) -> list[tuple[str, list[Answer]]]:
-    """Every question in the order of the page.
+    """List the questions in the order of the page.
 
     The privacy statement is of the certified cell alone: everything in it is recomputed.
     """
@@ -207,7 +207,7 @@ def _guarantee(of: Verified, statement: Statement) -> list[Answer]:
 
 
 def weaknesses(of: Verified, statement: Statement) -> list[str]:
-    """What weakens the figures, a sentence or two each; on the page and on the card."""
+    """List what weakens the figures, for the page and the card."""
     record = of.body["record"]
     return [
         *([f"NOT ALL SILOS SIGNED: {of.about}."] if of.unsigned else []),
@@ -232,7 +232,7 @@ _MODEL = (
 
 
 def _declared(of: Verified, data: Mapping[str, Any]) -> str:
-    """Whether ranges and vocabularies are public, and who says so."""
+    """Say who declared ranges and vocabularies public."""
     table = data.get("table")
     if table is None and schema_of(data["name"], None) is not None:
         return "Ranges, vocabularies and classes of the table are public, as fedpriv describes this data set."
@@ -248,7 +248,7 @@ def _declared(of: Verified, data: Mapping[str, Any]) -> str:
 
 
 def _runs_of(each: Mapping[str, Any]) -> str:
-    """How often a silo's ledger has these records in other runs, and what all runs are together."""
+    """Describe the other runs of a silo's records, and what all runs cost together."""
     parts = [("records", each["training"]), *([("test records", each["tests"])] if "tests" in each else [])]
     return f"Silo {each['silo']} had {', and '.join(_runs_on(what, facts) for what, facts in parts)}."
 

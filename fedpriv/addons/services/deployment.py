@@ -136,7 +136,7 @@ def federation_superlink(home: Path, silos: int) -> Iterator[SuperLink]:
 
 
 def node_keys(home: Path, silo: int) -> Path:
-    """Where silo `silo`'s SuperNode finds its key and whom to trust."""
+    """Return the folder of a SuperNode's key and of the certificate that it trusts."""
     return home / f"node-{silo}"
 
 

@@ -1,4 +1,4 @@
-"""RoundSteps on 64-bit integers that has the same bits on every machine.
+"""Fixed-point arithmetic on 64-bit integers that has the same bits on every machine.
 
 `scaled` multiplies by a coefficient, a multiple of 2^-31: an exact product and one rounding.  `packed` and
 `sum_of` are for masked sums, which travel in words of w bits: the low w/8 bytes of each, which the server adds

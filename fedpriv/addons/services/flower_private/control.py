@@ -145,7 +145,7 @@ class Control:
         return dict(self._answer(lambda client: client.get(STATUS).raise_for_status().json()))
 
     def _answer(self, ask: Callable[[httpx.Client], Any]) -> Any:
-        """What `ask` returns of a client of the SuperLink."""
+        """Call `ask` with a client of the SuperLink.  RunError if there is no answer, or a refusal."""
         try:
             with open_client(self.address, self.root_certificates, connect=_CONNECT_SECONDS) as client:
                 return ask(client)

@@ -222,7 +222,7 @@ class RunSeen:
 
 
 def silos_of(control: Control) -> list[SiloSeen]:
-    """Every silo whose key is registered; RunError if no SuperLink of fedpriv answers."""
+    """List the silos whose keys are registered.  RunError if no SuperLink of fedpriv answers."""
     silos = (_silo(name, entry) for name, entry in control.seen()["silos"].items())
     return sorted(silos, key=lambda silo: silo.silo)
 
