@@ -3,17 +3,26 @@
 Leakage rounds up; noise rounds down where a run has it, and up where a theorem asks for it.  Imports no torch.
 """
 
+import dataclasses
 import itertools
 import json
 import math
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedpriv.accounting.gaussian import check_positive, mu_of
 from fedpriv.cli.options import Json, SweepOverrides, print_table, print_text
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import delta_figure, epsilon_figure, lower_figure, upper_figure
+
+if TYPE_CHECKING:
+    from fedpriv.papers.base import Bound, Condition, Prescription, Problem
+    from fedpriv.plan.plan import Plan
+    from fedpriv.scenario.load import Point
+    from fedpriv.scenario.schema import Cell
 
 _SCENARIO_BOUND = "bound at the scenario's numbers"
 
@@ -44,7 +53,6 @@ def theorem(
     """
     from fedpriv.plan.calibration import fitted_scenario
     from fedpriv.scenario.load import load_scenario
-    from fedpriv.study.setting import beside_theorems
 
     loaded, _ = fitted_scenario(load_scenario(scenario, overrides or []), {})
     points = [beside_theorems(point, gap, run) for point in loaded.points[:: len(loaded.seeds)]]
@@ -79,7 +87,6 @@ def samples(
 
         fedpriv privacy samples --target 0.3 --radius 0.5 --epsilon 1 --dimension 8 --dimension 7850
     """
-    from fedpriv.accounting.gaussian import check_positive, mu_of
     from fedpriv.papers.kornowski_bounds import Nonsmooth, certified_samples, printed_samples
 
     public = {"target": [target], "radius": [radius], "lipschitz": [lipschitz], "gap": [gap], "epsilon": epsilon}
@@ -169,3 +176,112 @@ def _format_number(name: str, value: Any, *, is_prescribed: bool = False) -> str
     if "noise std" in name:
         return upper_figure(value, 6) if is_prescribed else lower_figure(value, 6)
     return f"{value:.6g}"
+
+
+def beside_theorems(point: "Point", gap: float | None, run: Path | None) -> dict[str, Any]:
+    """Hold the numbers of one point beside each theorem's; a theorem that cannot be run says why.
+
+    `gap` is how far the loss can fall from the start, for theorems whose bound needs it; `run` has the excess risk
+    that was measured.
+    """
+    from fedpriv.plan.plan import excess_risk_bound, plan_of, problem_of
+    from fedpriv.plan.task import task_of_cell
+
+    cell = point.cell
+    objective = task_of_cell(cell).objective
+    problem = problem_of(cell, objective)
+    if gap is not None:
+        problem = dataclasses.replace(problem, gap=check_positive("gap", gap))
+    numbers, bound = dict[str, Any](), None
+    try:
+        plan = plan_of(cell, objective)
+        numbers, bound = _used(cell, plan), _bound(excess_risk_bound(cell, plan))
+    except InputError as error:
+        numbers = {"refusal": str(error)}
+    return {
+        "point": dict(point.swept),
+        "algorithm": cell.algorithm.name,
+        "problem": {
+            "records": problem.records,
+            "dimension": problem.dimension,
+            "silos": problem.silos,
+            "epsilon": problem.epsilon,
+            "delta": problem.delta,
+            "relation": cell.privacy.relation,
+            "lipschitz": _finite(problem.lipschitz),
+            "smoothness": _finite(problem.smoothness),
+        },
+        "scenario": numbers | _measured(point, run),
+        "theorems": [
+            _as_data(asked, problem) for asked in cell.algorithm.row.theorems(cell.algorithm.settings, problem)
+        ],
+        "bound": bound,
+    }
+
+
+def _bound(found: "Bound | None") -> dict[str, Any] | None:
+    """The proved bound of the excess risk at the scenario's own numbers; None where there is none."""
+    if found is None:
+        return None
+    return {
+        "excess risk": _finite(found.value),
+        "conditions": _conditions(found.conditions),
+        "assumption": found.assumption,
+    }
+
+
+def _used(cell: "Cell", plan: "Plan") -> dict[str, Any]:
+    """The numbers of a run of the cell."""
+    rounds = plan.schedule.rounds
+    return {
+        "rounds": rounds,
+        "batch": sum(plan.batch_sizes),
+        "clip": max(float(plan.estimator.round(t).clip) for t in range(1, rounds + 1)),
+        "noise std": plan.noise.std_in_mean,
+        **_numbers(cell.algorithm.settings.model_dump(exclude={"clip"})),
+        **_numbers(vars(plan.optimizer)),
+    }
+
+
+def _measured(point: "Point", run: Path | None) -> dict[str, float]:
+    """The mean excess risk that the seeds of this point have in a run's results; nothing where none is known."""
+    from fedpriv.study.results import read_results
+
+    cells = [] if run is None else [cell for cell in read_results(run).cells if cell["point"] == dict(point.swept)]
+    found = [float(cell["excess_risk"]) for cell in cells if "excess_risk" in cell]
+    return {"excess risk": sum(found) / len(found)} if found else {}
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        name: float(value)
+        for name, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }
+
+
+def _as_data(asked: "Prescription", problem: "Problem") -> dict[str, Any]:
+    return asked._asdict() | {
+        "numbers": dict(asked.numbers),
+        "conditions": _conditions(asked.conditions),
+        "refusal": asked.refusal or _refusal(asked.numbers, problem),
+    }
+
+
+def _conditions(conditions: Iterable["Condition"]) -> list[dict[str, Any]]:
+    return [{**condition._asdict(), "holds": condition.holds} for condition in conditions]
+
+
+def _refusal(numbers: Mapping[str, float], problem: "Problem") -> str | None:
+    """Why no scenario has such batches, on one line: what [federation] itself would refuse."""
+    batch = math.floor(numbers["batch"] * (1.0 + 1e-12))
+    return (
+        f"a round of {batch} records is less than one of each of the {problem.silos} silos; run it with "
+        f"federation.silos = {batch} or fewer"
+        if batch < problem.silos
+        else None
+    )
+
+
+def _finite(bound: float) -> float | None:
+    return bound if math.isfinite(bound) else None

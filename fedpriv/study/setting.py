@@ -3,19 +3,14 @@
 A `Setting` is what `fedpriv privacy` is asked about.  A `Cost` is that of one mechanism for one workload and one
 privacy target, in the units of a release; a `Table` has all mechanisms side by side at one guarantee, with the
 noise that each leaves in the sums, and in what is made of them.  `seconds_per_round` measures on this machine.
-
-The numbers of a scenario beside those that its algorithm's theorems ask for, as plain data.
-
-The algorithm's row is asked (`Algorithm.theorems`, `Algorithm.excess_risk`): this module says at which numbers.
+Torch is imported there alone.
 """
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +18,6 @@ from fedpriv.accounting.gaussian import RELATION_FACTOR, check_positive, relatio
 from fedpriv.accounting.guarantees import DEFAULT_DELTA, GaussianDP, Guarantee
 from fedpriv.core.errors import InputError, refuse
 from fedpriv.core.replicates import one_thread
-from fedpriv.loss.objective import Objective
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.fitting.auto import Candidate, Published, choice, compared, fitted, fitted_of_all_kinds, least
 from fedpriv.noise.fitting.cost import Response, noise_cost_of, rows_response
@@ -33,15 +27,9 @@ from fedpriv.noise.registry import unfitted as to_fit
 from fedpriv.noise.series import Workload
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.trust import Noise, Trust, trust_named
-from fedpriv.papers.base import Condition, Prescription, Problem
 from fedpriv.participation.orders import Participation, ParticipationKeys, Schedule, Separated
 from fedpriv.participation.registry import sampled, sampling_of
-from fedpriv.plan.plan import excess_risk_bound, plan_of, problem_of
 from fedpriv.plan.sums import RunningSums
-from fedpriv.plan.task import task_of_cell
-from fedpriv.scenario.load import Point
-from fedpriv.scenario.schema import Cell
-from fedpriv.study.results import read_results
 
 
 @dataclass(frozen=True)
@@ -340,111 +328,3 @@ def seconds_per_round(mechanism: Mechanism, workload: Workload, dimension: int) 
         for t in range(first + 1, last + 1):
             _, state = mechanism.noise(state, t, fresh)
     return (time.perf_counter() - started) / (last - first)
-
-
-def beside_theorems(point: Point, gap: float | None, run: Path | None) -> dict[str, Any]:
-    """Hold the numbers of one point beside each theorem's; a theorem that cannot be run says why.
-
-    `gap` is how far the loss can fall from the start, for theorems whose bound needs it; `run` has the excess risk
-    that was measured.
-    """
-    cell = point.cell
-    objective = task_of_cell(cell).objective
-    problem = problem_of(cell, objective)
-    if gap is not None:
-        problem = replace(problem, gap=check_positive("gap", gap))
-    return {
-        "point": dict(point.swept),
-        "algorithm": cell.algorithm.name,
-        "problem": {
-            "records": problem.records,
-            "dimension": problem.dimension,
-            "silos": problem.silos,
-            "epsilon": problem.epsilon,
-            "delta": problem.delta,
-            "relation": cell.privacy.relation,
-            "lipschitz": _finite(problem.lipschitz),
-            "smoothness": _finite(problem.smoothness),
-        },
-        "scenario": _used(cell, objective) | _measured(point, run),
-        "theorems": [
-            _as_data(asked, problem) for asked in cell.algorithm.row.theorems(cell.algorithm.settings, problem)
-        ],
-        "bound": _bound(cell, objective),
-    }
-
-
-def _bound(cell: Cell, objective: Objective) -> dict[str, Any] | None:
-    """The proved bound of the excess risk at the scenario's own numbers; None where there is none."""
-    try:
-        found = excess_risk_bound(cell, plan_of(cell, objective))
-    except InputError:
-        return None  # it cannot be run, which is said elsewhere
-    return (
-        None
-        if found is None
-        else {
-            "excess risk": _finite(found.value),
-            "conditions": _conditions(found.conditions),
-            "assumption": found.assumption,
-        }
-    )
-
-
-def _used(cell: Cell, objective: Objective) -> dict[str, Any]:
-    """The numbers of a run of the cell; only the reason where it cannot be run."""
-    try:
-        plan = plan_of(cell, objective)
-    except InputError as error:
-        return {"refusal": str(error)}
-    rounds = plan.schedule.rounds
-    return {
-        "rounds": rounds,
-        "batch": sum(plan.batch_sizes),
-        "clip": max(float(plan.estimator.round(t).clip) for t in range(1, rounds + 1)),
-        "noise std": plan.noise.std_in_mean,
-        **_numbers(cell.algorithm.settings.model_dump(exclude={"clip"})),
-        **_numbers(vars(plan.optimizer)),
-    }
-
-
-def _measured(point: Point, run: Path | None) -> dict[str, float]:
-    """The mean excess risk that the seeds of this point have in a run's results; nothing where none is known."""
-    cells = [] if run is None else [cell for cell in read_results(run).cells if cell["point"] == dict(point.swept)]
-    found = [float(cell["excess_risk"]) for cell in cells if "excess_risk" in cell]
-    return {"excess risk": sum(found) / len(found)} if found else {}
-
-
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    return {
-        name: float(value)
-        for name, value in values.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    }
-
-
-def _as_data(asked: Prescription, problem: Problem) -> dict[str, Any]:
-    return asked._asdict() | {
-        "numbers": dict(asked.numbers),
-        "conditions": _conditions(asked.conditions),
-        "refusal": asked.refusal or _refusal(asked.numbers, problem),
-    }
-
-
-def _conditions(conditions: Iterable[Condition]) -> list[dict[str, Any]]:
-    return [{**condition._asdict(), "holds": condition.holds} for condition in conditions]
-
-
-def _refusal(numbers: Mapping[str, float], problem: Problem) -> str | None:
-    """Why no scenario has such batches, on one line: what [federation] itself would refuse."""
-    batch = math.floor(numbers["batch"] * (1.0 + 1e-12))
-    return (
-        f"a round of {batch} records is less than one of each of the {problem.silos} silos; run it with "
-        f"federation.silos = {batch} or fewer"
-        if batch < problem.silos
-        else None
-    )
-
-
-def _finite(bound: float) -> float | None:
-    return bound if math.isfinite(bound) else None

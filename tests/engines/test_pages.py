@@ -17,7 +17,7 @@ LONGEST = pages._MAX_RETAINED_BYTES // 2**20
 PROGRAM = f"""
 import json, sys
 import psutil, torch
-from fedpriv.engines.table import kept_pages
+from fedpriv.engines.table import retain_freed_pages
 
 def resident() -> float:
     return psutil.Process().memory_info().rss / 2**20
@@ -27,8 +27,8 @@ def long_vector(megabytes: int = {MEGABYTES}) -> None:
 
 torch.ones(10)
 before = resident()
-with kept_pages():
-    with kept_pages():
+with retain_freed_pages():
+    with retain_freed_pages():
         long_vector()
     inside = resident() - before
     long_vector({LONGEST} + 1)

@@ -317,7 +317,7 @@ def test_a_worker_that_is_killed_is_named_and_its_cells_run_again_and_ctrl_c_lea
 
     until("evaluated")
     ours = psutil.Process(running.pid).children(recursive=True)
-    (worker,) = (process for process in ours if "ray::work" in " ".join(process.cmdline()))
+    (worker,) = (process for process in ours if "ray::run_worker" in " ".join(process.cmdline()))
     worker.kill()
     lost = until("lost")
     assert lost["worker"].startswith(f"worker {worker.pid} on ")

@@ -23,12 +23,10 @@ that number: one backward pass for all rows at once, a row a replicate.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedpriv.core.errors import InputError
 from fedpriv.noise.mechanism import Mechanism, MechanismState
@@ -36,17 +34,20 @@ from fedpriv.noise.sensitivity import heaviest_patterns
 from fedpriv.noise.series import Floats, Workload
 from fedpriv.participation.orders import Phases, Separated
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 _SEGMENT = 1000  # rounds whose graph is held at once
 
 
 class Stream(Protocol):
     """A state machine over vectors of shape (rows, 1)."""
 
-    def start(self, rows: int) -> tuple[Tensor, ...]:
+    def start(self, rows: int) -> "tuple[Tensor, ...]":
         """The state before round 1."""
         ...
 
-    def advance(self, state: tuple[Tensor, ...], t: int, given: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+    def advance(self, state: "tuple[Tensor, ...]", t: int, given: "Tensor") -> "tuple[tuple[Tensor, ...], Tensor]":
         """The state after round t, and what the round answers, (rows, 1)."""
         ...
 
@@ -62,7 +63,7 @@ class NoiseStream:
     def start(self, rows: int) -> MechanismState:
         return self._mechanism.start()
 
-    def advance(self, state: MechanismState, t: int, given: Tensor) -> tuple[MechanismState, Tensor]:
+    def advance(self, state: MechanismState, t: int, given: "Tensor") -> "tuple[MechanismState, Tensor]":
         noise, after = self._mechanism.noise(state, t, given)
         return after, noise
 
@@ -72,6 +73,8 @@ def pulled_back(stream: Stream, weights: Floats) -> Floats:
 
     Memory is for some rounds at a time: states in between are computed forwards once and kept.
     """
+    import torch  # slow to import: only mechanisms without a series pay for it
+
     rows, rounds = weights.shape
     starts = range(1, rounds + 1, _SEGMENT)
     states = _states(stream, rows, starts)
@@ -95,16 +98,18 @@ def pulled_back(stream: Stream, weights: Floats) -> Floats:
     return pulled
 
 
-@torch.no_grad()
-def _states(stream: Stream, rows: int, starts: range) -> list[tuple[Tensor, ...]]:
+def _states(stream: Stream, rows: int, starts: range) -> "list[tuple[Tensor, ...]]":
     """The state before every round of `starts`, if every input is 0."""
+    import torch
+
     still = torch.zeros((rows, 1), dtype=torch.float64)
     states = [stream.start(rows)]
-    for start, following in pairwise(starts):
-        state = states[-1]
-        for t in range(start, following):
-            state, _ = stream.advance(state, t, still)
-        states.append(state)
+    with torch.no_grad():
+        for start, following in pairwise(starts):
+            state = states[-1]
+            for t in range(start, following):
+                state, _ = stream.advance(state, t, still)
+            states.append(state)
     return states
 
 
