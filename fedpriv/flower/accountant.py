@@ -9,11 +9,10 @@ Poisson-sampled releases are composed by their privacy loss distributions.  Flow
 Rényi DP.
 """
 
-import dataclasses
 import json
 import math
 from collections import Counter
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from flwr.serverapp import GaussianPrivacyEvent, PrivacyConfig, PrivacySpent, SamplingMethod
 
@@ -39,14 +38,15 @@ class ExactAccountant:
 
         InputError for sampling without replacement, which has no exact accounting here.
         """
-        if config.sampling_method is SamplingMethod.WITHOUT_REPLACEMENT:
-            raise InputError("sampling_method: without-replacement is not accounted for; take RdpAccountant")
-        self._config, self._counts = config, Counter[GaussianPrivacyEvent]()
-
-    @property
-    def config(self) -> PrivacyConfig:
-        """Configuration that the accountant was made with."""
-        return self._config
+        refuse(
+            {
+                "sampling_method: without-replacement is not accounted for; take RdpAccountant": (
+                    config.sampling_method is SamplingMethod.WITHOUT_REPLACEMENT
+                )
+            }
+        )
+        self.config: Final = config
+        self._counts = Counter[GaussianPrivacyEvent]()
 
     @property
     def num_releases(self) -> int:
@@ -62,32 +62,32 @@ class ExactAccountant:
 
     def get_epsilon(self, delta: float) -> float:
         """Return ε of all releases at `delta`."""
-        return _guarantee(self._config, self._counts).epsilon_of(delta)
+        return _guarantee(self.config, self._counts).epsilon_of(delta)
 
     def get_delta(self, epsilon: float) -> float:
         """Return δ of all releases at `epsilon`."""
-        guarantee = _guarantee(self._config, self._counts)
+        guarantee = _guarantee(self.config, self._counts)
         return (
             delta_of(guarantee.mu, epsilon) if isinstance(guarantee, GaussianDP) else guarantee.delta_of(epsilon)
         )
 
     def get_privacy_spent(self, delta: float | None = None) -> PrivacySpent:
         """Return ε and δ of all releases, at the configuration's δ if none is given."""
-        target_delta = self._config.target_delta if delta is None else delta
+        target_delta = self.config.target_delta if delta is None else delta
         return PrivacySpent(self.get_epsilon(target_delta), target_delta, self.num_releases, _METHOD)
 
     def would_exceed(self, event: GaussianPrivacyEvent, max_epsilon: float | None = None, count: int = 1) -> bool:
         """Whether ε would exceed `max_epsilon`, or the configuration's limit, after `count` more releases."""
-        limit = self._config.max_epsilon if max_epsilon is None else max_epsilon
+        limit = self.config.max_epsilon if max_epsilon is None else max_epsilon
         if limit is None:
             raise InputError("max_epsilon: give it to PrivacyConfig or to would_exceed")
-        return _guarantee(self._config, self._with(event, count)).epsilon_of(self._config.target_delta) > limit
+        return _guarantee(self.config, self._with(event, count)).epsilon_of(self.config.target_delta) > limit
 
     def state_dict(self) -> dict[str, object]:
         """Return the state as plain data, for `load_state_dict`."""
         return {
             "backend": _METHOD,
-            "config": _plain(self._config),
+            "config": json.loads(json.dumps(vars(self.config))),
             "events": [{**vars(event), "count": count} for event, count in self._counts.items()],
         }
 
@@ -96,30 +96,35 @@ class ExactAccountant:
 
         InputError for a state that is damaged, or of another configuration.
         """
-        if state.get("backend") != _METHOD or state.get("config") != _plain(self._config):
-            raise InputError("load_state_dict: the state is of another accountant or configuration")
-        loaded = ExactAccountant(self._config)
+        refuse(
+            {
+                "load_state_dict: the state is of another accountant or configuration": any(
+                    state.get(key) != self.state_dict()[key] for key in ("backend", "config")
+                )
+            }
+        )
+        loaded = ExactAccountant(self.config)
         try:
             for event in cast(list[dict[str, Any]], state["events"]):
-                fields = dict(event)
-                count = fields.pop("count")
-                loaded.compose(GaussianPrivacyEvent(**fields), count)
+                fields = {name: value for name, value in event.items() if name != "count"}
+                loaded.compose(GaussianPrivacyEvent(**fields), event["count"])
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"load_state_dict: the state is damaged ({error})") from None
         self._counts = loaded._counts
 
     def _with(self, event: GaussianPrivacyEvent, count: int) -> Counter[GaussianPrivacyEvent]:
+        """Return the counts of events after `count` more releases, without composing these."""
         refuse(
             {
                 f"population_size = {event.population_size} of an event: the accountant is of "
-                f"{self._config.population_size} clients": event.population_size != self._config.population_size,
+                f"{self.config.population_size} clients": event.population_size != self.config.population_size,
                 f"count = {count!r}: expected a whole number of at least 1": type(count) is not int or count < 1,
+                "Poisson-sampled events need one noise_multiplier and one sample_size": (
+                    self.config.sampling_method is SamplingMethod.POISSON and len({*self._counts, event}) > 1
+                ),
             }
         )
-        counts = self._counts + Counter({event: count})
-        if self._config.sampling_method is SamplingMethod.POISSON and len(counts) > 1:
-            raise InputError("Poisson-sampled events need one noise_multiplier and one sample_size")
-        return counts
+        return self._counts + Counter({event: count})
 
 
 def _guarantee(config: PrivacyConfig, counts: Counter[GaussianPrivacyEvent]) -> GaussianDP | PoissonGaussian:
@@ -128,9 +133,6 @@ def _guarantee(config: PrivacyConfig, counts: Counter[GaussianPrivacyEvent]) -> 
         ((event, count),) = counts.items()
         rate = min(1.0, event.sample_size / event.population_size * _ROUND_UP)
         return PoissonGaussian(event.noise_multiplier, rate, count, "zero-out")
-    mus = [math.sqrt(count) / event.noise_multiplier * _ROUND_UP for event, count in counts.items()]
-    return GaussianDP(compose(mus))
-
-
-def _plain(config: PrivacyConfig) -> dict[str, object]:
-    return dict(json.loads(json.dumps(dataclasses.asdict(config))))
+    return GaussianDP(
+        compose([math.sqrt(count) / event.noise_multiplier * _ROUND_UP for event, count in counts.items()])
+    )
