@@ -17,14 +17,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 from torch import nn
-from torch.nn import functional
 from torch.utils.data import DataLoader, RandomSampler
 
 from fedpriv.clients.app import ask, ask_agreement, ask_shapes, in_supernode
-from fedpriv.core.errors import FedprivError, InputError, RunError, refuse
+from fedpriv.core.errors import FedprivError, RunError, refuse
 from fedpriv.core.random import derive_key, integers_key, simulation_noise, system_key
 from fedpriv.core.replicates import one_thread
 from fedpriv.data.given import Given, arrays_of
@@ -34,8 +33,7 @@ from fedpriv.flower.guards import (
     ARRAYS,
     ModelLayout,
     Terms,
-    guard_socket,
-    silo_number,
+    find_guard,
     terms_in,
     unwrap_answer,
     vector_of,
@@ -50,13 +48,13 @@ from fedpriv.loss.objective import Objective, Records
 from fedpriv.plan.plan import plan_of
 from fedpriv.plan.task import DTYPES, labelled_records
 from fedpriv.protocol.messages import (
-    CONFIG,
     Refusal,
     keys_in,
     refusal_content,
     release_content,
+    roster_content,
     sealed,
-    values_in,
+    with_also,
 )
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
@@ -110,7 +108,7 @@ class PrivateClient:
             return Message(self._answer(message.content, records), reply_to=message)
         except FedprivError as error:
             reason = str(error) if str(error).startswith(f"silo {silo}") else f"silo {silo}: {error}"
-            _log.warning("fedpriv: %s", reason)
+            _log.warning("fedpriv: %s", reason, exc_info=error.__cause__)  # which only this node sees
         except Exception:
             reason = f"silo {silo}: its client failed, and its own log says why"
             _log.exception("fedpriv: silo %s", silo)
@@ -119,13 +117,16 @@ class PrivateClient:
     def _answer(self, content: RecordDict, records: AppRecords | Callable[[], AppRecords]) -> RecordDict:
         terms = terms_in(content)
         cell = resolve_cell(json.loads(terms.cell_json), "the server's scenario")
-        number = silo_number(self._context, cell.federation.silos)
-        if (socket := guard_socket(self._context, number)) is not None:
+        number, socket = find_guard(self._context, cell.federation.silos)
+        if socket is not None:
             return self._answer_by_guard(socket, content, terms, cell, number)
-        if terms.seeded and in_supernode():
-            raise RunError(
-                "a simulation's noise protects nobody, and this is a SuperNode: leave `seed` out of the strategy"
-            )
+        refuse(
+            {
+                "a simulation's noise protects nobody, and this is a SuperNode: leave `seed` out of the "
+                "strategy": terms.seeded and in_supernode()
+            },
+            RunError,
+        )
         with one_thread():  # the order of sums must not depend on the cores
             return self._answer_by_silo(content, terms, cell, number, records() if callable(records) else records)
 
@@ -133,20 +134,23 @@ class PrivateClient:
         self, socket: Path, content: RecordDict, terms: Terms, cell: Cell, number: int
     ) -> RecordDict:
         """Pass the message to the guard, which checks the query and has budget and records."""
-        if terms.seeded:
-            raise RunError("a guard draws noise of its own: leave `seed` out of the strategy")
+        refuse({"a guard draws noise of its own: leave `seed` out of the strategy": terms.seeded}, RunError)
         run, record = str(self._context.run_id), content.array_records[ARRAYS]
         layout = ModelLayout.of(record)
         if terms.t:
-            query, keys = vector_of(record).numpy(), keys_in(content)
-            return sealed("release", unwrap_answer(ask(socket, run, terms.cell_json, terms.t, query, keys)))
-        shapes = unwrap_answer(ask_shapes(socket, terms.cell_json))
-        ModelLayout.at_guard(record.to_numpy_ndarrays(), layout.names, layout.dtype, shapes)
+            release = ask(socket, run, terms.cell_json, terms.t, vector_of(record).numpy(), keys_in(content))
+            return sealed("release", unwrap_answer(release))
+        ModelLayout.at_guard(
+            record.to_numpy_ndarrays(),
+            layout.names,
+            layout.dtype,
+            unwrap_answer(ask_shapes(socket, terms.cell_json)),
+        )
         unwrap_answer(ask_agreement(socket, run, terms.cell_json))
-        if not cell.algorithm.trust_setting.masked or cell.target is None:  # it masks nothing
-            return _greeting_content(number, b"")
-        public = unwrap_answer(ask(socket, run, terms.cell_json, 0, np.empty(0, np.uint8)))
-        return _greeting_content(number, public.tobytes())
+        public = np.empty(0, np.uint8)
+        if cell.algorithm.trust_setting.masked and cell.target is not None:  # else it masks nothing
+            public = unwrap_answer(ask(socket, run, terms.cell_json, 0, public))
+        return with_also(roster_content(number), "public", public.tobytes())
 
     def _answer_by_silo(
         self, content: RecordDict, terms: Terms, cell: Cell, number: int, records: AppRecords
@@ -159,15 +163,16 @@ class PrivateClient:
         silo = self._make_silo(terms, cell, number, arrays, bytes(memory["key"]))
         if not terms.t:
             self._context.state[_RECORD] = ConfigRecord(memory)
-            return _greeting_content(number, silo.masker.public if silo.plan.masked else b"")
+            return with_also(roster_content(number), "public", silo.masker.public if silo.plan.masked else b"")
         state = unpack(bytes(memory["state"]), silo) if "state" in memory else silo.start()
         with torch.inference_mode(), nullcontext() if terms.seeded else without_denormals():
             release, state = silo.answer(state, terms.t, vector_of(record))
         message = silo.message(release.vector, terms.t, keys_in(content), state.chain)
-        last = terms.t == silo.plan.schedule.rounds  # no later round needs key and state
-        changes = {"key": b"", "state": b""} if last else {"state": pack(state)}
+        over = terms.t == silo.plan.schedule.rounds  # no later round needs key and state
         # Written last and at once, so that a failed round changes nothing.
-        self._context.state[_RECORD] = ConfigRecord({**memory, **changes})
+        self._context.state[_RECORD] = ConfigRecord(
+            {**memory, "key": b"" if over else memory["key"], "state": b"" if over else pack(state)}
+        )
         return release_content(message, release.counts) if terms.seeded else sealed("release", message.numpy())
 
     def _recall_memory(self, terms: Terms, arrays: Arrays) -> dict[str, Any]:
@@ -176,19 +181,20 @@ class PrivateClient:
         Round 0 makes the key if there is none.  The fingerprint of the records discloses nothing about them once
         the key is forgotten.
         """
-        record = values_in(self._context.state).get(_RECORD)
-        memory = dict(values_in(record)) if isinstance(record, ConfigRecord) else {}
+        memory: dict[str, Any] = dict(self._context.state.config_records.get(_RECORD, {}))
         key = bytes(memory.get("key", b"")) or system_key()
         current = {
             "terms": hashlib.sha256(repr(terms._replace(t=0)).encode()).digest(),
             "records": Shard(*arrays).fingerprint(derive_key(key, "records")),
         }
         if not terms.t:
-            if "state" in memory:
-                raise RunError(
+            refuse(
+                {
                     "its records were released in this run already, and a second strategy would spend another "
-                    "budget: start it in a run of its own"
-                )
+                    "budget: start it in a run of its own": "state" in memory
+                },
+                RunError,
+            )
             return {**current, "key": key}
         refuse(
             {
@@ -205,11 +211,17 @@ class PrivateClient:
         return memory
 
     def _make_silo(self, terms: Terms, cell: Cell, number: int, arrays: Arrays, key: bytes) -> Silo:
-        objective, records = _objective_and_records(self._module, self._loss, arrays, DTYPES[cell.run.dtype])
+        objective, records = _objective_and_records(self._module, self._loss, *arrays, DTYPES[cell.run.dtype])
         plan, gaps = plan_of(cell, objective, released=not terms.seeded), cell.without_silos is not None
         if terms.seeded:
-            noise = simulation_noise(cell.noise_seed, cell.run.dtype)
-            return Silo.seeded(number, plan, records, noise, integers_key(cell.noise_seed), gaps=gaps)
+            return Silo.seeded(
+                number,
+                plan,
+                records,
+                simulation_noise(cell.noise_seed, cell.run.dtype),
+                integers_key(cell.noise_seed),
+                gaps=gaps,
+            )
         return Silo.of(number, plan, records, key, hashlib.sha256(terms.cell_json.encode()).digest(), gaps=gaps)
 
 
@@ -218,21 +230,18 @@ def named_loss(loss: Any) -> LossGiven:
 
     InputError for a cross-entropy that torch weights by batch.
     """
-    if isinstance(loss, nn.CrossEntropyLoss):
-        if loss.weight is not None or loss.ignore_index >= 0:
-            raise InputError(
-                "loss: torch divides by the weights of a batch, and records are clipped one by one; give "
-                '{"name": "cross-entropy", "class_weights": [...]}'
+    layer = nn.CrossEntropyLoss() if loss is nn.functional.cross_entropy else loss
+    if not isinstance(layer, nn.CrossEntropyLoss):
+        return loss  # type: ignore[no-any-return]
+    refuse(
+        {
+            "loss: torch divides by the weights of a batch, and records are clipped one by one; give "
+            '{"name": "cross-entropy", "class_weights": [...]}': (
+                layer.weight is not None or layer.ignore_index >= 0
             )
-        return {"name": "cross-entropy", "label_smoothing": loss.label_smoothing}
-    if loss is functional.cross_entropy:
-        return "cross-entropy"
-    return loss  # type: ignore[no-any-return]
-
-
-def _greeting_content(number: int, public: bytes) -> RecordDict:
-    """Make the answer to round 0: the silo's number, and its public key if it masks."""
-    return RecordDict({"metrics": MetricRecord({"silo": number}), CONFIG: ConfigRecord({"public": public})})
+        }
+    )
+    return {"name": "cross-entropy", "label_smoothing": layer.label_smoothing}
 
 
 def _read_records(records: AppRecords, count: int) -> Arrays:
@@ -240,26 +249,36 @@ def _read_records(records: AppRecords, count: int) -> Arrays:
 
     RunError if they cannot be read; its message discloses nothing about the records.
     """
-    if isinstance(records, DataLoader) and isinstance(records.sampler, RandomSampler):
-        raise RunError("records: a DataLoader that shuffles; every record has its rounds, so give shuffle=False")
+    refuse(
+        {
+            "records: a DataLoader that shuffles; every record has its rounds, so give shuffle=False": (
+                isinstance(records, DataLoader) and isinstance(records.sampler, RandomSampler)
+            )
+        },
+        RunError,
+    )
     try:
         features, labels = arrays_of(records, "records")
-    except Exception:
-        _log.exception("fedpriv: records")
-        raise RunError("its records cannot be read, and its own log says why") from None
-    if len(labels) < count or len(features) < count:
-        raise RunError(f"records: the scenario reads {count} of them, and there are fewer")
+    except Exception as error:
+        raise RunError("its records cannot be read, and its own log says why") from error
+    refuse(
+        {
+            f"records: the scenario reads {count} of them, and there are fewer": (
+                len(labels) < count or len(features) < count
+            )
+        },
+        RunError,
+    )
     return features[:count], labels[:count]
 
 
 def _objective_and_records(
-    module: nn.Module, loss: LossGiven, arrays: Arrays, dtype: torch.dtype
+    module: nn.Module, loss: LossGiven, features: NDArray[Any], labels: NDArray[Any], dtype: torch.dtype
 ) -> tuple[Objective, Records]:
     """Make the module's loss, and the records in the form that the loss reads.
 
     RunError if they cannot be used; its message discloses nothing about the records.
     """
-    features, labels = arrays
     real, record_shape = labels.dtype.kind == "f", features.shape[1:]
     choice = choice_of(loss, real=real)
     module_copy = copy.deepcopy(module).to("cpu", dtype)
@@ -268,21 +287,17 @@ def _objective_and_records(
         check_records(features, labels, classes, "records")
         records = labelled_records(pixels(features, dtype), labels.astype(np.float64 if real else np.int64), dtype)
     except FedprivError as error:
-        _log.warning("fedpriv: %s", error)
-        raise RunError("its records cannot be used, and its own log says why") from None
+        raise RunError("its records cannot be used, and its own log says why") from error
     layout = Layout(records.features.shape[1], inputs_of(features), labels.shape[1:], classes=classes > 0)
-    objective, network = objective_over(module_copy, layout, record_shape, choice, classes, 0, dtype, GIVEN)
-    return Started(objective, network), records
+    return Started(*objective_over(module_copy, layout, record_shape, choice, classes, 0, dtype, GIVEN)), records
 
 
 def _count_classes(module: nn.Module, choice: Choice, features: NDArray[Any], dtype: torch.dtype) -> int:
     """Return the number of classes, from the module's outputs for a record of zeros."""
-    kind = LOSSES.get(choice.name)
-    if choice.function is None and kind is not None and kind.single:
-        return 2
-    network = shown(module, inputs_of(features), features.shape[1:])
+    single = choice.function is None and choice.name in LOSSES and LOSSES[choice.name].single
     probe = torch.zeros(1, sum(part.size for part in inputs_of(features)), dtype=dtype)
+    network = shown(module, inputs_of(features), features.shape[1:])
     try:
-        return int(outputs_of_trial(network, probe).shape[-1])
+        return 2 if single else int(outputs_of_trial(network, probe).shape[-1])
     except Exception:  # a module may raise anything; `objective_over` makes a message of it
         return 2

@@ -22,11 +22,11 @@ Layout of a model: its named arrays, and the flat vector of the same numbers in 
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ from fedpriv.papers.table import algorithm_named
 from fedpriv.plan.calibration import fitted
 from fedpriv.plan.evaluation import evaluations_of
 from fedpriv.plan.task import DTYPES
-from fedpriv.protocol.messages import CONFIG, Refusal, array_of, number_in, tensor_of, values_in
+from fedpriv.protocol.messages import CONFIG, Refusal, array_of, number_in, tensor_of
 from fedpriv.scenario.load import load_scenario, resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.scenario.sections import EvaluationSection, FederationSection, PrivacySection
@@ -72,17 +72,16 @@ class ModelLayout:
     def of(arrays: ArrayRecord) -> "ModelLayout":
         """Take names, shapes and type from arrays.  InputError if these are no trainable parameters."""
         dtypes = sorted({array.dtype for array in arrays.values()})
-        refused = {
-            f"array {printable(name)!r} is {array.dtype}, and parameters are float32 or float64: buffers, "
-            "as BatchNorm keeps them, would leave a silo without noise; GroupNorm has none": (
-                array.dtype not in DTYPES
-            )
-            for name, array in arrays.items()
-        }
         refuse(
             {
                 "initial_arrays: there are none; give ArrayRecord(net.state_dict())": not arrays,
-                **refused,
+                **{
+                    f"array {printable(name)!r} is {array.dtype}, and parameters are float32 or float64: buffers, "
+                    "as BatchNorm keeps them, would leave a silo without noise; GroupNorm has none": (
+                        array.dtype not in DTYPES
+                    )
+                    for name, array in arrays.items()
+                },
                 f"initial_arrays: {' and '.join(dtypes)} are mixed; give all parameters one type": len(dtypes) > 1,
             }
         )
@@ -103,11 +102,14 @@ class ModelLayout:
         Raises:
             InputError: `arrays` are not floats of these shapes.
         """
-        if len(arrays) != len(shapes):
-            raise InputError(
+        refuse(
+            {
                 f"the app's model has {len(arrays)} arrays, the guard's has {len(shapes)}: allow.models and "
-                "model.name have to name the same network (buffers, as BatchNorm keeps them, are arrays too)"
-            )
+                "model.name have to name the same network (buffers, as BatchNorm keeps them, are arrays too)": (
+                    len(arrays) != len(shapes)
+                )
+            }
+        )
         for number, (array, name, shape) in enumerate(zip(arrays, names, shapes, strict=True)):
             refuse(
                 {
@@ -132,33 +134,34 @@ class ModelLayout:
 
     def split(self, vector: NDArray[Any]) -> list[NDArray[Any]]:
         """Split a vector (d,) into the arrays, the inverse of `flat`."""
-        ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
+        ends = np.cumsum([np.prod(shape, dtype=int) for shape in self.shapes])[:-1]
         return [piece.reshape(shape) for piece, shape in zip(np.split(vector, ends), self.shapes, strict=True)]
 
     def record(self, vector: Tensor) -> ArrayRecord:
         """Split a vector (d,) into named arrays."""
-        values = map(array_of, self.split(vector.numpy()))
-        return ArrayRecord(dict(zip(self.names, values, strict=True)))
+        return ArrayRecord(dict(zip(self.names, map(array_of, self.split(vector.numpy())), strict=True)))
 
     def check_module(self, module: nn.Module) -> None:
         """Check that the names and shapes are those of the module's trainable parameters, in its order.
 
         InputError names the first array that differs.
         """
-        trained = trained_of(module)
-        own_arrays = [(name, tuple(parameter.shape)) for name, parameter in trained.items()]
-        server_arrays = list(zip(self.names, self.shapes, strict=True))
-        if own_arrays == server_arrays:
-            return
-        pairs = [pair for pair, other in zip(server_arrays, own_arrays, strict=False) if pair != other]
-        name, shape = (*pairs, *server_arrays[len(own_arrays) :], *own_arrays[len(server_arrays) :])[0]
-        reason = "its requires_grad is False" if name in frozen_of(module) else "it is none that is trained here"
-        if name in trained:
-            reason = f"here it has shape {tuple(trained[name].shape)}, or another place in the order"
-        raise InputError(
-            f"array {printable(name)!r} {shape} of the server: {reason}; server and clients need the same module, "
-            "and the server sends its trained parameters and nothing else"
-        )
+        own_shapes = {name: tuple(parameter.shape) for name, parameter in trained_of(module).items()}
+        server_arrays = zip(self.names, self.shapes, strict=True)
+        for server_array, own_array in zip_longest(server_arrays, own_shapes.items()):
+            if server_array != own_array:
+                name, shape = server_array or own_array
+                reason = (
+                    f"here it has shape {own_shapes[name]}, or another place in the order"
+                    if name in own_shapes
+                    else "its requires_grad is False"
+                    if name in frozen_of(module)
+                    else "it is none that is trained here"
+                )
+                raise InputError(
+                    f"array {printable(name)!r} {shape} of the server: {reason}; server and clients need the same "
+                    "module, and the server sends its trained parameters and nothing else"
+                )
 
 
 def vector_of(arrays: ArrayRecord) -> Tensor:
@@ -166,10 +169,7 @@ def vector_of(arrays: ArrayRecord) -> Tensor:
     return torch.cat([tensor_of(array).flatten() for array in arrays.values()])
 
 
-ARRAYS = "arrays"
-ROUND = "server-round"
-CELL = "fedpriv-cell"
-SEEDED = "fedpriv-seeded"
+ARRAYS, ROUND = "arrays", "server-round"
 
 
 class Terms(NamedTuple):
@@ -184,35 +184,37 @@ class Terms(NamedTuple):
 
 def terms_in(content: RecordDict) -> Terms:
     """Read the terms of a message.  RunError if another strategy sent it."""
-    config = values_in(content).get(CONFIG)
-    values = values_in(config) if isinstance(config, ConfigRecord) else {}
-    cell_json, seeded = values.get(CELL), values.get(SEEDED)
-    if not isinstance(cell_json, str) or not isinstance(seeded, bool):
-        raise RunError(
-            "the server's strategy is none of fedpriv.flower: PrivateClient answers DPMu2FL and its sisters; "
-            "for a strategy of Flower's use guard_of"
-        )
-    return Terms(number_in(content, CONFIG, ROUND), cell_json, seeded)
+    match content.config_records.get(CONFIG):
+        case {"fedpriv-cell": str(cell_json), "fedpriv-seeded": bool(seeded)}:
+            return Terms(number_in(content, CONFIG, ROUND), cell_json, seeded)
+    raise RunError(
+        "the server's strategy is none of fedpriv.flower: PrivateClient answers DPMu2FL and its sisters; "
+        "for a strategy of Flower's use guard_of"
+    )
 
 
 def terms_config(cell: Cell, *, seeded: bool) -> ConfigRecord:
     """Make the keys by which a strategy sends the terms."""
-    return ConfigRecord({CELL: json.dumps(cell.canonical()), SEEDED: seeded})
+    return ConfigRecord({"fedpriv-cell": json.dumps(cell.canonical()), "fedpriv-seeded": seeded})
 
 
 def _single_run(path: Path, overrides: Sequence[str], words: str) -> Cell:
     """Load the one run of a scenario file.  InputError with `words` for a sweep."""
     points = load_scenario(path, overrides).points
-    if len(points) != 1:
-        raise InputError(f"{path}: sweep: {words}, and this stands for {len(points)}")
+    refuse({f"{path}: sweep: {words}, and this stands for {len(points)}": len(points) != 1})
     return points[0].cell
 
 
 def cell_of_scenario(path: Path, row: str | None, seed: int | None) -> Cell:
     """Resolve the single run of a scenario file.  InputError for another row, and for a sweep."""
     cell = _single_run(path, [] if seed is None else [f"seed={seed}"], "an app is one run")
-    if row not in (None, cell.algorithm.name):
-        raise InputError(f"{path}: algorithm.name = {cell.algorithm.name!r}: this strategy is {row!r}")
+    refuse(
+        {
+            f"{path}: algorithm.name = {cell.algorithm.name!r}: this strategy is {row!r}": (
+                row not in (None, cell.algorithm.name)
+            )
+        }
+    )
     return _checked(cell, str(path))
 
 
@@ -250,19 +252,18 @@ def with_dtype(cell: Cell, dtype: str) -> Cell:
 
 def _checked(cell: Cell, source: str) -> Cell:
     """Return `cell`, or refuse a run that an app's own module and records cannot do."""
-    algorithm, model = cell.algorithm, cell.model
     refused = {
-        f"algorithm.name = {algorithm.name!r}: asks silos for more than gradients of a module": (
-            algorithm.row.model is not None
+        f"algorithm.name = {cell.algorithm.name!r}: asks silos for more than gradients of a module": (
+            cell.algorithm.row.model is not None
         ),
-        f"algorithm.trust = {algorithm.trust!r}: a curator has all records, and no silos": (
-            algorithm.trust == CURATOR.name
+        f"algorithm.trust = {cell.algorithm.trust!r}: a curator has all records, and no silos": (
+            cell.algorithm.trust == CURATOR.name
         ),
         f"privacy.unit = {cell.privacy.unit!r}: an app's records are protected one by one": (
             cell.privacy.unit != RECORD.name
         ),
         "data.scale: an app scales its records by itself, with public numbers": cell.data.scale is not None,
-        f"model.name = {model.name!r}: no module can be this model": not model.row.evaluated,
+        f"model.name = {cell.model.name!r}: no module can be this model": not cell.model.row.evaluated,
         "evaluation: the silos of an app evaluate by its own @app.evaluate()": cell.evaluation is not None,
     }
     refuse({f"{source}: {reason}; use fedpriv run": holds for reason, holds in refused.items()})
@@ -279,20 +280,16 @@ def read_terms(path: Path) -> Cell:
     """
     cell = _single_run(path, [], "an app asks for one run")
     settings = cell.algorithm.settings
-    if not isinstance(settings, SgdSettings):
-        raise InputError(
-            f"{path}: algorithm.name = {cell.algorithm.name!r}: an app's steps are those of {DP_SGD.name!r}; "
-            "other rows need their own server (fedpriv run)"
-        )
-    refused = {
-        f"{path}: algorithm.{key} = {getattr(settings, key)!r}: leave it out; {replacement}": (
-            getattr(settings, key) != SgdSettings.model_fields[key].default
-        )
-        for key, replacement in _SERVER_KEYS.items()
-    }
     refuse(
         {
-            **refused,
+            f"{path}: algorithm.name = {cell.algorithm.name!r}: an app's steps are those of {DP_SGD.name!r}; "
+            "other rows need their own server (fedpriv run)": not isinstance(settings, SgdSettings),
+            **{
+                f"{path}: algorithm.{key} = {getattr(settings, key, None)!r}: leave it out; {replacement}": (
+                    getattr(settings, key, None) != SgdSettings.model_fields[key].default
+                )
+                for key, replacement in _SERVER_KEYS.items()
+            },
             f"{path}: algorithm.trust = {cell.algorithm.trust!r}: a server that is not fedpriv's adds no noise; "
             f"use {UNTRUSTED.name!r}": cell.algorithm.trust_setting is not UNTRUSTED,
             "evaluation.curves: an app's evaluations are a loss and an accuracy; leave it out": (
@@ -360,18 +357,27 @@ class SiloGuard:
         """Take the steps of `train` from a NumPyClient's list of arrays, in the order of a state_dict."""
         steps, rounds = self.local_steps, self.cell.schedule.rounds
         first = (server_round - 1) * steps + 1
-        if not 1 <= first <= first + steps - 1 <= rounds:
-            raise InputError(
-                f"server round {server_round} of {steps} local steps takes rounds {first} to {first + steps - 1}, "
-                f"and the guard's scenario has {rounds}: federation.rounds = local steps x server rounds"
-            )
+        last = first + steps - 1
+        refuse(
+            {
+                f"server round {server_round} of {steps} local steps takes rounds {first} to {last}, and the "
+                f"guard's scenario has {rounds}: federation.rounds = local steps x server rounds": (
+                    not 1 <= first <= last <= rounds
+                )
+            }
+        )
         layout, point = self._match_layout(arrays, names)
-        settings = self.cell.algorithm.settings
-        assert isinstance(settings, SgdSettings)  # `read_terms` has checked this
-        for t in range(first, first + steps):
+        settings = cast("SgdSettings", self.cell.algorithm.settings)  # `read_terms` has checked this
+        for t in range(first, last + 1):
             release = unwrap_answer(ask(self.socket, self.run, self.cell_json, t, point))
-            if release.shape != point.shape:
-                raise RunError(f"round {t}: the guard's release has {release.size} values, expected {point.size}")
+            refuse(
+                {
+                    f"round {t}: the guard's release has {release.size} values, expected {point.size}": (
+                        release.shape != point.shape
+                    )
+                },
+                RunError,
+            )
             point = (point - settings.step * release.astype(np.float64)).astype(point.dtype)
         return layout.split(point)
 
@@ -412,8 +418,14 @@ class SiloGuard:
         _, point = self._match_layout(arrays, names)
         number = evaluation_numbers.index(server_round) + 1
         means = unwrap_answer(ask(self.socket, self.run, self.cell_json, number, point, tests=True))
-        if means.shape != (1 + classes,):
-            raise RunError(f"evaluation {number}: the guard sent {means.size} scores, expected {1 + classes}")
+        refuse(
+            {
+                f"evaluation {number}: the guard sent {means.size} scores, expected {1 + classes}": (
+                    means.shape != (1 + classes,)
+                )
+            },
+            RunError,
+        )
         scores = named_scores(torch.from_numpy(means.astype(np.float64)), evaluation.loss_bound, classes=classes)
         return {_TEMPLATE_NAMES[name]: float(value) for name, value in scores.items()}
 
@@ -434,8 +446,9 @@ class SiloGuard:
         InputError if the arrays do not fit.
         """
         shapes = unwrap_answer(ask_shapes(self.socket, self.cell_json))
-        numbers = [str(number) for number in range(len(arrays))]
-        layout = ModelLayout.at_guard(arrays, names or numbers, self.cell.run.dtype, shapes)
+        layout = ModelLayout.at_guard(
+            arrays, names or [str(number) for number in range(len(arrays))], self.cell.run.dtype, shapes
+        )
         return layout, layout.flat(arrays)
 
 
@@ -454,38 +467,35 @@ def guard_of(context: Context, scenario: Path, local_steps: int = 1) -> SiloGuar
         InputError: A key is missing, or one does not fit the scenario.
     """
     cell = read_terms(scenario)
-    number = silo_number(context, cell.federation.silos, f" of {scenario}")
-    if (socket := guard_socket(context, number)) is None:
+    number, socket = find_guard(context, cell.federation.silos, f" of {scenario}")
+    if socket is None:
         raise InputError(
             "guard: missing; start the SuperNode with --node-config "
             "\"partition-id=0 guard='/run/fedpriv/guard.sock'\""
         )
-    if local_steps < 1 or cell.schedule.rounds % local_steps:
-        raise InputError(
+    refuse(
+        {
             f"local_steps = {local_steps}: federation.rounds = {cell.schedule.rounds} of {scenario} has to be a "
-            "multiple"
-        )
+            "multiple": local_steps < 1 or cell.schedule.rounds % local_steps
+        }
+    )
     return SiloGuard(socket, str(context.run_id), number, cell, json.dumps(cell.canonical()), local_steps)
 
 
-def silo_number(context: Context, silos: int, source: str = "") -> int:
-    """Return the number of the silo that a node is.  InputError if its configuration names none of `silos`."""
+def find_guard(context: Context, silos: int, source: str = "") -> tuple[int, Path | None]:
+    """Return the number of the silo that a node is, and the socket of its guard, or None without a guard.
+
+    The node's configuration takes precedence over the run's, which comes from the server.  InputError if it names
+    none of `silos`.
+    """
     number = context.node_config.get("partition-id")
     if not isinstance(number, int) or not 0 <= number < silos:
         raise InputError(
             f"partition-id = {number!r} in the node configuration: expected the silo's number, 0 to "
             f"{silos - 1} by federation.silos{source}"
         )
-    return number
-
-
-def guard_socket(context: Context, number: int) -> Path | None:
-    """Return the socket of the silo's guard, or None without a guard.
-
-    The node's configuration takes precedence over the run's, which comes from the server.
-    """
     socket = context.node_config.get("guard") or context.run_config.get("guard")
-    return Path(socket.replace("{silo}", str(number))) if isinstance(socket, str) else None
+    return number, Path(socket.replace("{silo}", str(number))) if isinstance(socket, str) else None
 
 
 def unwrap_answer(answer: Answer | Refusal) -> Answer:

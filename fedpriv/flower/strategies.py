@@ -9,7 +9,6 @@ whether its module, its records and its guard fit the run.
 """
 
 import logging
-import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -43,7 +42,6 @@ from fedpriv.loss.objective import Deterministic
 from fedpriv.participation.orders import Dependence
 from fedpriv.plan.plan import Plan, absences_of, plan_of
 from fedpriv.protocol.messages import CONFIG, TRAIN, also_in
-from fedpriv.rounds.round import is_finite
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import simulated_sums
 from fedpriv.server.grid import ask_roster
@@ -52,8 +50,6 @@ from fedpriv.server.strategy import ReleaseStrategy, ServerSums
 _log = logging.getLogger("flwr")  # `flwr run --stream` shows the lines of this logger
 _MAX_REPORTS = 20
 """Largest number of rounds after which ε is computed and logged."""
-
-EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 @dataclass(frozen=True)
@@ -65,8 +61,7 @@ class SilosLoss(Deterministic):
 
     start: Tensor
     """x_1 (d,)."""
-    lipschitz: ClassVar[float] = math.inf
-    smoothness: ClassVar[float] = math.inf
+    lipschitz = smoothness = torch.inf
     dependence: ClassVar[Dependence] = Dependence.RECORD
     """Dependence of the silos' loss: `PrivateClient` trains a module by increments of single records."""
 
@@ -102,7 +97,7 @@ class NamedReleases(ReleaseStrategy):
         return self._layout.record(vector)
 
     def content_of(self, arrays: ArrayRecord, t: int, config: ConfigRecord) -> RecordDict:
-        config = ConfigRecord({**config, **self._terms, **({"keys": self._keys} if self._keys else {}), ROUND: t})
+        config = ConfigRecord({**config, **self._terms, "keys": self._keys, ROUND: t})
         return RecordDict({ARRAYS: arrays, CONFIG: config})
 
     def _greet_nodes(self, grid: Grid, silos: int, timeout: float) -> list[int]:
@@ -126,6 +121,13 @@ class PrivateStrategy(FedAvg):
     `deployment.missing = "continue"`: then a silo that does not answer counts as one whose increment is zero.  The
     weights of silos never change, and nothing is averaged over fewer answers.
     """
+
+    row: ClassVar[str | None] = None
+    """Row of the table that a subclass is, or None if the row is an argument."""
+
+    def __init_subclass__(cls, row: str | None = None) -> None:
+        """Note which row of the table a subclass is."""
+        cls.row = row or cls.row
 
     def __init__(
         self,
@@ -160,17 +162,24 @@ class PrivateStrategy(FedAvg):
         Raises:
             InputError: names the key that cannot be used.
         """
-        if scenario is not None and keywords:
-            raise InputError(f"{next(iter(keywords))}: give it in {scenario}, or leave the scenario out")
-        if scenario is not None:
-            self.cell = cell_of_scenario(Path(scenario), row, seed)
-        elif row is not None:
-            self.cell = cell_of_keywords(row, keywords, seed)
-        else:
-            raise InputError("PrivateStrategy: give a row, such as 'dp-mu2-fl', or a scenario")
+        name = self.row or row
+        refuse(
+            {
+                f"row = {row!r}: {type(self).__name__} is {name!r}; leave it out": row not in (None, name),
+                f"{next(iter(keywords), None)}: give it in {scenario}, or leave the scenario out": (
+                    scenario is not None and keywords
+                ),
+                "PrivateStrategy: give a row, such as 'dp-mu2-fl', or a scenario": name is None
+                and scenario is None,
+            }
+        )
+        self.cell = (
+            cell_of_scenario(Path(scenario), name, seed)
+            if scenario is not None
+            else cell_of_keywords(name or "", keywords, seed)
+        )
         self._seeded, self._max_epsilon = seed is not None, max_epsilon
         self._releases: NamedReleases | None = None
-        self._accounted_rounds: frozenset[int] = frozenset()
         super().__init__(
             fraction_evaluate=fraction_evaluate,
             min_evaluate_nodes=min(min_evaluate_nodes, self.cell.federation.silos),
@@ -191,8 +200,9 @@ class PrivateStrategy(FedAvg):
             return "nothing was released"
         if (claim := claim_of(releases_of(self.plan, rounds))) is None:
             return "no guarantee: the run adds no noise"
-        seeded = "; the noise is of a seed, and protects nobody" if self._seeded else ""
-        return f"{claim.sentence('line', self.cell.privacy.delta)}, {self.plan.trust.title}{seeded}"
+        return f"{claim.sentence('line', self.cell.privacy.delta)}, {self.plan.trust.title}" + (
+            "; the noise is of a seed, and protects nobody" if self._seeded else ""
+        )
 
     def epsilon(self, rounds: int) -> float | None:
         """Return ε of the first `rounds` rounds at the δ of `delta`, rounded up, or None without noise."""
@@ -207,7 +217,7 @@ class PrivateStrategy(FedAvg):
         timeout: float = 3600.0,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: EvaluateFn | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Run the planned rounds from `initial_arrays`, as Flower's strategies do.
 
@@ -224,15 +234,18 @@ class PrivateStrategy(FedAvg):
             InputError: the run cannot be private.  Nothing was sent yet.
             RunError: a silo refuses, fails, or does not answer.
         """
-        if self._releases is not None:
-            raise InputError(
-                "start: this strategy has spent its budget on a run; for another run make another one"
-            )
+        refuse(
+            {
+                "start: this strategy has spent its budget on a run; for another run make another one": (
+                    self._releases is not None
+                )
+            }
+        )
         layout, initial = ModelLayout.of(initial_arrays), vector_of(initial_arrays)
         planned_rounds = self.cell.schedule.rounds
         refuse(
             {
-                "initial_arrays: a value is not finite": not is_finite(initial),
+                "initial_arrays: a value is not finite": not initial.isfinite().all(),
                 f"num_rounds = {num_rounds}: noise was calibrated for rounds = {planned_rounds}; give as many": (
                     num_rounds not in (0, planned_rounds)
                 ),
@@ -250,14 +263,15 @@ class PrivateStrategy(FedAvg):
         """Return the number of rounds whose ε is at most `max_epsilon`.  InputError if round 1 exceeds it."""
         if (limit := self._max_epsilon) is None:
             return planned_rounds
-        if self.epsilon(1) is None:
-            raise InputError(f"max_epsilon = {limit}: this run adds no noise, so that its ε is infinite")
         rounds = bisect_right(range(1, planned_rounds + 1), limit, key=lambda t: self.epsilon(t) or 0.0)
-        if not rounds:
-            raise InputError(
+        refuse(
+            {
+                f"max_epsilon = {limit}: this run adds no noise, so that its ε is infinite": self.epsilon(1)
+                is None,
                 f"max_epsilon = {limit}: round 1 alone has "
-                f"{epsilon_words(self.epsilon(1) or 0.0, self.cell.privacy.delta)}"
-            )
+                f"{epsilon_words(self.epsilon(1) or 0.0, self.cell.privacy.delta)}": not rounds,
+            }
+        )
         if rounds < planned_rounds:
             _log.warning(
                 "fedpriv: max_epsilon = %s ends the run after %d of %d rounds", limit, rounds, planned_rounds
@@ -295,9 +309,8 @@ class PrivateStrategy(FedAvg):
             published = self._started_releases.published()
         if server_round not in self._accounted_rounds or (epsilon := self.epsilon(server_round)) is None:
             return published, None
-        delta = self.cell.privacy.delta
-        _log.info("fedpriv: %s after round %d", epsilon_words(epsilon, delta), server_round)
-        return published, MetricRecord({"epsilon": epsilon, "delta": delta})
+        _log.info("fedpriv: %s after round %d", epsilon_words(epsilon, self.cell.privacy.delta), server_round)
+        return published, MetricRecord({"epsilon": epsilon, "delta": self.cell.privacy.delta})
 
     def summary(self) -> None:
         """Log the terms of the run."""
@@ -311,37 +324,25 @@ class PrivateStrategy(FedAvg):
         _log.info("\t└──> protects %s", plan.trust.protects)
 
 
-class _RowStrategy(PrivateStrategy):
-    row: ClassVar[str]
-
-    def __init_subclass__(cls, row: str) -> None:
-        """Note which row of the table the strategy is."""
-        cls.row = row
-
-    def __init__(self, **keywords: Any) -> None:
-        """Fix the run by keywords of `PrivateStrategy`."""
-        super().__init__(self.row, **keywords)
-
-
-class DPMu2FL(_RowStrategy, row="dp-mu2-fl"):
+class DPMu2FL(PrivateStrategy, row="dp-mu2-fl"):
     """DP-μ²-FL (Reshef & Levy 2024): `diameter`, `clip`, `step`, `output`, `mechanism`."""
 
 
-class AcceleratedDPSRGD(_RowStrategy, row="accelerated-dp-srgd"):
+class AcceleratedDPSRGD(PrivateStrategy, row="accelerated-dp-srgd"):
     """Accelerated DP-SRGD (Choquette-Choo et al. 2025): `clip`, `beta`, `radius`, `mechanism`."""
 
 
-class DPMomentum(_RowStrategy, row="momentum-tree"):
+class DPMomentum(PrivateStrategy, row="momentum-tree"):
     """Momentum with tree noise (Tran & Cutkosky 2022): `clip`, `alpha`, `step`, `output`, `mechanism`."""
 
 
-class DPGoldstein(_RowStrategy, row="goldstein-single-pass"):
+class DPGoldstein(PrivateStrategy, row="goldstein-single-pass"):
     """Goldstein stationarity in one pass (Kornowski et al.): `smoothing`, `radius`, `period`, two clips."""
 
 
-class DPSGD(_RowStrategy, row="dp-sgd"):
+class DPSGD(PrivateStrategy, row="dp-sgd"):
     """DP-SGD (Abadi et al. 2016): `clip`, `step`, `momentum`, `radius`, `output`."""
 
 
-class DPFTRL(_RowStrategy, row="dp-ftrl"):
+class DPFTRL(PrivateStrategy, row="dp-ftrl"):
     """DP-FTRL (Kairouz et al. 2021): `clip`, `step`, `momentum`, `mechanism`."""

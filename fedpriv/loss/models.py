@@ -440,9 +440,10 @@ def add_given(name: str, module: nn.Module, record: tuple[int, ...], *, regressi
     held = copy.deepcopy(module).to("cpu")
 
     def objective(flat: tuple[int, ...], classes: int, dtype: torch.dtype, _settings: ModuleSettings) -> Objective:
-        made, whole = objective_over(
-            copy.deepcopy(held).to(dtype), layout_of(flat), record, choice, classes, 0, dtype, name
+        return Started(
+            *objective_over(
+                copy.deepcopy(held).to(dtype), layout_of(flat), record, choice, classes, 0, dtype, name
+            )
         )
-        return Started(made, whole)
 
     add_model(name, Model(ModuleSettings, flat_pixels, objective, regression=regression, several_labels=True))

@@ -242,9 +242,9 @@ def also_in(content: RecordDict, name: str) -> bytes:
 
 
 def with_also(content: RecordDict, name: str, value: bytes) -> RecordDict:
-    """The message with bytes of this name beside its vector; everything else is shared with `content`."""
+    """The message with bytes of this name in its config; everything else is shared with `content`."""
     records = values_in(content)
-    config = holding(ConfigRecord, {**values_in(records[CONFIG]), name: value})
+    config = holding(ConfigRecord, {**values_in(records.get(CONFIG, _EMPTY[ConfigRecord])), name: value})
     return holding(RecordDict, {**records, CONFIG: config})
 
 

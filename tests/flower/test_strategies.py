@@ -359,6 +359,8 @@ def test_a_file_of_another_row_is_one_line(tmp_path: Path) -> None:
         DPSGD(scenario=path)
     with pytest.raises(InputError, match="give a row, such as 'dp-mu2-fl', or a scenario"):
         PrivateStrategy()
+    with pytest.raises(InputError, match="row = 'dp-sgd': DPMu2FL is 'dp-mu2-fl'; leave it out"):
+        DPMu2FL("dp-sgd", **ROW)
 
 
 def test_a_strategy_runs_once() -> None:
