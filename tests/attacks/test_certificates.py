@@ -163,6 +163,20 @@ FIXED: dict[str, Case] = {
         "signed, and has no part in",
     ),
     "missed": Case(record(missed={"7": [1]}), "record.missed has silos", "record.missed has silos"),
+    "missed, in another spelling": Case(
+        record(missed={"01": [1]}), "record.missed has silos", "record.missed has silos"
+    ),
+    "point": Case(
+        record(point={"privacy.rho": 0.1}), "record.point: privacy.rho is 0.1", "record.point: privacy.rho is 0.1"
+    ),
+    "point beside the scenario": Case(
+        record(point={"title.epsilon": 0.1}), "record.point: title.epsilon is", "record.point: title.epsilon is"
+    ),
+    "clients": Case(record(clients=10**6), "record.clients is 1000000", "record.clients is 1000000"),
+    "a key that no record has": Case(
+        record(epsilon_of_board=0.1), "record.epsilon_of_board is none", "record.epsilon_of_board is none"
+    ),
+    "a number as a truth value": Case(record(unread=False), "record.unread is False", "record.unread is False"),
     "std": Case(noise(4.0), "record: std gives mu = 1, and the scenario asks for 4", "record: std gives mu = 1"),
     "std on the safe side, by 1e-7": Case(
         noise(1.0 / (1.0 + 1e-7)), "record: std gives mu", "record: std gives mu"

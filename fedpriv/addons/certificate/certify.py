@@ -14,6 +14,7 @@ its reader has a file of these from elsewhere (`signers_of`).
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,6 +52,8 @@ _RECORD_FIELDS = (
     *("epsilon_paper", "rho", "evaluation", "silos", "clients", "rounds", "records", "unread", "smallest_silo"),
     *("batch", "dimension", "missed", "engine", "scenario"),
 )
+_ALL_FIELDS = {*_RECORD_FIELDS, "scenario_sha256"}
+"""Keys of a certificate's record, scores apart."""
 _MAX_ROUNDS, _MAX_SILOS = 10**7, 10**6
 
 
@@ -300,18 +303,43 @@ def _derived_figures(entry: LedgerEntry) -> dict[str, Any]:
 
 
 def _check_texts(body: Mapping[str, Any], entry: LedgerEntry) -> None:
-    """Refuse a name or title that is not the scenario's, and missed rounds or silos that it does not have."""
+    """Refuse what is written beside the figures and is not the scenario's, and keys that no record has.
+
+    These are the run's name and title, the point of the sweep, the number of clients, and the missed rounds.
+    """
     record, scenario = body["record"], body["record"]["scenario"]
-    for name in ("name", "title"):
-        if (recorded := body["run"][name]) != scenario[name]:
-            raise InputError(
-                f"run.{name} is {printable(repr(recorded), 60)}, and the scenario's is "
-                f"{printable(repr(scenario[name]), 60)}"
-            )
-    for silo, rounds in record["missed"].items():
-        in_range = silo.isdecimal() and int(silo) < record["silos"]
-        if not in_range or any(not 1 <= t <= record["rounds"] for t in rounds):
-            raise InputError("record.missed has silos or rounds that the scenario has not")
+    written = {
+        **{f"run.{name}": (body["run"][name], scenario[name]) for name in ("name", "title")},
+        "record.clients": (record.get("clients"), scenario["federation"].get("clients")),
+        **{
+            f"record.point: {printable(key, 60)}": (value, _find_key(scenario, key))
+            for key, value in record["point"].items()
+        },
+    }
+    silos, rounds = {str(silo) for silo in range(record["silos"])}, range(1, record["rounds"] + 1)
+    refuse(
+        {
+            **{
+                f"{name} is {printable(repr(recorded), 60)}, and the scenario's is {printable(repr(value), 60)}": (
+                    recorded != value
+                )
+                for name, (recorded, value) in written.items()
+            },
+            **{
+                f"record.{printable(name, 60)} is none of a certificate": name not in _ALL_FIELDS
+                for name in record
+                if not name.startswith("test_")
+            },
+            "record.missed has silos or rounds that the scenario has not": not all(
+                silo in silos and all(t in rounds for t in missed) for silo, missed in record["missed"].items()
+            ),
+        }
+    )
+
+
+def _find_key(tree: Any, key: str) -> Any:
+    """Return the value at a dotted key of a scenario, or None if there is none."""
+    return reduce(lambda node, name: node.get(name) if isinstance(node, Mapping) else None, key.split("."), tree)
 
 
 def _check_sizes(record: Mapping[str, Any]) -> None:
@@ -334,7 +362,7 @@ def _matches(recorded: Any, expected: Any, name: str) -> bool:
             and all(_matches(recorded[key], expected[key], name) for key in expected)
         )
     if not isinstance(expected, float) or isinstance(recorded, bool) or not isinstance(recorded, float | int):
-        return bool(recorded == expected)
+        return isinstance(recorded, bool) == isinstance(expected, bool) and bool(recorded == expected)
     lowest, highest = expected * (1.0 - 1e-8), expected * (1.01 if name.startswith("epsilon") else 1.0 + 1e-8)
     return lowest <= recorded <= highest
 
