@@ -164,6 +164,11 @@ class LedgerEntry:
                 yield f"{name} is {record_value!r:.60}, and the scenario gives {value!r:.60}"
         if self.resolved is not None:
             yield from self._differences_from_cell(self.resolved)
+        elif closer := [stream for stream in self.streams if stream.apart < APART]:
+            yield (
+                f"apart of {closer[0].owner} is {closer[0].apart:.6g}, and the scenario names code that was not "
+                "imported"
+            )
         yield from self._differences_from_target(privacy)
 
     def _differences_from_cell(self, cell: "Cell") -> Iterator[str]:
@@ -268,8 +273,10 @@ class LedgerEntry:
             or not self._charges_whole_share(scale, first_steps)
         ):
             return False
-        own_steps = [stream for stream in first_steps if stream.owner != ELSEWHERE]
-        for streams, count in ((own_steps, 1), (rounds, record["rounds"])):
+        for streams, count in (
+            ([stream for stream in first_steps if stream.owner != ELSEWHERE], 1),
+            (rounds, record["rounds"]),
+        ):
             private = [stream for stream in streams if stream.std]
             if any(stream.schedule.rounds != count for stream in streams) or (
                 private and not _cover_all_silos(private, self.trust, record["silos"])
@@ -386,9 +393,8 @@ def check_copies(where: Path | str, versions: Mapping[str, Any], cells: Iterable
     if versions.get("fedpriv") != _COPIES_MOVED or metadata.version("fedpriv") == _COPIES_MOVED:
         return
     for cell in cells:
-        model, federation = cell["scenario"]["model"], cell["scenario"]["federation"]
-        kind = CHOSEN.get(federation.get("sampling", ""))
-        if model.get("augment") and kind is not None and kind.secret:
+        kind = CHOSEN.get(cell["scenario"]["federation"].get("sampling", ""))
+        if cell["scenario"]["model"].get("augment") and kind is not None and kind.secret:
             raise InputError(
                 f"{where}: cell {cell['cell']} is of fedpriv {_COPIES_MOVED}, whose copies of records "
                 f'(model.augment) with federation.sampling = "{kind.name}" released more than it promised; run '

@@ -84,9 +84,16 @@ _TEXTS = {
 
 
 def declared_dependence(part: object) -> Dependence:
-    """Return the dependence that an objective declares, or `UNDECLARED` if it declares none."""
+    """Return the dependence that an objective declares, or `UNDECLARED` if it declares none.
+
+    Guarantee: a view of a part that declares nothing, or positions, depends on these, whatever the view declares.
+    """
     declared: Any = getattr(part, "dependence", UNDECLARED)
-    return declared if isinstance(declared, Dependence) else UNDECLARED
+    base = getattr(part, "base", None)
+    if isinstance(declared, Dependence):
+        inner = declared_dependence(base) if hasattr(base, "per_record") else Dependence(0)
+        return declared | inner & (Dependence.POSITION | Dependence.UNKNOWN)
+    return UNDECLARED
 
 
 def check_dependence(part: object, allowed_dependence: Dependence, limiting_part: str) -> None:
@@ -100,16 +107,16 @@ def check_dependence(part: object, allowed_dependence: Dependence, limiting_part
     Raises:
         InputError: `part` declares more, or nothing.  The message names both parts.
     """
-    excess = declared_dependence(part) & ~allowed_dependence
-    if not excess:
-        return
-    reason = ", ".join(text for fact, text in _TEXTS.items() if fact in excess)
-    if Dependence.UNKNOWN in excess:
-        reason = "facts that it does not declare (its attribute `dependence`)"
-    raise InputError(
-        f"{limiting_part} does not go with {_name_of_cause(part, allowed_dependence)}, in which a record's "
-        f"increment depends on {reason}; leave out one of the two"
-    )
+    if excess := declared_dependence(part) & ~allowed_dependence:
+        reason = (
+            "facts that it does not declare (its attribute `dependence`)"
+            if Dependence.UNKNOWN in excess
+            else ", ".join(text for fact, text in _TEXTS.items() if fact in excess)
+        )
+        raise InputError(
+            f"{limiting_part} does not go with {_name_of_cause(part, allowed_dependence)}, in which a record's "
+            f"increment depends on {reason}; leave out one of the two"
+        )
 
 
 def _name_of_cause(part: Any, allowed_dependence: Dependence) -> str:

@@ -52,6 +52,26 @@ def test_guarantee_views_add_to_what_their_base_declares() -> None:
     assert Dependence.POSITION in declared_dependence(LocalTraining(BASE, 0.1, 2, 1))
 
 
+@dataclasses.dataclass(frozen=True)
+class Sure(View):
+    """A view that declares its own part alone, over whatever its base is."""
+
+    dependence = OWN
+
+
+class Positioned(View):
+    dependence = OWN | Dependence.POSITION
+
+
+@pytest.mark.parametrize("inner", [Silent, Positioned])
+def test_guarantee_no_view_covers_the_silence_or_the_positions_of_its_base(inner: type[View]) -> None:
+    """Gains: a part that is keyed by who else is drawn, inside of one that says it is keyed by rows."""
+    assert declared_dependence(Sure(BASE)) == OWN
+    for part in (Sure(inner(BASE)), Sure(EvaluationView(inner(BASE)))):
+        with pytest.raises(InputError, match=f"^a sampling does not go with {inner.__name__}, "):
+            check_dependence(part, OWN, "a sampling")
+
+
 def test_every_participation_says_what_it_allows() -> None:
     for kind in PARTICIPATIONS.values():
         assert kind.allowed == (OWN if kind.secret else KNOWN)

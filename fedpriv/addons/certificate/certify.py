@@ -281,8 +281,8 @@ def recomputed(body: Mapping[str, Any]) -> LedgerEntry:
             )
     if (reason := entry.disagreement) is not None:
         raise InputError(f"record: {reason}")
-    _check_texts(body, entry)
     check_copies("the certificate", body["run"]["versions"], [record])
+    _check_texts(body)
     return entry
 
 
@@ -302,7 +302,7 @@ def _derived_figures(entry: LedgerEntry) -> dict[str, Any]:
     return dict(json.loads(json.dumps(stated_of(cell, entry.streams, entry.tests, noise))))
 
 
-def _check_texts(body: Mapping[str, Any], entry: LedgerEntry) -> None:
+def _check_texts(body: Mapping[str, Any]) -> None:
     """Refuse what is written beside the figures and is not the scenario's, and keys that no record has.
 
     These are the run's name and title, the point of the sweep, the number of clients, and the missed rounds.
