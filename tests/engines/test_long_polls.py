@@ -40,7 +40,7 @@ class Inbox:
         self.status, self.body, self.asked = 200, b"", 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        assert "seen" not in scope["state"]
+        assert "seen" not in scope.setdefault("state", {}), "what one asking notes is not the next one's"
         scope["state"]["seen"] = True
         self.asked += 1
         while (await receive()).get("more_body", False):
@@ -54,6 +54,10 @@ def pulling(node: int = 7) -> bytes:
     request = PULL.request()
     request.node.node_id = node
     return bytes(request.SerializeToString())
+
+
+def post(path: str) -> Scope:
+    return {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": [], "state": {}}
 
 
 async def ask(app: Any, body: bytes, path: str = PULL.path, gone: asyncio.Event | None = None) -> httpx.Response:
@@ -73,7 +77,7 @@ async def ask(app: Any, body: bytes, path: str = PULL.path, gone: asyncio.Event 
     async def keep(message: MutableMapping[str, Any]) -> None:
         sent.append(message)
 
-    await app({"type": "http", "path": path, "headers": [], "state": {}}, receive, keep)
+    await app(post(path), receive, keep)
     return httpx.Response(sent[0]["status"], content=b"".join(each.get("body", b"") for each in sent))
 
 
@@ -198,5 +202,5 @@ def test_a_request_that_is_cut_off_is_no_request() -> None:
     async def send(message: MutableMapping[str, Any]) -> None:
         raise AssertionError(message)
 
-    asyncio.run(Front(app)({"type": "http", "path": PULL.path, "headers": [], "state": {}}, receive, send))
+    asyncio.run(Front(app)(post(PULL.path), receive, send))
     assert app.asked == 0

@@ -20,7 +20,7 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,7 +31,7 @@ from flwr.supercore.error import ApiErrorCode
 from google.protobuf.message import DecodeError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fedpriv.addons.services.flower_private.control import MEDIA_TYPE, refusal_of
 from fedpriv.addons.services.flower_private.names import (
@@ -83,34 +83,17 @@ class Exchange:
 
     async def ask(self, body: bytes | None = None, route: Route | None = None) -> Response:
         """Flower's answer to the request, or to another body or route from the same sender."""
-        content = self.body if body is None else body
         path = self._scope["path"] if route is None else route.path
-        headers = [(name, value) for name, value in self._scope["headers"] if name.lower() != b"content-length"]
-        scope = {
-            **{**self._scope, "path": path, "raw_path": path.encode()},
-            "headers": [*headers, (b"content-length", str(len(content)).encode())],
-            "state": dict(self._scope.get("state", {})),  # what one asking notes is not the next one's
-        }
-        parts: list[Message] = []
-
-        async def keep(message: Message) -> None:
-            parts.append(message)
-
-        await self._app(scope, _replay(content), keep)
-        answer = Response(b"".join(part.get("body", b"") for part in parts), parts[0]["status"])
-        answer.raw_headers = list(parts[0]["headers"])
-        return answer
-
-
-def _replay(body: bytes) -> Receive:
-    """Return a receiver of a whole body, after which nothing comes."""
-    messages: Iterator[Message] = iter([{"type": "http.request", "body": body, "more_body": False}])
-    never: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-
-    async def next_message() -> Message:
-        return next(messages, None) or await never
-
-    return next_message
+        request = httpx.Request(
+            self._scope["method"],
+            httpx.URL(f"http://superlink{path}", query=self._scope["query_string"]),
+            headers=[(name, value) for name, value in self._scope["headers"] if name.lower() != b"content-length"],
+            content=self.body if body is None else body,
+        )
+        answer = await httpx.ASGITransport(self._app).handle_async_request(request)
+        response = Response(b"".join([part async for part in answer.aiter_raw()]), answer.status_code)
+        response.raw_headers = answer.headers.raw
+        return response
 
 
 class Front:
@@ -126,17 +109,15 @@ class Front:
         self._waiting: defaultdict[int, set[asyncio.Event]] = defaultdict(set)
         self._questions: dict[str, int] = {}  # a query's id: the node that it went to
         self._sessions: dict[str, Session] = {}  # by Flower's names for them
-        waits = [
+        handlers = [
+            (PUSH, self._silo_replies),
             (PULL, self._silo_asks),
             (PUSH_OBJECT, self._object_comes),
             (SERVER_PULL, self._server_asks),
             (SERVER_PUSH, self._server_queries),
             (SERVER_PUSH_OBJECT, self._object_comes),
         ]
-        self._handlers = {
-            route.path: (route, handle)
-            for route, handle in [(PUSH, self._silo_replies), *(waits if polls else [])]
-        }
+        self._handlers = {route.path: (route, handle) for route, handle in handlers[: None if polls else 1]}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         route, handle = self._handlers.get(scope["path"] if scope["type"] == "http" else "", (None, None))
@@ -144,13 +125,13 @@ class Front:
             await self.app(scope, receive, send)
             return
         with suppress(ClientDisconnect):
-            body = await Request(scope, receive).body()
+            exchange = Exchange(self.app, scope, await Request(scope, receive).body(), receive)
             try:
-                request = route.request.FromString(body)
+                request = route.request.FromString(exchange.body)
             except DecodeError:
-                await self.app(scope, _replay(body), send)
-                return
-            answer = await handle(request, Exchange(self.app, scope, body, receive))
+                answer = await exchange.ask()
+            else:
+                answer = await handle(request, exchange)
             await answer(scope, receive, send)
 
     async def _silo_asks(self, request: Any, exchange: Exchange) -> Response:
@@ -213,13 +194,12 @@ class Front:
         announced = {(session.sender, session.reply): session for session in self._unfinished()}
         if (before := announced.get((node, reply.message_id))) is not None:
             # is it the node, in a run that goes on?
-            same = GET_RUN.request(run_id=reply.run_id, node={"node_id": node})
-            answer = await exchange.ask(same.SerializeToString(), GET_RUN)
+            question = GET_RUN.request(run_id=reply.run_id, node={"node_id": node}).SerializeToString()
+            answer = await exchange.ask(question, GET_RUN)
             if answer.status_code != 200:
                 return answer
             announcement = PUSH.answer.FromString(before.announced)
-            del announcement.objects_to_push[:]
-            announcement.objects_to_push.extend(sorted(before.missing))
+            announcement.objects_to_push[:] = sorted(before.missing)
             return Response(announcement.SerializeToString(), media_type=MEDIA_TYPE)
         answer = await exchange.ask()
         if answer.status_code == 200 and self._questions.get(reply.reply_to_message_id) == node:
@@ -268,8 +248,6 @@ class Front:
 
 
 _log = logging.getLogger("fedpriv.superlink")
-_INTERNAL = "FLWR_INTERNAL_"
-"""Flower's variables that open its APIs on ports of their own."""
 
 
 class SuperLinkApp:
@@ -278,8 +256,9 @@ class SuperLinkApp:
     def __init__(self, inner: ASGIApp, *, polls: bool) -> None:
         """`inner` is Flower's app."""
         self.app = Front(inner, polls=polls)
-        transport = httpx.ASGITransport(inner, raise_app_exceptions=False)
-        self._client = httpx.AsyncClient(transport=transport, base_url="http://superlink")
+        self._client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(inner, raise_app_exceptions=False), base_url="http://superlink"
+        )
         self._nodes: dict[str, int] = {}
 
     async def post(self, route: Route, request: Any) -> httpx.Response:
@@ -344,9 +323,8 @@ class SuperLinkApp:
                 raise InputError(
                     f"Flower's SuperLink has no {route.path}, which fedpriv needs; see `pip show flwr`"
                 )
-        task = ACQUIRE_TASK.request(supported_task_types=["flwr-serverapp"])
-        shut = [(ACQUIRE_TASK, task), *([(PULL, PULL.request())] if registered and fleet else [])]
-        for route, request in shut:
+        shut = [(ACQUIRE_TASK, ACQUIRE_TASK.request(supported_task_types=["flwr-serverapp"]))]
+        for route, request in [*shut, *([(PULL, PULL.request())] if registered and fleet else [])]:
             answer = await self.post(route, request)
             if answer.status_code not in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
                 raise InputError(
@@ -361,7 +339,7 @@ def superlink_app(options: Sequence[str]) -> SuperLinkApp:
     Raises:
         InputError: the installed Flower or its environment is not what a protection needs.
     """
-    if variables := sorted(name for name in os.environ if name.startswith(_INTERNAL)):
+    if variables := sorted(name for name in os.environ if name.startswith("FLWR_INTERNAL_")):
         raise InputError(f"{variables[0]}: opens an API of Flower's on a port of its own, to everybody; unset it")
     if slower := check_names():
         _log.warning("rounds take seconds longer: Flower has changed (%s)", slower[0])
