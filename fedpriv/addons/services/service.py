@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from fedpriv.core.errors import InputError, RunError, printable
+from fedpriv.core.errors import InputError, RunError, printable, refuse
 from fedpriv.protocol.frames import receive_json, send_frame
 from fedpriv.silo.metrics import private_socket
 
@@ -50,9 +50,8 @@ def leave_beat(part: str, trouble: str = "") -> None:
     """Note that `part`, which is this process, did its work, or the `trouble` for which it could not."""
     if (folder := os.environ.get(BEATS)) is None:
         return
-    path = Path(folder, part)
-    before, now = read_beat(path.parent, part), time.monotonic()
-    at = now if not trouble or before is None else before.at
+    path, now = Path(folder, part), time.monotonic()
+    at = last_beat(path.parent, part, now).at if trouble else now
     new = path.with_suffix(f".{threading.get_native_id()}")
     with suppress(OSError):  # the folder goes with the service
         new.write_text(f"{at} {now}\n{trouble}", encoding="utf-8")
@@ -69,10 +68,14 @@ def read_beat(folder: Path, part: str) -> Beat | None:
         return None
 
 
+def last_beat(folder: Path, part: str, began: float) -> Beat:
+    """Return the last beat of `part`, or one at `began` if there was none yet."""
+    return read_beat(folder, part) or Beat(began, began, "")
+
+
 def late(folder: Path, part: str, began: float) -> str | None:
     """Say that `part` has left no beat for a minute; None if it has, or began since."""
-    beat = read_beat(folder, part)
-    silent = time.monotonic() - max(began, began if beat is None else beat.tried)
+    silent = time.monotonic() - max(began, last_beat(folder, part, began).tried)
     return f"its {part} has done nothing for {silent:.0f} s" if silent > _SLOW else None
 
 
@@ -94,23 +97,18 @@ class Absence:
     """Say once that the other side is away, then once a minute since when, and once that it is back."""
 
     def __init__(self, whom: str) -> None:
-        self._whom = whom
+        self._whom, self._said = whom, 0.0
         self._since: float | None = None
-        self._said = 0.0
 
     def away(self, since: float, reason: str) -> None:
         """`since` is by the monotonic clock."""
         now = time.monotonic()
-        if self._since is None:
-            self._since = since
-        elif now - self._said < 60.0:
+        if self._since is not None and now - self._said < 60.0:
             return
-        self._said = now
-        clock = time.strftime("%H:%M:%S", time.gmtime(time.time() - (now - self._since)))
-        why = f": {reason}" if reason else ""
-        _log.warning(
-            "no %s since %s UTC (%.0f min)%s; trying again", self._whom, clock, (now - self._since) / 60.0, why
-        )
+        self._since = since if self._since is None else self._since
+        self._said, seconds = now, now - self._since
+        clock, why = time.strftime("%H:%M:%S", time.gmtime(time.time() - seconds)), f": {reason}" if reason else ""
+        _log.warning("no %s since %s UTC (%.0f min)%s; trying again", self._whom, clock, seconds / 60.0, why)
 
     def back(self) -> None:
         if self._since is not None:
@@ -147,8 +145,8 @@ def _answer(listener: socket.socket, health: Health) -> None:
                 connection.settimeout(2.0)
                 receive_json(connection, 1000, 2.0)
                 ails = health()
-                why = {"why": ails} if ails else {}
-                send_frame(connection, json.dumps({"healthy": ails is None, **why}).encode())
+                answer = {"healthy": ails is None} | ({"why": ails} if ails else {})
+                send_frame(connection, json.dumps(answer).encode())
 
 
 _QUIET = {
@@ -164,8 +162,10 @@ _QUIET = {
 def script(name: str) -> str:
     """A console script of this very Python environment."""
     path = Path(sys.executable).with_name(name)
-    if not path.exists():
-        raise RunError(f"{path} is missing: install fedpriv with its dependencies into this environment")
+    refuse(
+        {f"{path} is missing: install fedpriv with its dependencies into this environment": not path.exists()},
+        RunError,
+    )
     return str(path)
 
 

@@ -38,14 +38,14 @@ from fedpriv.addons.services.service import (
     free_port,
     health_socket,
     how,
+    last_beat,
     late,
     made_anew,
     part_lost,
-    read_beat,
     script,
     service_folder,
 )
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import refuse
 from fedpriv.core.logs import log_as_service
 from fedpriv.engines.children import end_processes
 from fedpriv.silo.metrics import Figure, metrics_served
@@ -90,12 +90,17 @@ def run_supernode(
     log_as_service(silo=silo)
     end_when_asked()
     check_names()
-    if (keys is None) != insecure:
-        raise InputError("fedpriv supernode: give --keys FOLDER, or --insecure on a machine of your own")
+    refuse(
+        {
+            "fedpriv supernode: give --keys FOLDER, or --insecure on a machine of your own": (
+                (keys is None) != insecure
+            )
+        }
+    )
     if keys is not None:
         check_certificates(keys / AUTHORITY)
-        if not (keys / NODE_KEY).exists():
-            raise InputError(f"{keys / NODE_KEY}: no such key; run deploy/make-keys.sh, or ssh-keygen")
+        key = keys / NODE_KEY
+        refuse({f"{key}: no such key; run deploy/make-keys.sh, or ssh-keygen": not key.exists()})
     folder = service_folder(f"supernode-{silo}", health)
     watch = Watch(superlink, folder, keys, EXECUTOR if apps else SUPERNODE)
     with (
@@ -119,8 +124,8 @@ def run_supernode(
                 ),
             ]
             stay(lambda: _run_apps(options, folder, watch), watch)
-        words = [superlink, str(silo), str(guard), "-" if keys is None else str(keys)]
-        stay(lambda: _run({SUPERNODE: [sys.executable, "-P", "-m", NODE, *words]}, watch), watch)
+        node = [sys.executable, "-P", "-m", NODE, superlink, str(silo), str(guard), str(keys or "-")]
+        stay(lambda: _run({SUPERNODE: node}, watch), watch)
 
 
 class Watch:
@@ -139,31 +144,24 @@ class Watch:
 
     def figures(self, silo: int) -> list[Figure]:
         """For Prometheus."""
-        figures = [
-            Figure(
-                "fedpriv_supernode_info",
-                "The SuperNode's silo and version.",
-                value=1,
-                labels={"silo": str(silo), "version": version("fedpriv")},
-            ),
+        labels, words = {"silo": str(silo), "version": version("fedpriv")}, "Since the SuperLink answered."
+        silent = math.floor(time.monotonic() - last_beat(self._beats, SUPERNODE, self._began).at)
+        return [
+            Figure("fedpriv_supernode_info", "The SuperNode's silo and version.", 1, labels),
             Figure("fedpriv_supernode_healthy", "1 if its parts are at work.", self.ails() is None),
+            *([Figure("fedpriv_supernode_silent_seconds", words, silent)] if self._part == SUPERNODE else []),
+            *self._ends.figures(),
         ]
-        if self._part == SUPERNODE:
-            beat = read_beat(self._beats, SUPERNODE)
-            silent = math.floor(time.monotonic() - (self._began if beat is None else beat.at))
-            figures.append(Figure("fedpriv_supernode_silent_seconds", "Since the SuperLink answered.", silent))
-        return figures + self._ends.figures()
 
     def look(self, *, lost: bool = False) -> None:
         """Say it if the SuperLink is away, `lost` for sure, or if a certificate ends soon, once a day."""
-        beat, now = read_beat(self._beats, SUPERNODE), time.monotonic()
-        last = self._began if beat is None else beat.at
+        beat = last_beat(self._beats, SUPERNODE, self._began)
         if self._part != SUPERNODE:  # Flower's own does not say whether it had an answer
             if lost:
                 _log.warning("its SuperNode has ended: no SuperLink, or one that refuses it; it is started again")
-        elif lost or now - last > _AWAY:
-            self._absence.away(last, "" if beat is None else beat.trouble)
-        elif beat is not None and not beat.trouble:
+        elif lost or time.monotonic() - beat.at > _AWAY:
+            self._absence.away(beat.at, beat.trouble)
+        elif beat.at > self._began and not beat.trouble:
             self._absence.back()
         self._ends.look()
 
