@@ -32,11 +32,9 @@ _log = logging.getLogger("fedpriv.certificates")
 SOON = datetime.timedelta(days=30)
 """Time before the end of a certificate at which it is told of."""
 _DAY, _MINUTE = 86_400.0, "%Y-%m-%d %H:%M UTC"
-_LASTS = datetime.timedelta(days=365)
 AUTHORITY_KEY = "ca.key"
 AUTHORITY, CERTIFICATE, KEY, NODE_KEY = "ca.crt", "server.pem", "server.key", "node.key"
 SECRET = "superexec.secret"
-_EVER = datetime.datetime(1970, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59)  # RFC 5280: no end
 
 
 def make_server_keys(folder: Path) -> None:
@@ -55,8 +53,8 @@ def make_server_keys(folder: Path) -> None:
         .issuer_name(x509.Name([name]))
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(_EVER[0])
-        .not_valid_after(_EVER[1])
+        .not_valid_before(datetime.datetime(1970, 1, 1))
+        .not_valid_after(datetime.datetime(9999, 12, 31, 23, 59, 59))  # RFC 5280: no end
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName(own), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -152,8 +150,7 @@ def certificates_below(places: Sequence[Path]) -> Iterator[Certificate]:
     """Those of files, and of every ca.crt and server.pem below folders; InputError where there is none."""
     for place in places:
         files = [place] if not place.is_dir() else sorted([*place.rglob("*.crt"), *place.rglob("*.pem")])
-        if not files:
-            raise InputError(f"{place}: no .crt and no .pem file in it or below it")
+        refuse({f"{place}: no .crt and no .pem file in it or below it": not files})
         for path in files:
             yield from certificates_of(path)
 
@@ -211,17 +208,16 @@ def renew(keys: Path, authority: Path) -> Certificate:
 
     InputError if the authority is another one than that of the certificate, or ends soon itself.
     """
-    (old,) = certificates_of(keys / CERTIFICATE)[:1]
-    (root,) = certificates_of(authority / "ca.crt")[:1]
+    old, root = certificates_of(keys / CERTIFICATE)[0], certificates_of(authority / AUTHORITY)[0]
     try:
         key = serialization.load_pem_private_key((authority / AUTHORITY_KEY).read_bytes(), None)
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"{authority / AUTHORITY_KEY}: expected the authority's private key: {error}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != root.content.public_key():
         raise InputError(f"{authority / AUTHORITY_KEY}: expected the EC key of {root.path}")
-    other = old.content.issuer != root.content.subject
+    other = f"{old.path}: signed by another authority than {root.path}"
     soon = f"{root.path} ends soon itself: make a new authority, and give its ca.crt to every silo"
-    refuse({f"{old.path}: signed by another authority than {root.path}": other, soon: root.ends_soon})
+    refuse({other: old.content.issuer != root.content.subject, soon: root.ends_soon})
     made = (
         x509.CertificateBuilder()
         .subject_name(old.content.subject)
@@ -229,7 +225,7 @@ def renew(keys: Path, authority: Path) -> Certificate:
         .public_key(old.content.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(_now() - datetime.timedelta(hours=1))
-        .not_valid_after(min(_now() + _LASTS, root.content.not_valid_after_utc))
+        .not_valid_after(min(_now() + datetime.timedelta(days=365), root.content.not_valid_after_utc))
     )
     for extension in old.content.extensions:
         made = made.add_extension(extension.value, extension.critical)
@@ -251,13 +247,15 @@ def file_stamps(*paths: Path) -> list[tuple[int, int]]:
 def registered(keys: Path) -> dict[str, bytes]:
     """The keys (PEM) in keys/nodes by their silos' names, such as silo-0; InputError for any that is none."""
     found = sorted((keys / "nodes").glob("*.pub"))
-    if not found:
-        raise InputError(f"{keys / 'nodes'}: no public key of a SuperNode; run deploy/make-keys.sh")
-    if wrong := [path.name for path in found if not re.fullmatch(r"silo-(0|[1-9][0-9]*)\.pub", path.name)]:
-        raise InputError(f"{keys / 'nodes' / wrong[0]}: expected silo-N.pub, which says whose key it is")
+    wrong = [path for path in found if not re.fullmatch(r"silo-(0|[1-9][0-9]*)\.pub", path.name)]
+    refuse(
+        {
+            f"{keys / 'nodes'}: no public key of a SuperNode; run deploy/make-keys.sh": not found,
+            **{f"{path}: expected silo-N.pub, which says whose key it is": True for path in wrong},
+        }
+    )
     nodes = {path.stem: node_public_key(path) for path in found}
-    if len(set(nodes.values())) < len(nodes):
-        raise InputError(f"{keys / 'nodes'}: two silos have one key; each needs its own")
+    refuse({f"{keys / 'nodes'}: two silos have one key; each needs its own": len({*nodes.values()}) < len(nodes)})
     return nodes
 
 
@@ -276,8 +274,10 @@ def revoke(keys: Path, silo: int) -> str:
     """
     path = keys / "nodes" / f"silo-{silo}.pub"
     if not path.exists():
-        there = ", ".join(each.stem for each in sorted(path.parent.glob("*.pub"))) or "none"
-        raise InputError(f"{path}: silo {silo} has no key here; registered are {there}")
+        raise InputError(
+            f"{path}: silo {silo} has no key here; registered are "
+            f"{', '.join(other.stem for other in sorted(path.parent.glob('*.pub'))) or 'none'}"
+        )
     told = fingerprint(node_public_key(path))
     try:
         path.unlink()
@@ -314,12 +314,9 @@ class Revoked:
 def _is_revoked(path: Path, key: bytes) -> bool:
     try:
         path.stat()
+        return node_public_key(path) != key
     except FileNotFoundError:
         return path.parent.is_dir()
-    except OSError:
-        return False
-    try:
-        return node_public_key(path) != key
-    except InputError as error:
+    except (OSError, InputError) as error:
         _log.warning("a key that changed revokes nothing: %s", error)
         return False

@@ -50,7 +50,7 @@ from fedpriv.addons.services.flower_private.front import superlink_app
 from fedpriv.addons.services.flower_private.names import CONTROL, FLEET, RUNTIME
 from fedpriv.addons.services.flower_private.presence import KeptRuns, Presence
 from fedpriv.addons.services.service import BEATS, EXECUTOR, Health, late, made_anew, part_lost, service_folder
-from fedpriv.core.errors import InputError, RunError
+from fedpriv.core.errors import InputError, RunError, refuse
 from fedpriv.core.logs import log_as_service
 from fedpriv.engines.children import end_processes
 from fedpriv.protocol.messages import REFUSED, REGISTERED
@@ -58,7 +58,6 @@ from fedpriv.silo.metrics import Figure, metrics_served, private_socket
 
 _log = logging.getLogger("fedpriv.superlink")
 _LOOK = 0.5  # seconds between two looks at the executor
-_SWITCH = 0.0005  # seconds after which a thread gives way: Flower answers in threads, for which the loop waits
 Look = Callable[[], Awaitable[object]]
 
 
@@ -75,19 +74,17 @@ class Only:
         self._app, self._prefix, self._health, self._status = app, prefix, health, status
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-        elif scope["type"] == "http":
-            path = scope["path"]
-            app = self._app
-            if path == "/health":
-                ails = self._health()
-                app = PlainTextResponse(ails or "at work", status_code=503 if ails else 200)
-            elif path == STATUS and self._status is not None:
-                app = JSONResponse(await self._status())
-            elif not path.startswith(self._prefix):
-                app = PlainTextResponse("not here", status_code=404)
-            await app(scope, receive, send)
+        if scope["type"] not in ("http", "lifespan"):
+            return
+        app, path = self._app, scope.get("path", self._prefix)
+        if path == "/health":
+            ails = self._health()
+            app = PlainTextResponse(ails or "at work", status_code=503 if ails else 200)
+        elif path == STATUS and self._status is not None:
+            app = JSONResponse(await self._status())
+        elif not path.startswith(self._prefix):
+            app = PlainTextResponse("not here", status_code=404)
+        await app(scope, receive, send)
 
 
 def serve_superlink(
@@ -111,21 +108,24 @@ def serve_superlink(
     log_as_service()
     runs = KeptRuns(kept)
     nodes = {} if keys is None else registered(keys)
-    if keys is not None:
-        check_certificates(keys / AUTHORITY, keys / CERTIFICATE)
-    elif not (simulation or insecure):
-        raise InputError("fedpriv superlink: give --keys FOLDER (see deploy/make-keys.sh)")
+    certificates = [] if keys is None else [keys / AUTHORITY, keys / CERTIFICATE]
+    check_certificates(*certificates)
+    refuse(
+        {"fedpriv superlink: give --keys FOLDER (see deploy/make-keys.sh)": not (keys or simulation or insecure)}
+    )
     with ExitStack() as stack:  # sockets first: a second start is refused before it touches anything
         sockets = [stack.enter_context(private_socket(control, "--control"))]
         stack.callback(control.unlink, missing_ok=True)
         places = [("127.0.0.1", 0)] if simulation else [("127.0.0.1", 0), (host, port)]
         sockets += [stack.enter_context(_tcp(*place)) for place in places]
         folder = stack.enter_context(made_anew(service_folder("superlink", control)))
-        options = [*isolate(folder), "--disable-runtime-dependency-installation", *tls_options(keys or folder)]
-        options += ["--simulation"] if simulation else [] if insecure else ["--enable-supernode-auth"]
+        options = [
+            *(*isolate(folder), "--disable-runtime-dependency-installation", *tls_options(keys or folder)),
+            *(["--simulation"] if simulation else [] if insecure else ["--enable-supernode-auth"]),
+        ]
         link = superlink_app(options)
         app = Presence(link.app, nodes, folder / "refused.json")
-        sys.setswitchinterval(_SWITCH)
+        sys.setswitchinterval(0.0005)  # a thread gives way soon: Flower answers in threads, the loop waits
         gc.freeze()
 
         async def status() -> object:
@@ -139,9 +139,8 @@ def serve_superlink(
             _Server(_config(only(prefix=RUNTIME), folder)),
             _Server(_config(only(prefix=FLEET), keys)),
         ]
-        ends = Ends(*([] if keys is None else [keys / AUTHORITY, keys / CERTIFICATE]))
+        ends, revoked = Ends(*certificates), Revoked(keys or folder, nodes)
         fleet = _Fleet(servers[2].config, keys or folder)
-        revoked = Revoked(keys or folder, nodes)
 
         async def look() -> None:
             """Keep the list of runs, forget keys that were revoked, and take up a certificate that was renewed."""
@@ -228,20 +227,16 @@ async def _serve(
         server.should_exit = True
     await asyncio.gather(*serving)
     if not asked.is_set():
-        code = executor.poll()
-        raise (
-            RunError("SuperLink: one of its servers ended; start it again")
-            if code is None
-            else part_lost("SuperLink", EXECUTOR, code)
-        )
+        if (code := executor.poll()) is not None:
+            raise part_lost("SuperLink", EXECUTOR, code)
+        raise RunError("SuperLink: one of its servers ended; start it again")
 
 
 class _Fleet:
     """The certificate that SuperNodes see, taken up anew when its files change."""
 
     def __init__(self, config: uvicorn.Config, keys: Path) -> None:
-        self._config = config
-        self._files = keys / CERTIFICATE, keys / KEY
+        self._config, self._files = config, (keys / CERTIFICATE, keys / KEY)
         self._stamps = file_stamps(*self._files)
 
     def look(self) -> None:
