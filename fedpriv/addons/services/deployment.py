@@ -12,7 +12,6 @@ Flower's simulation sends every client message of the same apps through a Ray ac
 through the run's folder, its end from Flower.
 """
 
-import importlib.util
 import os
 import secrets
 import shutil
@@ -22,6 +21,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from fedpriv.addons.services import supernode_process
@@ -34,7 +34,7 @@ from fedpriv.addons.services.flower_private.control import (
 )
 from fedpriv.addons.services.service import Health, free_port, log_tail, script, start_logged, state_root
 from fedpriv.claims.outcome import Finished, RunObserver, digest_of
-from fedpriv.core.errors import InputError, RunError, refuse
+from fedpriv.core.errors import RunError, refuse
 from fedpriv.core.files import write_text
 from fedpriv.data.named import load
 from fedpriv.engines.children import reap_processes, refuse_root
@@ -146,9 +146,10 @@ def start_superlink(home: Path, options: Sequence[str], port: int | None = None,
     Guarantee: who cannot enter `home`, which has to be of mode 0700, cannot start a run on it.
     """
     socket = home / "control.sock"
-    listen = [] if port is None else ["--port", str(port)]
-    command = [script("fedpriv"), "superlink", "--control", str(socket), *options, *listen]
-    process = start_logged(command, home, "superlink", **variables)
+    command = [script("fedpriv"), "superlink", "--control", str(socket), *options]
+    process = start_logged(
+        [*command, *([] if port is None else ["--port", str(port)])], home, "superlink", **variables
+    )
     link = SuperLink(Control(f"{UNIX}{socket}"), home, None if port is None else f"127.0.0.1:{port}", process)
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
@@ -180,7 +181,6 @@ def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
         for path in (kept, own):
             own_folder(path, 0o700)
         shard = kept / ("shard.npz" if table is None else "shard.csv")
-        begun = (kept / "ledger.sqlite").exists() or shard.exists()
         keys = {
             "silo": silo,
             **({"classes": dataset.classes} if table is None else {}),
@@ -190,7 +190,7 @@ def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
         }
         policies.append(own / "policy.toml")
         write_policy(policies[-1], policy_text(keys, allow, table, evaluation))
-        if not begun:
+        if not ((kept / "ledger.sqlite").exists() or shard.exists()):
             if table is None:
                 write_shard(shard, dataset, order[silo], tests[silo])
             else:
@@ -227,12 +227,15 @@ class LocalSilo:
 
     def ended(self) -> str | None:
         """Name the process that has ended, with the end of its log; None while both run."""
-        ended = (
-            f"silo {self.number}'s {name} ended with exit code {process.returncode}{log_tail(self.home, name, 5)}"
-            for name, process in self.processes.items()
-            if process.poll() is not None
+        return next(
+            (
+                f"silo {self.number}'s {name} ended with exit code {process.returncode}"
+                f"{log_tail(self.home, name, 5)}"
+                for name, process in self.processes.items()
+                if process.poll() is not None
+            ),
+            None,
         )
-        return next(ended, None)
 
 
 _POLL_SECONDS = 0.2
@@ -278,9 +281,8 @@ def follow(link: SuperLink, run: int, reader: FolderReader, lost: Health, progre
             progress.observer.evaluated(progress.index, line.pop("round"), line)
         if finished is not None:
             return finished
-        if link.ended:
-            raise RunError(f"Flower's SuperLink ended before the run did{link.log_tail()}")
-        if (ended := lost()) is not None:
+        ended = f"Flower's SuperLink ended before the run did{link.log_tail()}" if link.ended else lost()
+        if ended is not None:
             raise RunError(ended)
         if time.monotonic() - asked > _STATUS_SECONDS:
             asked = time.monotonic()
@@ -299,8 +301,10 @@ def follow(link: SuperLink, run: int, reader: FolderReader, lost: Health, progre
                     progress.waits(f"the SuperLink to start the run, which is {status.state}", began)
             if (wait := reader.waiting()) is not None:
                 silos, since = wait
-                whom = f"silo {', '.join(map(str, silos))} in round {progress.rounds + 1} of {progress.planned}"
-                progress.waits(whom, since)
+                progress.waits(
+                    f"silo {', '.join(map(str, silos))} in round {progress.rounds + 1} of {progress.planned}",
+                    since,
+                )
         time.sleep(_POLL_SECONDS)
 
 
@@ -317,13 +321,14 @@ def run_deployment(
         refuse_root("--engine deployment")
     for cell in cells:
         refuse_vectorized_options(cell, "deployment")
-        federation = cell.federation
         refuse(
             {
-                f"federation.clients = {federation.clients}: engine deployment has silos with guards, and no "
-                "clients that come and go; use --engine vectorized": federation.clients is not None,
+                f"federation.clients = {cell.federation.clients}: engine deployment has silos with guards, and no "
+                "clients that come and go; use --engine vectorized": cell.federation.clients is not None,
                 "federation.drop_out and federation.away are for simulations: silos of a deployment are away when "
-                'they are; write deployment.missing = "continue" instead': federation.drop_out or federation.away,
+                'they are; write deployment.missing = "continue" instead': (
+                    cell.federation.drop_out or cell.federation.away
+                ),
             }
         )
     for index, cell in enumerate(cells):
@@ -382,8 +387,7 @@ def _federation(cell: Cell, connection: Connection, token: str) -> Iterator[tupl
 
 def run_ray(cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOutcome]:
     """Run cells one after another on one SuperLink in simulation mode; see `Engine`."""
-    if importlib.util.find_spec("ray") is None:
-        raise InputError("--engine ray: Ray is not installed here; pip install 'fedpriv[ray]'")
+    refuse({"--engine ray: Ray is not installed here; pip install 'fedpriv[ray]'": find_spec("ray") is None})
     refuse_root("--engine ray")
     with (
         tempfile.TemporaryDirectory(prefix="fedpriv-ray-") as folder,

@@ -77,8 +77,11 @@ def _control(superlink: str) -> "Control":
 
 
 def _show(seen: "Sequence[SiloSeen | RunSeen]", none: str, as_json: bool) -> None:
-    lines = [each.line() for each in seen] or [none]
-    typer.echo(json.dumps([asdict(each) for each in seen], indent=2) if as_json else "\n".join(lines))
+    typer.echo(
+        json.dumps([asdict(each) for each in seen], indent=2)
+        if as_json
+        else "\n".join([each.line() for each in seen] or [none])
+    )
 
 
 def superlink(

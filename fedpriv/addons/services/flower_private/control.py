@@ -16,11 +16,10 @@ from google.protobuf.message import DecodeError
 
 from fedpriv.addons.services.flower_private import FOLLOWS, RESTARTED, STATUS
 from fedpriv.addons.services.flower_private.names import LIST_RUNS, START_RUN, STOP_RUN, Route
-from fedpriv.core.errors import RunError, printable
+from fedpriv.core.errors import RunError, printable, refuse
 
 UNIX = "unix:"
 MEDIA_TYPE = "application/protobuf"
-Headers = Callable[[Route, Any], Mapping[str, str]]
 
 
 @dataclass
@@ -28,7 +27,7 @@ class Wire:
     """One of a SuperLink's APIs, asked over `client`, whose base URL is the SuperLink's."""
 
     client: httpx.Client
-    headers: Headers = lambda _route, _request: {}
+    headers: Callable[[Route, Any], Mapping[str, str]] = lambda _route, _request: {}
     """Returns what a request says of its sender."""
 
     def ask(self, route: Route, request: Any, timeout: float | None = None) -> Any:
@@ -52,12 +51,15 @@ class Wire:
 
 def open_client(address: str, authority: Path | None, *, connect: float = 30.0) -> httpx.Client:
     """Return a client of `unix:SOCKET`, or of host:port, over TLS if an authority is given; no proxy is used."""
-    verify = ssl.create_default_context(cafile=str(authority)) if authority is not None else True
     socket = address.removeprefix(UNIX) if address.startswith(UNIX) else None
     scheme, host = "http" if authority is None else "https", address if socket is None else "superlink"
     return httpx.Client(
         base_url=f"{scheme}://{host}",
-        transport=httpx.HTTPTransport(uds=socket, verify=verify, trust_env=False),
+        transport=httpx.HTTPTransport(
+            uds=socket,
+            verify=True if authority is None else ssl.create_default_context(cafile=str(authority)),
+            trust_env=False,
+        ),
         timeout=httpx.Timeout(30.0, connect=connect),
     )
 
@@ -121,8 +123,7 @@ class Control:
         if simulation is not None:
             ParseDict(dict(simulation), request.override_federation_config)
         answer = self._answer(lambda client: Wire(client).ask(START_RUN, request))
-        if not answer.HasField("run_id"):
-            raise RunError(f"the SuperLink at {self.address} did not start the run")
+        refuse({f"the SuperLink at {self.address} did not start the run": not answer.HasField("run_id")}, RunError)
         return int(answer.run_id)
 
     def status(self, run_id: int) -> Status:
@@ -133,8 +134,7 @@ class Control:
         request, headers = LIST_RUNS.request(run_id=run_id), {FOLLOWS: str(run_id)}
         listed = self._answer(lambda client: Wire(client, lambda *_: headers).ask(LIST_RUNS, request))
         status = Status.of(listed.run_dict[run_id])
-        if status.details == RESTARTED:
-            raise LostRunError(RESTARTED)
+        refuse({RESTARTED: status.details == RESTARTED}, LostRunError)
         return status
 
     def stop_run(self, run_id: int) -> None:

@@ -117,8 +117,7 @@ class Executor:
             leave_beat(EXECUTOR)
             if (token := answer.token) and answer.task.type in self._types:
                 command = command_of(answer.task.type, self._address, self._certificate, self._parent)
-                client = open_client(self._address, self._certificate)
-                wire = Wire(client, lambda _route, _request: {TASK_TOKEN_HEADER: token})
+                wire = Wire(open_client(self._address, self._certificate), lambda *_: {TASK_TOKEN_HEADER: token})
                 self.tasks.append(Task(answer.task.type, answer.task.run_id, start_task(command, token), wire))
         for task in list(self.tasks):
             if task.process.poll() is None:

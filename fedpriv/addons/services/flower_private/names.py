@@ -97,13 +97,15 @@ class Route:
             pairs = ((self.request, self.fields), (self.answer, self.answers))
         except (ImportError, AttributeError):
             return f"flwr.proto {self.message} of {self.path} is gone"
-        gone = (
-            f"{message.DESCRIPTOR.name}.{field} of {self.path} is gone"
-            for message, fields in pairs
-            for field in fields.split()
-            if not _has_field(message.DESCRIPTOR, field.split("."))
+        return next(
+            (
+                f"{message.DESCRIPTOR.name}.{field} of {self.path} is gone"
+                for message, fields in pairs
+                for field in fields.split()
+                if not _has_field(message.DESCRIPTOR, field.split("."))
+            ),
+            None,
         )
-        return next(gone, None)
 
 
 def _has_field(descriptor: Any, path: Sequence[str]) -> bool:

@@ -83,19 +83,18 @@ class Presence:
         silo = self._silos[self._names[key.strip()]]
         signed = headers[TIMESTAMP_HEADER]
         ahead = datetime.datetime.fromisoformat(signed).timestamp() - came
+        was_refused = "refused" in silo
         if let_in:
             silo.update(seen=came, ahead=ahead, fedpriv=printable(headers.get(VERSION, "an unknown version"), 40))
-            if silo.pop("refused", None):
-                self._tell_server()
-            return
-        public = serialization.load_pem_public_key(key)
-        if isinstance(public, ec.EllipticCurvePublicKey) and not is_tolerated(ahead):
+            silo.pop("refused", None)
+        elif not is_tolerated(ahead) and isinstance(
+            public := serialization.load_pem_public_key(key), ec.EllipticCurvePublicKey
+        ):
             signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True)
             public.verify(signature, signed.encode(), ec.ECDSA(hashes.SHA256()))
-            before = silo.get("refused")
             silo.update(refused=came, ahead=ahead)
-            if before is None:
-                self._tell_server()
+        if was_refused != ("refused" in silo):
+            self._tell_server()
 
     def _tell_server(self) -> None:
         if self._refused is not None:
@@ -118,6 +117,10 @@ class KeptRuns:
         self._runs: dict[str, dict[str, Any]] = {}
         if path is None:
             return
+        ended = {
+            "state": f"finished:failed ({RESTARTED})",
+            "finished": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
+        }
         try:
             there = path.exists()
             refuse(
@@ -127,12 +130,12 @@ class KeptRuns:
                 }
             )
             if there:
-                self._runs = {str(run["run"]): dict(run) for run in json.loads(path.read_text(encoding="utf-8"))}
+                self._runs = {
+                    str(run["run"]): dict(run) if run.get("finished") else {**run, **ended}
+                    for run in json.loads(path.read_text(encoding="utf-8"))
+                }
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"--state {path}: cannot be used ({error}); move it away to begin another") from None
-        now = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
-        ended = {"state": f"finished:failed ({RESTARTED})", "finished": now}
-        self._runs = {key: run if run.get("finished") else {**run, **ended} for key, run in self._runs.items()}
 
     def are_due(self) -> bool:
         """Whether it is time to look at the runs again."""
@@ -223,8 +226,7 @@ class RunSeen:
 
 def silos_of(control: Control) -> list[SiloSeen]:
     """List the silos whose keys are registered.  RunError if no SuperLink of fedpriv answers."""
-    silos = (_silo(name, entry) for name, entry in control.seen()["silos"].items())
-    return sorted(silos, key=lambda silo: silo.silo)
+    return sorted((_silo(*item) for item in control.seen()["silos"].items()), key=lambda silo: silo.silo)
 
 
 def _silo(name: str, entry: Mapping[str, Any]) -> SiloSeen:

@@ -65,7 +65,6 @@ _LONG = 1.0  # seconds after which an empty answer was held back
 _LONGEST_WAIT = 3.0  # seconds between two questions to a SuperLink that holds no answers
 _OBJECT_SECONDS = 180.0  # after which Flower forgets a query whose objects do not come
 _FORGOTTEN = "the SuperLink does not know this SuperNode: it was started again, or its key was revoked"
-_UNKNOWN = "the SuperLink does not know this SuperNode's key, or heard of another with it within a minute"
 _MAX_PYPROJECT = 2**20  # bytes
 
 
@@ -143,7 +142,9 @@ class Fleet:
         except httpx.HTTPStatusError as error:
             code, reason = refusal_of(error.response)
             if code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
-                reason = _UNKNOWN
+                reason = (
+                    "the SuperLink does not know this SuperNode's key, or heard of another with it within a minute"
+                )
             leave_beat(SUPERNODE, reason)
             raise LostError(reason) from None
 
@@ -234,9 +235,8 @@ class Node:
             )
         else:
             node_config: dict[str, bool | float | int | str] = {"partition-id": self._silo, "guard": self._guard}
-            context = Context(run, self.number, node_config, RecordDict(), dict(configuration))
             try:
-                return app(query, context)
+                return app(query, Context(run, self.number, node_config, RecordDict(), dict(configuration)))
             except Exception as error:
                 _log.exception("the reply to a query failed")  # the reason stays here: it may tell of records
                 reason = f"the SuperNode of silo {self._silo} failed ({type(error).__name__}); its log says why"
@@ -246,10 +246,12 @@ class Node:
         """Configuration of a run, or None for a run of another app."""
         description = self._fleet.ask(GET_RUN, node=self._node, run_id=run).run
         fab = self._fleet.ask(GET_FAB, node=self._node, run_id=run, hash_str=description.fab_hash).fab
-        if (configuration := configuration_in(bytes(fab.content))) is not None:
-            for key, value in description.override_config.items():
-                configuration[key] = getattr(value, str(value.WhichOneof("scalar")))
-        return configuration
+        if (configuration := configuration_in(bytes(fab.content))) is None:
+            return None
+        return configuration | {
+            key: getattr(value, str(value.WhichOneof("scalar")))
+            for key, value in description.override_config.items()
+        }
 
     def _reply(self, run: int, reply: Message, began: float) -> None:
         """Announce a reply, then send those of its objects that the SuperLink does not have."""
